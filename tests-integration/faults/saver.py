@@ -24,12 +24,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from accel_core.checkpoint import commit, folder, transaction
+from accel_core.checkpoint import commit, save
 from accel_core.checkpoint.in_place import Journal
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.sharded.writer import ShardPart
 from accel_core.mesh.tensor import local_part
 from accel_core.process import world
@@ -132,7 +134,7 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
         setattr(owner, name, wrapped)
 
     show()
-    wrap(transaction, "_make_room", "make room")
+    wrap(save, "_make_room", "make room")
     wrap(FilePart, "write", "write")
     wrap(ShardPart, "write", "write")
     wrap(ShardPart, "conclude", "list")
@@ -178,7 +180,7 @@ def save_and_die(run: BareRun, target: str, count: int, calls: int) -> int:
         try:
             fill(run, count)
             die_after(calls)
-            folder.save_state(run, target)
+            save_state(run, target)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -193,7 +195,7 @@ def die_at_every_call(run: BareRun, target: str) -> None:
     def on_disk() -> int:
         if saved(SETTINGS["directory"], SETTINGS["automatic"]) is None:
             return 0
-        folder.load_state(run, None if SETTINGS["automatic"] else target)
+        load_state(run, None if SETTINGS["automatic"] else target)
         return count_of(run)
 
     code, calls, before = -signal.SIGKILL, 0, on_disk()
@@ -249,14 +251,14 @@ def main() -> None:
         return
     there = saved(SETTINGS["directory"], SETTINGS["automatic"])
     if there is not None:
-        folder.load_state(run, None if SETTINGS["automatic"] else target)
+        load_state(run, None if SETTINGS["automatic"] else target)
     begin = 1 + (count_of(run) if there is not None else 0)
     with open(SETTINGS["board"], "r+b") as file, mmap.mmap(file.fileno(), 0) as board:
         if SETTINGS.get("pause") is not None:
             watch_phases(board, rank, SETTINGS["pause"])
         for count in range(begin, begin + SETTINGS["saves"]):
             fill(run, count)
-            folder.save_state(run, target)
+            save_state(run, target)
             if rank == 0:
                 with open(SETTINGS["log"], "a") as log:
                     log.write(f"{count}\n")

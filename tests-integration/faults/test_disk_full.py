@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint import folder
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import local_part
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -75,24 +76,24 @@ def refusal(save: Callable[[], object]) -> None:
 def fill_the_disk(disk: Path, blocking: bool, sharded: bool) -> None:
     """Save a small state, fail to save a large one, go on training, and save again when there is room."""
     first = build(1.0, 64, sharded)
-    folder.save_state(first, disk / "ckpt")
+    save_state(first, disk / "ckpt")
     own = build(2.0, 1200, sharded)
 
     def attempt() -> Any:
-        saved = folder.save_state(own, disk / "ckpt", blocking=blocking)
+        saved = save_state(own, disk / "ckpt", blocking=blocking)
         return saved if blocking else saved.wait()
 
     refusal(attempt)
     assert os.listdir(disk) == ["ckpt"]
     restored = build(3.0, 64, sharded)
-    folder.load_state(restored, disk / "ckpt")
+    load_state(restored, disk / "ckpt")
     assert same(restored, first)
     own.models[0](torch.ones(1, 1200)).sum().backward()
     own.optimizers[0].step()
     smaller = build(4.0, 300, sharded)
-    folder.save_state(smaller, disk / "ckpt")
+    save_state(smaller, disk / "ckpt")
     restored = build(5.0, 300, sharded)
-    folder.load_state(restored, disk / "ckpt")
+    load_state(restored, disk / "ckpt")
     assert same(restored, smaller)
 
 
@@ -128,9 +129,9 @@ def test_a_mount_point_is_saved_into(small_disk: Path, fresh_state: None) -> Non
     (small_disk / "notes.txt").write_text("mine")
     for value in (1.0, 2.0):
         saved = build(value, 64)
-        folder.save_state(saved, small_disk)
+        save_state(saved, small_disk)
         restored = build(3.0, 64)
-        folder.load_state(restored, small_disk)
+        load_state(restored, small_disk)
         assert torch.equal(restored.models[0].weight, saved.models[0].weight)
         assert not [name for name in os.listdir(small_disk) if name.startswith(".")]
     assert (small_disk / "notes.txt").read_text() == "mine"

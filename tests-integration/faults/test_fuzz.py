@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint import folder, names, weights
+from accel_core.checkpoint import names, weights
 from accel_core.checkpoint.digest import digest_of_bytes
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import local_part
@@ -104,7 +106,7 @@ def test_fuzzed_index(sharded: Path, index: bytes) -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """Give a checkpoint."""
-    folder.save_state(BareRun([build()]), tmp_path / "ckpt")
+    save_state(BareRun([build()]), tmp_path / "ckpt")
     return tmp_path / "ckpt"
 
 
@@ -141,7 +143,7 @@ def test_fuzzed_manifest(saved: Path, data: st.DataObject, raw: bytes | None, si
     refused = False
     try:
         path.write_bytes(raw)
-        folder.load_state(run, saved)
+        load_state(run, saved)
     except CheckpointError:
         refused = True
     finally:
@@ -201,7 +203,7 @@ def test_fuzzed_shards(tmp_path: Path) -> None:
     """With a manifest every harm is refused, without one it is refused or read: by both ranks alike, never in part."""
     run, choose = sharded_run(), random.Random(1)
     for name in ("whole", "other"):
-        folder.save_state(run, tmp_path / name)
+        save_state(run, tmp_path / name)
         tensors_of(run)[0].add_(1)
     before = [tensor.clone() for tensor in tensors_of(run)]
     outcomes = set()
@@ -215,7 +217,7 @@ def test_fuzzed_shards(tmp_path: Path) -> None:
             what = harm(place, tmp_path / "other", choose)
         (what, _), text = gather_object([what]), ""
         try:
-            folder.load_state(run, place)
+            load_state(run, place)
         except CheckpointError as error:
             text = f"{type(error).__name__}: {error}"
         said = gather_object([text])

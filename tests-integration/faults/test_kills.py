@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from accel_core.checkpoint import folder
-from accel_core.checkpoint.names import split_beside
+from accel_core.checkpoint.commit import split_beside
+from accel_core.checkpoint.load import load_state
 from accel_core.state import reset_all
 from accel_core.testing import limits
 
@@ -86,7 +86,7 @@ def count_on_disk(directory: Path, automatic: bool) -> int:
     target = directory / "ckpt"
     if saver["saved"](directory, automatic) is None:
         return 0
-    folder.load_state(run, None if automatic else str(target))
+    load_state(run, None if automatic else str(target))
     count: int = saver["count_of"](run)
     return count
 

@@ -8,37 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.load import load_checkpoint_in_model, loading_index
+from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index
 from accel_bigmodel.device_map.balanced import chosen_device_map
-from accel_bigmodel.device_map.check import (
-    AnyDevice,
-    check_blocks_fit,
-    check_device_map,
-    check_devices,
-    check_tied_parameters_on_same_device,
-    device_of,
-    in_names_of,
-    main_device_of,
-)
+from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
+from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.hooks.align import AlignDevicesHook
-from accel_bigmodel.hooks.attach import (
-    attach_align_device_hook,
-    attach_align_device_hook_on_blocks,
-)
+from accel_bigmodel.hooks.attach import HookSettings
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
-from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.reuse import offload_once
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_bigmodel.placement import TiedTensors, as_device, in_normal_mode, retie_parameters
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.compilation import is_compiled_module
-from accel_core.modules.sizes import as_dtype, tensor_bytes
-from accel_core.modules.ties import find_tied_parameters
 
 __all__ = [
     "cpu_offload",
@@ -49,8 +36,6 @@ __all__ = [
 ]
 
 logger = get_logger(__name__)
-
-_AWAY = ("cpu", "disk")
 
 
 @in_normal_mode
@@ -71,7 +56,7 @@ def cpu_offload(
         offload_buffers: Whether buffers are on the CPU too.
         state_dict: The weights to keep; by default the model's own.
         preload_module_classes: Classes whose instances load their submodules' weights too.
-        prefetch: Whether weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
@@ -87,17 +72,7 @@ def cpu_offload(
         kept = {name: value.to("cpu") for name, value in _whole_state(model).items()}
     else:
         kept = _own_names(model, state_dict)
-    add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
-    attach_align_device_hook(
-        model,
-        execution_device=device,
-        offload=True,
-        offload_buffers=offload_buffers,
-        weights_map=kept,
-        preload_module_classes=preload_module_classes,
-    )
-    attach_prefetch(model, prefetch)
-    return model
+    return _offload(model, device, HookSettings(kept, offload_buffers, None, preload_module_classes, None), prefetch)
 
 
 @in_normal_mode
@@ -119,7 +94,7 @@ def disk_offload(
         execution_device: Where the forward runs; by default where the model's first parameter is.
         offload_buffers: Whether buffers are on disk too.
         preload_module_classes: Classes whose instances load their submodules' weights too.
-        prefetch: Whether weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
@@ -136,15 +111,14 @@ def disk_offload(
     if offload_buffers:
         needed |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
     offload_once(offload_dir, _whole_state(model), needed)
+    stored = OffloadedWeightsLoader(save_folder=offload_dir)
+    return _offload(model, device, HookSettings(stored, offload_buffers, None, preload_module_classes, None), prefetch)
+
+
+def _offload(model: nn.Module, device: torch.device, settings: HookSettings, prefetch: Prefetch) -> nn.Module:
+    """Put hooks on a model whose weights are all away between forwards."""
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
-    attach_align_device_hook(
-        model,
-        execution_device=device,
-        offload=True,
-        offload_buffers=offload_buffers,
-        weights_map=OffloadedWeightsLoader(save_folder=offload_dir),
-        preload_module_classes=preload_module_classes,
-    )
+    settings.attach_below(model, "", device)
     attach_prefetch(model, prefetch)
     return model
 
@@ -158,7 +132,7 @@ def _execution_device(model: nn.Module, asked: torch.device | None) -> torch.dev
 
 def _whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the model's tensors by name, packed ones as the plain parts they are stored in."""
-    # A module's extra state stays with the module: it is no weight, and not always a tensor.
+    # A module's extra state stays with the module: it is not a weight, and not always a tensor.
     state = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         form = packed.find(parameter)
@@ -225,7 +199,7 @@ def dispatch_model(
         skip_keys: Keyword arguments and output keys that are not moved between devices.
         preload_module_classes: Classes whose instances load their submodules' weights too.
         force_hooks: Whether a model on one device gets hooks as well.
-        prefetch: Whether offloaded weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model. Its `hf_device_map` is the map.
@@ -239,27 +213,14 @@ def dispatch_model(
     Examples:
         >>> model = dispatch_model(Net(), {"": "cpu"})
     """
-    places = dict(in_names_of(model, device_map))
-    state_dict = None if state_dict is None else _own_names(model, state_dict)
-    offload_index = None if offload_index is None else in_names_of(model, offload_index)
-    check_device_map(model, places)
-    check_devices(places)
-    check_blocks_fit(model, places, main_device, preload_module_classes)
-    _check_values(model, places, state_dict or {})
-    devices = set(places.values())
-    is_quantized = getattr(model, "is_quantized", False) or getattr(model, "is_loaded_in_8bit", False)
-    if len(devices) > 1 or is_quantized or force_hooks or devices == {"disk"}:
-        _dispatch(
-            model, places, main_device, state_dict, offload_dir, offload_index, offload_buffers, skip_keys,
-            preload_module_classes,
-        )  # fmt: skip
-        attach_prefetch(model, prefetch)
-    else:
-        model.to(as_device(next(iter(devices))))
-    # A compiled module passes plain assignments on to the module inside, and both have to show the map.
-    for one in (model, model._orig_mod) if is_compiled_module(model) else (model,):
-        object.__setattr__(one, "hf_device_map", dict(device_map))
-    return model
+    placement = Placement.of(model, device_map, main_device)
+    placement.check_blocks_fit(preload_module_classes)
+    if offload_index is not None:
+        offload_index = in_names_of(model, offload_index)
+    kept = None if state_dict is None else _own_names(model, state_dict)
+    _check_values(placement, kept or {})
+    weights = _Weights(kept, offload_dir, offload_index, offload_buffers)
+    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch)
 
 
 def _own_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -268,15 +229,15 @@ def _own_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[st
     return found if isinstance(found, dict) else dict(found)
 
 
-def _check_values(model: nn.Module, places: Mapping[str, AnyDevice], given: Mapping[str, torch.Tensor]) -> None:
+def _check_values(placement: Placement, given: Mapping[str, torch.Tensor]) -> None:
     """Make sure that what has to be in memory is not empty; weights on disk are looked for when they are needed."""
     left = [
         name
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        for name, tensor in (*placement.model.named_parameters(), *placement.model.named_buffers())
         if tensor.is_meta
         and name not in given
         and not is_placeholder(tensor)
-        and not _is(device_of(name, places), "disk", "meta")
+        and str(placement.device_of(name)) not in ("disk", "meta")
     ]
     if left:
         raise ConfigurationError(
@@ -285,99 +246,99 @@ def _check_values(model: nn.Module, places: Mapping[str, AnyDevice], given: Mapp
         )
 
 
-def _dispatch(
-    model: nn.Module,
-    places: dict[str, AnyDevice],
-    main_device: int | str | torch.device | None,
-    state_dict: dict[str, torch.Tensor] | None,
-    offload_dir: str | os.PathLike[str] | None,
-    offload_index: Mapping[str, Any] | None,
-    offload_buffers: bool,
-    skip_keys: str | list[str] | None,
-    preload_module_classes: list[str] | None,
-) -> None:
-    main = main_device_of(places) if main_device is None else main_device
-    kinds = ("disk",) if main in ("cpu", "mps", torch.device("cpu"), torch.device("mps")) else _AWAY
-    away = {name: _is(device, *kinds) for name, device in places.items()}
-    compute = {name: main if _is(device, *_AWAY) else device for name, device in places.items()}
-    # Listed before the hooks come, which may put a tensor of its own in the place of each name.
-    tied = find_tied_parameters(model)
-    check_tied_parameters_on_same_device(tied, places)
-    weights = _offloaded_weights(model, places, away, state_dict, offload_dir, offload_index, offload_buffers)
-    tied_copies = _tied_copies(tied, places, away, weights)
-    attach_align_device_hook_on_blocks(
-        model,
-        execution_device=compute,
-        offload=away,
-        weights_map=weights,
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes,
-        tied_params_map=tied_copies,
-    )
-    if any(away.values()):
-        empty = sorted({str(places[name]) for name in places if away[name]})
-        logger.warning(
-            "Some parameters are on the meta device because they were offloaded to the %s.", " and ".join(empty)
-        )
-    retie_parameters(model, tied)
-    for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
-        if hasattr(model, method):
-            object.__setattr__(model, method, _Refusal(model, method))
+@record(frozen=True)
+class _Weights:
+    """Where the weights are that are away between forwards.
 
+    Attributes:
+        state_dict: Those on the CPU; None for the model's own.
+        folder: The folder of those on the disk.
+        index: Their entries by name; None for what loading left there, or else the folder's.
+        buffers: Whether buffers are away too.
+    """
 
-def _is(device: AnyDevice | None, *names: str) -> bool:
-    return str(device) in names
+    state_dict: dict[str, torch.Tensor] | None
+    folder: str | os.PathLike[str] | None
+    index: Mapping[str, Any] | None
+    buffers: bool
 
+    def open(self, placement: Placement) -> OffloadedWeightsLoader | None:
+        """Find or write the weights; None where none are away."""
+        on_disk, on_cpu = placement.waits_on("disk"), placement.waits_on("cpu")
+        if not on_cpu and not on_disk:
+            return None
+        model, kept, index = placement.model, self.state_dict, self.index
+        own = None if not on_cpu or kept is not None else _whole_state(model)
+        if own is not None:
+            kept = {name: value.to("cpu") for name, value in placement.going_to("cpu", own).items()}
+        if index is None:
+            index = loading_index(model) or None
+        if on_disk and index is None:
+            self._write(placement, on_disk, _whole_state(model) if own is None else own)
+        kept = kept or {}
+        if not on_disk:
+            weights = OffloadedWeightsLoader(state_dict=kept, index={})
+        else:
+            weights = OffloadedWeightsLoader(state_dict=kept, save_folder=self.folder, index=index)
+        extra = _extra_in_memory(placement, weights)
+        if not extra:
+            return weights
+        return OffloadedWeightsLoader({**weights.state_dict, **extra}, save_folder=self.folder, index=weights.index)
 
-def _offloaded_weights(
-    model: nn.Module,
-    places: Mapping[str, AnyDevice],
-    away: Mapping[str, bool],
-    state_dict: dict[str, torch.Tensor] | None,
-    offload_dir: str | os.PathLike[str] | None,
-    offload_index: Mapping[str, Any] | None,
-    offload_buffers: bool,
-) -> OffloadedWeightsLoader | None:
-    """Find or write the weights that wait on the CPU and on disk."""
-    on_disk = [name for name in places if away[name] and _is(places[name], "disk")]
-    on_cpu = [name for name in places if away[name] and _is(places[name], "cpu")]
-    if not on_cpu and not on_disk:
-        return None
-    own = _whole_state(model) if on_cpu and state_dict is None else None
-    kept = {} if state_dict is None else state_dict
-    if own is not None:
-        kept = {name: value.to("cpu") for name, value in own.items() if _is(device_of(name, places), "cpu")}
-    index = offload_index if offload_index is not None else loading_index(model) or None
-    if on_disk and index is None:
-        if offload_dir is None:
+    def _write(self, placement: Placement, on_disk: list[str], own: dict[str, torch.Tensor]) -> None:
+        if self.folder is None:
             raise OffloadFolderError(
                 "We need an `offload_dir` to dispatch this model according to this `device_map`, the following "
                 f"submodules need to be offloaded; got {', '.join(on_disk)}, no folder and no index of weights on "
                 "disk. Pass `offload_dir`."
             )
-        own = _whole_state(model) if own is None else own
-        buffers = set() if offload_buffers else {name for name, _ in model.named_buffers(remove_duplicate=False)}
-        there = {n: v for n, v in own.items() if _is(device_of(n, places), "disk")}
-        offload_once(offload_dir, there, there.keys() - buffers)
-    if not on_disk:
-        weights = OffloadedWeightsLoader(state_dict=kept, index={})
+        buffers = dict(placement.model.named_buffers(remove_duplicate=False)) if not self.buffers else {}
+        there = placement.going_to("disk", own)
+        offload_once(self.folder, there, there.keys() - buffers.keys())
+
+
+def _dispatch(
+    placement: Placement,
+    weights: _Weights,
+    skip_keys: str | list[str] | None,
+    preload_module_classes: list[str] | None,
+    force_hooks: bool,
+    prefetch: Prefetch,
+) -> nn.Module:
+    """Move a model to its one device, or put hooks on it."""
+    model, devices = placement.model, set(placement.devices.values())
+    is_quantized = getattr(model, "is_quantized", False) or getattr(model, "is_loaded_in_8bit", False)
+    if len(devices) > 1 or is_quantized or force_hooks or devices == {"disk"}:
+        stored = weights.open(placement)
+        copies = _tied_copies(placement, stored)
+        settings = HookSettings(stored, weights.buffers, skip_keys, preload_module_classes, copies)
+        settings.attach_on_blocks(model, "", placement.compute, placement.away)
+        if any(placement.away.values()):
+            empty = [place for place in ("cpu", "disk") if placement.waits_on(place)]
+            logger.warning(
+                "Some parameters are on the meta device because they were offloaded to the %s.", " and ".join(empty)
+            )
+        retie_parameters(model, placement.tied)
+        for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
+            if hasattr(model, method):
+                object.__setattr__(model, method, _Refusal(model, method))
+        attach_prefetch(model, prefetch)
     else:
-        weights = OffloadedWeightsLoader(state_dict=kept, save_folder=offload_dir, index=index)
-    beside = _beside(model, places, away, weights)
-    if not beside:
-        return weights
-    return OffloadedWeightsLoader({**weights.state_dict, **beside}, save_folder=offload_dir, index=weights.index)
+        model.to(as_device(next(iter(devices))))
+    # A compiled module passes plain assignments on to the module inside, and both have to show the map.
+    for one in (model, model._orig_mod) if is_compiled_module(model) else (model,):
+        object.__setattr__(one, "hf_device_map", dict(placement.given))
+    return model
 
 
-def _beside(
-    model: nn.Module, places: Mapping[str, AnyDevice], away: Mapping[str, bool], weights: OffloadedWeightsLoader
-) -> dict[str, torch.Tensor]:
+def _extra_in_memory(placement: Placement, weights: OffloadedWeightsLoader) -> dict[str, torch.Tensor]:
     """Return the weights in memory that hooks ask for beside the offloaded ones.
 
     They are tied to a tensor that stays, or lie in one module with a tensor that has an entry of its own in the map.
     """
-    mixed = {name.rpartition(".")[0] for name in _tensor_entries(model, places) if away[name]}
+    model, away = placement.model, placement.away
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    mixed = {name.rpartition(".")[0] for name in away if away[name] and name not in modules}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         asked = name.rpartition(".")[0] in mixed or device_of(name, away)
@@ -386,28 +347,16 @@ def _beside(
     return found
 
 
-def _tensor_entries(model: nn.Module, places: Mapping[str, AnyDevice]) -> list[str]:
-    """List the entries of a device map that name a tensor."""
-    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
-    return [name for name in places if name not in modules]
-
-
-def _tied_copies(
-    tied: list[list[str]],
-    places: Mapping[str, AnyDevice],
-    away: Mapping[str, bool],
-    weights: OffloadedWeightsLoader | None,
-) -> TiedTensors:
+def _tied_copies(placement: Placement, weights: OffloadedWeightsLoader | None) -> TiedTensors:
     """Return, by the address of every offloaded tied weight, where its copies on devices will be noted."""
     copies: TiedTensors = {}
-    offloaded_names = [name for name in places if away[name]]
-    for group in tied:
-        for name in group:
-            if weights is not None and name in weights.all_keys and _below(name, offloaded_names):
-                value = weights[name]
-                # Tensors without elements all have the address 0, and would pass for one.
-                if value.numel():
-                    copies[value.data_ptr()] = {}
+    away = [name for name, is_away in placement.away.items() if is_away]
+    for name in (name for group in placement.tied for name in group):
+        if weights is not None and name in weights.all_keys and _below(name, away):
+            value = weights[name]
+            # Tensors without elements all have the address 0, and would pass for one.
+            if value.numel():
+                copies[value.data_ptr()] = {}
     return copies
 
 
@@ -478,7 +427,7 @@ def load_checkpoint_and_dispatch(
         strict: Whether missing and unexpected names are an error.
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
-        prefetch: Whether offloaded weights travel ahead, and within how many bytes; by default where it helps.
+        prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
 
     Returns:
         The model.
@@ -492,62 +441,18 @@ def load_checkpoint_and_dispatch(
     Examples:
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
+    limits = max_memory if isinstance(device_map, str) and prefetch is None else None
     if isinstance(device_map, str):
         device_map = chosen_device_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
-        if prefetch is None and max_memory is not None:
-            prefetch = _room_left(model, device_map, max_memory, dtype)
-    if device_map is not None:
-        check_devices(device_map)
-        wanted = as_dtype(dtype)
-        check_blocks_fit(
-            model,
-            in_names_of(model, device_map),
-            None,
-            preload_module_classes,
-            wanted if isinstance(wanted, torch.dtype) else None,
-        )
-    load_checkpoint_in_model(
-        model,
-        checkpoint,
-        device_map=device_map,
-        offload_folder=offload_folder,
-        dtype=dtype,
-        offload_state_dict=bool(offload_state_dict),
-        offload_buffers=offload_buffers,
-        strict=strict,
-        full_state_dict=full_state_dict,
-        broadcast_from_rank0=broadcast_from_rank0,
-        must_fill=device_map is not None,
+    placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
+    if limits is not None:
+        prefetch = placement.room_left(limits, dtype)
+    placement.check_blocks_fit(preload_module_classes, dtype)
+    options = LoadOptions(
+        offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None
     )
+    load(placement, checkpoint, options, from_rank0=broadcast_from_rank0 and full_state_dict)
     if device_map is None:
         return model
-    return dispatch_model(
-        model,
-        device_map=device_map,
-        offload_dir=offload_folder,
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes,
-        force_hooks=force_hooks,
-        prefetch=prefetch,
-    )
-
-
-def _room_left(
-    model: nn.Module,
-    device_map: Mapping[str, AnyDevice],
-    max_memory: Mapping[int | str, int | str],
-    dtype: str | torch.dtype | None,
-) -> int | None:
-    """Count what the limit of the device that offloaded parts compute on leaves to weights that travel."""
-    main = main_device_of(device_map)
-    limit = get_max_memory(max_memory).get(main) if isinstance(main, (int, str)) else None
-    if limit is None or main == "cpu":
-        return None
-    wanted = as_dtype(dtype)
-    used = sum(
-        tensor_bytes(tensor, wanted)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if device_of(name, device_map) == main
-    )
-    return max(limit - used, 1)
+    weights = _Weights(None, offload_folder, None, offload_buffers)
+    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch)

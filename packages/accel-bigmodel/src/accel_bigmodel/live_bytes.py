@@ -71,7 +71,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.live[held.purpose] -= held.nbytes
             self.live[purpose] += held.nbytes
             held.purpose = purpose
-        self._look()
+        self._sample()
 
     def purpose_of(self, tensor: torch.Tensor) -> str | None:
         """Return what a tensor's memory is for; `None` where it does not count."""
@@ -96,7 +96,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._measure(self._held.pop(key), 0)
         self._filled.discard(key)
 
-    def _look(self, needed: int = 0) -> None:
+    def _sample(self, needed: int = 0) -> None:
         """Take down the bytes alive where there were never more, with those that an operation needed for itself."""
         for purpose, nbytes in self.live.items():
             if nbytes > self.most.get(purpose, 0):
@@ -137,7 +137,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._hold(tensor.untyped_storage(), self.purpose)
         if namespace in ("fsdp", "c10d"):
             self._note_traffic(name, args, kwargs)
-        self._look(0 if self._needs is None else self._needs(name, args, result))
+        self._sample(0 if self._needs is None else self._needs(name, args, result))
         return result
 
     def _note_traffic(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

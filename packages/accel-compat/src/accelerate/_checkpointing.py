@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_core.checkpoint import names, pickles, plain, progress, stateful
-from accel_core.checkpoint.folder import placement
+from accel_core.checkpoint import commit, names, pickles, plain, progress, stateful
 from accel_core.checkpoint.format import Part, Source
+from accel_core.checkpoint.load import placement
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.report import RestoreReport
@@ -71,7 +71,7 @@ def save_accelerator_state(
 
 def _write(part: Part, folder: Path, rank: int) -> None:
     """Write a part under another name first, so that a file that is there is replaced in one step."""
-    with tempfile.TemporaryDirectory(prefix=names.STAGING, dir=folder) as staging:
+    with tempfile.TemporaryDirectory(prefix=commit.STAGING, dir=folder) as staging:
         for entry in part.write(Path(staging), rank):
             os.replace(Path(staging) / entry.name, folder / entry.name)
 

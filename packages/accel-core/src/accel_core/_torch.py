@@ -15,13 +15,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import _amp_foreach_non_finite_check_and_unscale_ as unscale_and_check_
 from torch import _foreach_mul_ as foreach_mul_
-from torch import _tensor as tensor_rebuilders
-from torch import _utils as rebuilders
-from torch import _weights_only_unpickler as weights_only_unpickler
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # public; not listed
 from torch.distributed.distributed_c10d import _get_default_store as default_store
-from torch.serialization import _get_layout as get_layout
-from torch.serialization import _get_restore_location as get_restore_location
 from torch.torch_version import __version__ as torch_version
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -34,20 +29,14 @@ __all__ = [
     "default_store",
     "enable_async_tp",
     "foreach_mul_",
-    "get_layout",
-    "get_restore_location",
     "group_gather",
     "has_gradient_hooks",
     "pin_memory",
-    "rebuilders",
     "reduce_scatter_single",
     "ring_attention",
     "shard_groups",
-    "sparse_to_validate",
     "storage_info",
-    "tensor_rebuilders",
     "unscale_and_check_",
-    "weights_only_unpickler",
 ]
 
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -96,13 +85,6 @@ def connect_again(store: Any) -> tuple[Any, Any] | None:
     prefix = store.compare_set("accel/prefix", "", os.urandom(8).hex()).decode()
     again = TCPStore(base.host, base.port, None, False, store.timeout, False)
     return PrefixStore(prefix, base), PrefixStore(prefix, again)
-
-
-def sparse_to_validate() -> list[Any]:
-    """Return the list of sparse tensors that a load has yet to check; from torch 2.15 on each thread has its own."""
-    ask = getattr(rebuilders, "_get_sparse_tensors_to_validate", None)
-    found: list[Any] = rebuilders._sparse_tensors_to_validate if ask is None else ask()
-    return found
 
 
 def ring_attention() -> Any:
@@ -173,37 +155,8 @@ PRIVATE_NAMES = (
         "A rank that began more operations than another has gone past it; counting them here would cost every step.",
     ),
     PrivateName(
-        "torch._weights_only_unpickler:_get_allowed_globals",
-        "What a pickled file may name has to be less than torch's list, which has constructors of unwritten memory; "
-        "torch.serialization only adds to it.",
-    ),
-    PrivateName(
-        "torch._weights_only_unpickler:Unpickler",
-        "Files older than torch 1.6 are read with storages that hold the file's bytes; torch.load makes them first.",
-    ),
-    PrivateName(
         "torch.distributed.checkpoint.filesystem:_StorageInfo",
         "A list of shards that torch reads has to hold this record; only torch's own writer makes it.",
-    ),
-    PrivateName(
-        "torch._tensor:_rebuild_from_type_v2",
-        "Files name it to rebuild parameters of other classes; torch has no public name for what its files hold.",
-    ),
-    PrivateName(
-        "torch._utils:_rebuild_tensor_v2",
-        "Files name this and its like to rebuild tensors; torch has no public name for what its files hold.",
-    ),
-    PrivateName(
-        "torch._utils:_validate_loaded_sparse_tensors",
-        "Sparse tensors that a file describes are checked at the end of a load, as torch.load checks them.",
-    ),
-    PrivateName(
-        "torch.serialization:_get_layout",
-        "Files name it to rebuild a tensor's layout.",
-    ),
-    PrivateName(
-        "torch.serialization:_get_restore_location",
-        "What `map_location` means is torch's to say, for files older than torch 1.6 too.",
     ),
     PrivateName(
         "torch.utils.data._utils.pin_memory:pin_memory",
@@ -265,11 +218,6 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch:Tensor._post_accumulate_grad_hooks",
         "The same, for those that follow a gradient.",
-    ),
-    PrivateName(
-        "torch._utils:_sparse_tensors_to_validate",
-        "A load that failed leaves its sparse tensors there, for which torch would refuse the next one.",
-        renamed="torch._utils:_get_sparse_tensors_to_validate",
     ),
     PrivateName(
         "torch.distributed.tensor.experimental._attention:_templated_ring_attention",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -14,9 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from accel_core import checkpoint
 from accel_core.checkpoint import plain
 from accel_core.checkpoint.report import RestoreReport
-from accel_core.comm import collectives, control
+from accel_core.comm import collectives
 from accel_core.comm.padding import pad_across_processes
-from accel_core.comm.split import split_for_rank
 from accel_core.comm.trigger import Trigger
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
@@ -38,6 +36,7 @@ from accel_core.process import world
 from accel_core.profiling import profile
 from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
+from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
@@ -72,7 +71,7 @@ def _part_of_runtime(name: str) -> Any:
     return property(read, write)
 
 
-class Accelerator:
+class Accelerator(FunctionControl):
     """Runs a plain PyTorch loop on one process or many, in the precision and with the strategy asked for.
 
     Args:
@@ -218,6 +217,10 @@ class Accelerator:
         self.__dict__.update(state["attributes"])
 
     @property
+    def _world(self) -> world.World:
+        return self._runtime.world
+
+    @property
     def device(self) -> torch.device:
         """The device of this process."""
         return self._runtime.world.device
@@ -266,171 +269,6 @@ class Accelerator:
     def multi_device(self) -> bool:
         """Whether several processes train copies of the model on devices of their own."""
         return self.use_distributed and self.distributed_type.value.startswith("MULTI_")
-
-    def wait_for_everyone(self) -> None:
-        """Stop until every process has come here; with one process, return at once.
-
-        Examples:
-            >>> if accelerator.is_main_process:
-            ...     torch.save(model.state_dict(), "everyone.pt")
-            >>> accelerator.wait_for_everyone()
-            >>> weights = torch.load("everyone.pt")  # every process finds the file
-        """
-        control.wait_for_all(self._runtime.world)
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        """Let the main process through a `with` block before all others.
-
-        Returns:
-            The block, for `with`; every process enters it.
-
-        Examples:
-            >>> with accelerator.main_process_first():
-            ...     samples = list(data)  # the first process fills a cache, the others find it
-        """
-        return control.main_first(self._runtime.world, self.is_main_process)
-
-    def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each machine through a `with` block before the others.
-
-        Returns:
-            The block, for `with`; every process enters it.
-
-        Examples:
-            >>> with accelerator.local_main_process_first():
-            ...     samples = list(data)  # one process of each machine fills its cache, the others find it
-        """
-        return control.main_first(self._runtime.world, self.is_local_main_process)
-
-    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the main process only; elsewhere it returns `None`.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-
-        Returns:
-            The function, made so.
-
-        Examples:
-            >>> @accelerator.on_main_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("printed once")
-            printed once
-        """
-        return _only_when(self.is_main_process, function)
-
-    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the first process of each machine only.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-
-        Returns:
-            The function, made so.
-
-        Examples:
-            >>> @accelerator.on_local_main_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("printed once on each machine")
-            printed once on each machine
-        """
-        return _only_when(self.is_local_main_process, function)
-
-    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a function run on the highest rank only.
-
-        Args:
-            function: The function.
-
-        Returns:
-            The function, made so.
-
-        Examples:
-            >>> @accelerator.on_last_process
-            ... def report(text):
-            ...     print(text)
-            >>> report("printed by the last process")
-            printed by the last process
-        """
-        return _only_when(self.is_last_process, function)
-
-    def on_process(
-        self, function: Callable[..., Any] | None = None, process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """Make a function run on the process numbered `process_index` only.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-            process_index: Rank of the process on which it runs.
-
-        Returns:
-            The function, made so.
-
-        Examples:
-            >>> @accelerator.on_process(process_index=0)
-            ... def report(text):
-            ...     print(text)
-            >>> report("printed by process 0")
-            printed by process 0
-        """
-        return _only_when(self.process_index == process_index, function)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """Make a function run, on each machine, on the process numbered `local_process_index` only.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-            local_process_index: Number, on its machine, of the process on which it runs.
-
-        Returns:
-            The function, made so.
-
-        Examples:
-            >>> @accelerator.on_local_process(local_process_index=0)
-            ... def report(text):
-            ...     print(text)
-            >>> report("printed by process 0 of each machine")
-            printed by process 0 of each machine
-        """
-        return _only_when(self.local_process_index == local_process_index, function)
-
-    def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per machine.
-
-        Args:
-            *args: What to print.
-            **kwargs: Arguments of Python's `print`.
-
-        Examples:
-            >>> accelerator.print("loss:", 0.5)
-            loss: 0.5
-        """
-        if self.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201  what it is for
-
-    def split_between_processes(
-        self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`.
-
-        Args:
-            inputs: A list, tuple, tensor or numpy array (split along its first dim), dataset, or a dict of these
-                with equal lengths.
-            apply_padding: Repeat the last element, so that every process gets equally many.
-
-        Returns:
-            The block, for `with`, which gives this process's part.
-
-        Examples:
-            >>> with accelerator.split_between_processes(["a", "b", "c"]) as mine:
-            ...     answers = [text.upper() for text in mine]
-        """
-        world = self._runtime.world
-        return nullcontext(split_for_rank(inputs, world.rank, world.size, apply_padding=apply_padding))
 
     @property
     def mixed_precision(self) -> str:
@@ -1377,7 +1215,7 @@ class Accelerator:
             >>> path = accelerator.save_state("state")
             >>> report = accelerator.load_state("state")
         """
-        return checkpoint.folder.save_state(
+        return checkpoint.save.save_state(
             self._runtime,
             output_dir,
             safe_serialization=safe_serialization,
@@ -1416,7 +1254,7 @@ class Accelerator:
             >>> report.missing
             []
         """
-        return checkpoint.folder.load_state(
+        return checkpoint.load.load_state(
             self._runtime, input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
         )
 
@@ -1591,8 +1429,3 @@ def _check_setting(name: str, value: object, kind: type, *, optional: bool = Fal
             f"A setting of an Accelerator has a type; got {name}={value!r}. "
             f"Set it to a {kind.__name__}{' or None' if optional else ''}."
         )
-
-
-def _only_when(chosen: bool, function: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Make a function run on chosen processes; without one yet, return the decorator."""
-    return partial(control.only_when, chosen) if function is None else control.only_when(chosen, function)

@@ -14,8 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint import background, commit, folder, pickles, preemption
+from accel_core.checkpoint import background, commit, pickles, preemption
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.comm.objects import gather_object
 from accel_core.errors import (
     CheckpointDamagedError,
@@ -58,10 +60,10 @@ def everywhere(value: Any) -> list[Any]:
 def test_each_rank_gets_its_own_random_states_back(tmp_path: Path) -> None:
     """Parameters are shared, random states are each rank's own; one set of files is written."""
     own = build(1)
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
     expected = (torch.rand(1).item(), random.random())
     other = build(2)
-    folder.load_state(other, tmp_path / "ckpt")
+    load_state(other, tmp_path / "ckpt")
     assert (torch.rand(1).item(), random.random()) == expected
     assert torch.equal(own.models[0].weight, other.models[0].weight)
     assert len(set(everywhere(expected))) == 2
@@ -80,15 +82,15 @@ def test_all_ranks_leave_when_the_checkpoint_is_complete(tmp_path: Path) -> None
     """A rank that returns from save_state can load at once."""
     for number in range(5):
         own = build(number)
-        folder.save_state(own, tmp_path / "ckpt")
-        folder.load_state(build(9), tmp_path / "ckpt")
+        save_state(own, tmp_path / "ckpt")
+        load_state(build(9), tmp_path / "ckpt")
 
 
 @world(2)
 def test_a_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
     """Writing fails on rank 1: both ranks raise the same, what was there is intact, and both can go on."""
     own = build(1)
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
     write = pickles.write_object
 
     def full(*args: Any, **kwargs: Any) -> Any:
@@ -96,15 +98,15 @@ def test_a_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
 
     if own.world.rank == 1:
         pickles.write_object = full  # type: ignore[assignment]
-    errors = everywhere(raised(folder.save_state, build(2), tmp_path / "ckpt"))
+    errors = everywhere(raised(save_state, build(2), tmp_path / "ckpt"))
     pickles.write_object = write
     assert errors[0] == errors[1]
     assert "rank 1: OSError: [Errno 28] No space left on device" in errors[0][1]
     assert os.listdir(tmp_path) == ["ckpt"]
     other = build(3)
-    folder.load_state(other, tmp_path / "ckpt")
+    load_state(other, tmp_path / "ckpt")
     assert torch.equal(own.models[0].weight, other.models[0].weight)
-    folder.save_state(other, tmp_path / "ckpt")
+    save_state(other, tmp_path / "ckpt")
 
 
 class Unwilling(nn.Linear):
@@ -121,10 +123,10 @@ def test_a_restore_that_fails_names_its_component_on_all_ranks(failing: set[int]
     """Whether all ranks fail alike or one does, all name folder, component, what was restored, and what to do."""
     own = build(1)
     own.custom_objects.append(nn.Linear(2, 2))
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
     other = build(2)
     other.custom_objects.append((Unwilling if other.world.rank in failing else nn.Linear)(2, 2))
-    errors = everywhere(raised(folder.load_state, other, tmp_path / "ckpt"))
+    errors = everywhere(raised(load_state, other, tmp_path / "ckpt"))
     assert errors[0] == errors[1]
     assert "its registered object 0 could not be restored; got RuntimeError: no." in errors[0][1]
     assert "Restored before it: model 0, optimizer 0." in errors[0][1]
@@ -136,7 +138,7 @@ def test_a_restore_that_fails_names_its_component_on_all_ranks(failing: set[int]
 @world(2)
 def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path: Path) -> None:
     """The random states of one rank are damaged, or each file is removed in turn: one error, and no change."""
-    folder.save_state(build(1), tmp_path / "ckpt")
+    save_state(build(1), tmp_path / "ckpt")
     for name in sorted(os.listdir(tmp_path / "ckpt")):
         other = build(2)
         weight, state = other.models[0].weight.clone(), torch.get_rng_state()
@@ -149,7 +151,7 @@ def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path: Path) -> None:
                 if harmed is not None:
                     path.write_bytes(harmed)
             dist.barrier()
-            errors = everywhere(raised(folder.load_state, other, tmp_path / "ckpt"))
+            errors = everywhere(raised(load_state, other, tmp_path / "ckpt"))
             assert errors[0] == errors[1]
             assert errors[0][0] == CheckpointDamagedError.__name__
             assert name in errors[0][1] or "manifest" in errors[0][1]
@@ -159,18 +161,18 @@ def test_damage_that_one_rank_meets_is_refused_by_all(tmp_path: Path) -> None:
         if other.world.rank == 0:
             path.write_bytes(raw)
         dist.barrier()
-    folder.load_state(build(2), tmp_path / "ckpt")
+    load_state(build(2), tmp_path / "ckpt")
 
 
 @world(2)
 def test_a_mismatch_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
     """If the model of one rank differs, no rank is changed, and the error says which rank it is."""
-    folder.save_state(build(1), tmp_path / "ckpt")
+    save_state(build(1), tmp_path / "ckpt")
     other = build(2)
     if other.world.rank == 1:
         other.models[0] = nn.Linear(3, 2)
     weight = other.models[0].weight.clone()
-    errors = everywhere(raised(folder.load_state, other, tmp_path / "ckpt"))
+    errors = everywhere(raised(load_state, other, tmp_path / "ckpt"))
     assert errors[0] == errors[1]
     assert errors[0][0] == CheckpointMismatchError.__name__
     assert "weight has shape (3, 3) instead of (2, 3) (rank 1)" in errors[0][1]
@@ -189,7 +191,7 @@ def test_background_saves_do_not_disturb_collectives_of_training(tmp_path: Path)
     pickles.write_object = slow  # type: ignore[assignment]
     own = build(1)
     weight = own.models[0].weight.clone()
-    handle = folder.save_state(own, tmp_path / "ckpt", blocking=False)
+    handle = save_state(own, tmp_path / "ckpt", blocking=False)
     with torch.no_grad():
         own.models[0].weight.add_(1)
     for number in range(50):
@@ -199,7 +201,7 @@ def test_background_saves_do_not_disturb_collectives_of_training(tmp_path: Path)
     assert handle.wait() == tmp_path / "ckpt"
     dist.barrier()
     other = build(2)
-    folder.load_state(other, tmp_path / "ckpt")
+    load_state(other, tmp_path / "ckpt")
     assert torch.equal(other.models[0].weight, weight)
     background.finish()
 
@@ -211,16 +213,16 @@ def test_nodes_without_a_common_disk_get_a_folder_each(tmp_path: Path) -> None:
     own.world = replace(own.world, local_rank=0, local_size=1)
     disk = tmp_path / f"node{own.world.rank}"
     own.project.save_on_each_node = True
-    folder.save_state(own, disk / "ckpt")
+    save_state(own, disk / "ckpt")
     rank = own.world.rank
     assert f"random_states_{rank}.pkl" in os.listdir(disk / "ckpt")
     assert f"random_states_{1 - rank}.pkl" not in os.listdir(disk / "ckpt")
     other = build(2)
     other.world = own.world
-    folder.load_state(other, disk / "ckpt")
+    load_state(other, disk / "ckpt")
     assert torch.equal(own.models[0].weight, other.models[0].weight)
     own.project.save_on_each_node = False
-    folder.save_state(own, disk / "second")
+    save_state(own, disk / "second")
     assert ("model.safetensors" in os.listdir(disk / "second")) == (rank == 0)
     assert "accel_manifest.json" in os.listdir(disk / "second")
 
@@ -241,7 +243,7 @@ def save_and_stop(own: BareRun, target: Path, step: str, stopping: int) -> None:
             patch.setattr(commit, "publish", stop if own.world.rank == stopping else publish)
         elif own.world.rank == stopping:
             patch.setattr(*{"write": (pickles, "write_object"), "complete": (commit, "complete")}[step], stop)
-        raised(folder.save_state, own, target)
+        raised(save_state, own, target)
 
 
 def stop(*args: Any, **kwargs: Any) -> Any:
@@ -259,21 +261,21 @@ def test_ranks_with_their_own_disks_load_the_same_save(tmp_path: Path) -> None:
             own = on_own_disk(build(1))
             own.project.set_directories(str(disk))
             own.project.automatic_checkpoint_naming = automatic
-            folder.save_state(own, disk / "ckpt")
+            save_state(own, disk / "ckpt")
             own.step = 2
             save_and_stop(own, disk / "ckpt", step, stopping=1)
             other = on_own_disk(build(9))
             other.project.set_directories(str(disk))
             other.project.automatic_checkpoint_naming = automatic
-            folder.load_state(other, None if automatic else disk / "ckpt")
+            load_state(other, None if automatic else disk / "ckpt")
             expected = 2 if step == "publish" else 1
             assert everywhere(other.step) == [expected] * 2
             other.step = 3
-            folder.save_state(other, disk / "ckpt")
+            save_state(other, disk / "ckpt")
             again = on_own_disk(build(9))
             again.project.set_directories(str(disk))
             again.project.automatic_checkpoint_naming = automatic
-            folder.load_state(again, None if automatic else disk / "ckpt")
+            load_state(again, None if automatic else disk / "ckpt")
             assert everywhere(again.step) == [3, 3]
 
 
@@ -281,10 +283,10 @@ def test_ranks_with_their_own_disks_load_the_same_save(tmp_path: Path) -> None:
 def test_ranks_that_load_different_checkpoints_are_refused(tmp_path: Path) -> None:
     """Each rank names another folder: the same error everywhere, with who has what, and no rank is changed."""
     for number in range(2):
-        folder.save_state(build(number), tmp_path / f"ckpt{number}")
+        save_state(build(number), tmp_path / f"ckpt{number}")
     other = build(5)
     weight = other.models[0].weight.clone()
-    errors = everywhere(raised(folder.load_state, other, tmp_path / f"ckpt{other.world.rank}"))
+    errors = everywhere(raised(load_state, other, tmp_path / f"ckpt{other.world.rank}"))
     assert errors[0] == errors[1]
     assert errors[0][0] == CheckpointMismatchError.__name__
     assert "rank 0: save " in errors[0][1]
@@ -294,22 +296,22 @@ def test_ranks_that_load_different_checkpoints_are_refused(tmp_path: Path) -> No
             if other.world.rank == 0:
                 (tmp_path / f"ckpt{number}" / name).unlink()
     dist.barrier()
-    errors = everywhere(raised(folder.load_state, other, tmp_path / f"ckpt{other.world.rank}"))
+    errors = everywhere(raised(load_state, other, tmp_path / f"ckpt{other.world.rank}"))
     assert errors[0] == errors[1]
     assert "do not hold the same save" in errors[0][1]
     assert torch.equal(other.models[0].weight, weight)
-    folder.load_state(other, tmp_path / "ckpt1")
+    load_state(other, tmp_path / "ckpt1")
 
 
 @world(2)
 def test_ranks_that_disagree_on_positions_are_refused(tmp_path: Path) -> None:
     """One rank that restores the position of loaders and one that does not: both raise, and nothing is changed."""
     own, other = build(1), build(2)
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
     weight = other.models[0].weight.clone()
     other.data.restore_position = other.world.rank == 0
     with pytest.raises(ConfigurationError, match=r"got restore_position=\[True, False\], by rank"):
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
     assert torch.equal(other.models[0].weight, weight)
 
 
@@ -318,18 +320,18 @@ def test_what_all_ranks_meet_is_said_once(tmp_path: Path) -> None:
     """The first run of a script that loads the newest checkpoint: one sentence on all ranks, without their list."""
     own = build(1)
     own.project.set_directories(str(tmp_path))
-    errors = everywhere(raised(folder.load_state, own, tmp_path / "nothing"))
+    errors = everywhere(raised(load_state, own, tmp_path / "nothing"))
     assert errors[0] == errors[1]
     assert errors[0][1].startswith("There is no checkpoint folder")
     own.project.automatic_checkpoint_naming = True
-    errors = everywhere(raised(folder.load_state, own))
+    errors = everywhere(raised(load_state, own))
     assert errors[0] == errors[1]
     assert errors[0][0] == "CheckpointNotFoundError"
     assert errors[0][1].startswith("There is no complete checkpoint_<number>")
     assert "rank 0:" not in errors[0][1]
     own.project.automatic_checkpoint_naming = False
     with pytest.raises(ConfigurationError, match=r"^load_state needs to know where from"):
-        folder.load_state(own)
+        load_state(own)
     assert os.listdir(tmp_path) == []
 
 

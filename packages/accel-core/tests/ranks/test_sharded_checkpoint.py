@@ -18,13 +18,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint import folder, json_file, tensor_file, weights
+from accel_core.checkpoint import json_file, tensor_file, weights
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Part, Run, Source
 from accel_core.checkpoint.formats import register_format
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm.objects import gather_object
 from accel_core.errors import AccelError, CheckpointError, CheckpointMismatchError
@@ -224,7 +226,7 @@ def load_elsewhere(place: Path, sharded: bool, expected: dict[str, Any]) -> None
     """Load into a sharded model, or into a whole one whose strategy has the plain format."""
     register_format(TOY)
     own = build(9, sharded=sharded)
-    report = folder.load_state(own, place)
+    report = load_state(own, place)
     assert set(report.restored) >= {"model 0", "optimizer 0"}
     assert_equal(everything(own), expected)
 
@@ -233,8 +235,8 @@ def save_twice(place: Path) -> None:
     """Save, in the foreground and in the background, and load on as many ranks."""
     own = build(1)
     before = everything(own)
-    folder.save_state(own, place / "ckpt")
-    handle = folder.save_state(own, place / "later", blocking=False)
+    save_state(own, place / "ckpt")
+    handle = save_state(own, place / "later", blocking=False)
     with torch.no_grad():
         for parameter in own.models[0].parameters():
             local_part(parameter).add_(1)
@@ -242,7 +244,7 @@ def save_twice(place: Path) -> None:
     assert sorted(os.listdir(place / "ckpt" / "toy")) == ["rank_0.safetensors", "rank_1.safetensors"]
     for name in ("ckpt", "later"):
         other = build(2)
-        folder.load_state(other, place / name)
+        load_state(other, place / name)
         assert_equal(everything(other), before)
         assert isinstance(other.models[0].body.weight, DTensor)
     if own.world.rank == 0:
@@ -265,7 +267,7 @@ def test_parts_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path) -> No
 def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
     """Of a checkpoint of as many ranks, a machine compares no other machine's part, and none's random states."""
     own = build(1)
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
     looked_at: set[str] = set()
     damages = Manifest.damages
 
@@ -277,7 +279,7 @@ def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
     own.world = replace(own.world, local_rank=0, local_size=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Manifest, "damages", watched)
-        folder.load_state(own, tmp_path / "ckpt")
+        load_state(own, tmp_path / "ckpt")
     rank = own.world.rank
     assert looked_at == {"accel_progress.json", PLAN, file_of(rank), f"random_states_{rank}.pkl"}
     harmed = tmp_path / "ckpt" / file_of(1)
@@ -285,7 +287,7 @@ def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
         harmed.write_bytes(b"x" * harmed.stat().st_size)
     ensure()
     gather_object([None])
-    assert "rank_1.safetensors has checksum" in failure_of(folder.load_state, own, tmp_path / "ckpt").replace("' ", " ")
+    assert "rank_1.safetensors has checksum" in failure_of(load_state, own, tmp_path / "ckpt").replace("' ", " ")
 
 
 @requires("torch:2.8")  # the first that computes in shards on a CPU
@@ -293,15 +295,15 @@ def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
 def test_a_plain_checkpoint_is_loaded_into_parts(tmp_path: Path) -> None:
     """Each rank takes its slices of whole weights and moments; what does not fit is refused, and nothing changed."""
     whole = build(1, sharded=False)
-    folder.save_state(whole, tmp_path / "ckpt")
+    save_state(whole, tmp_path / "ckpt")
     own = build(2)
-    folder.load_state(own, tmp_path / "ckpt")
+    load_state(own, tmp_path / "ckpt")
     assert_equal(everything(own), everything(whole))
     assert isinstance(own.optimizers[0].state[own.models[0].body.weight]["exp_avg"], DTensor)
     other = build(3)
     other.models[0].body = nn.Linear(2, 2)
     before = everything(other)
-    assert "body.weight has shape (3, 3) instead of (2, 2)" in failure_of(folder.load_state, other, tmp_path / "ckpt")
+    assert "body.weight has shape (3, 3) instead of (2, 2)" in failure_of(load_state, other, tmp_path / "ckpt")
     assert_equal(everything(other), before)
 
 
@@ -314,7 +316,7 @@ def test_what_no_format_recognizes_is_refused_by_name(tmp_path: Path) -> None:
         for name in ("pytorch_model/mp_rank_00_model_states.pt", "random_states_0.pkl"):
             (tmp_path / "ckpt" / name).write_text(name)
     gather_object([None])
-    text = failure_of(folder.load_state, own, tmp_path / "ckpt")
+    text = failure_of(load_state, own, tmp_path / "ckpt")
     assert text.startswith(CheckpointMismatchError.__name__)
     assert "written by DeepSpeed; got pytorch_model/, random_states_0.pkl" in text
 
@@ -339,10 +341,10 @@ def test_a_failure_while_ranks_plan_is_the_error_of_all(tmp_path: Path) -> None:
     own = build(1)
     for form, words in ((Failing(), "rank 1: ValueError: no plan"), (Longer(), "the end from ranks [0] of 2")):
         own.strategy = Holder(form)
-        assert words in failure_of(folder.save_state, own, tmp_path / "ckpt")
+        assert words in failure_of(save_state, own, tmp_path / "ckpt")
         assert os.listdir(tmp_path) == []
     own.strategy = Holder()
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
 
 
 @requires("torch:2.8")  # the first that computes in shards on a CPU
@@ -359,15 +361,15 @@ def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
             return [*super().write(folder, rank), Entry(f"lost_{rank}", 1, "")]
 
     own = build(1)
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
     before = everything(own)
     for kind, words in ((Silent, "got ['toy/rank_0.safetensors'] that no part"), (Forgetful, "'lost_1'] that none")):
         form = ToyFormat()
         form.parts = lambda run, weights, kind=kind, **kwargs: [kind({"a": torch.ones(2)})]  # type: ignore[method-assign]
         own.strategy = Holder(form)
-        assert words in failure_of(folder.save_state, own, tmp_path / "ckpt")
+        assert words in failure_of(save_state, own, tmp_path / "ckpt")
     other = build(2)
-    folder.load_state(other, tmp_path / "ckpt")
+    load_state(other, tmp_path / "ckpt")
     assert_equal(everything(other), before)
 
 
@@ -382,9 +384,9 @@ def test_a_plain_format_refuses_parts_of_tensors(tmp_path: Path) -> None:
             return {name: value.full_tensor() for name, value in model.state_dict().items()}
 
     own.strategy = Gathering(BareRun().strategy.format)
-    assert "other ranks hold too in optimizer 0" in failure_of(folder.save_state, own, tmp_path / "ckpt")
+    assert "other ranks hold too in optimizer 0" in failure_of(save_state, own, tmp_path / "ckpt")
     own.optimizers.clear()
-    folder.save_state(own, tmp_path / "ckpt")
+    save_state(own, tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize("safe", [True, False])

@@ -194,7 +194,7 @@ class SpoolFile:
     @property
     def is_written(self) -> bool:
         """Whether a process of this machine that is still there, and not this one, writes the file."""
-        if self.ended or self.host != socket.gethostname() or self.pid in (0, os.getpid()):
+        if self.ended or self.host != socket.gethostname() or self.pid == os.getpid():
             return False
         try:
             os.kill(self.pid, 0)
@@ -252,8 +252,8 @@ def read(path: Path) -> SpoolFile:
         head["project"],
         head["trackers"],
         head["started"],
-        head.get("host", ""),
-        head.get("pid", 0),
+        head["host"],
+        head["pid"],
     )
     for number, line in lines:
         _check(path, number, line)
@@ -325,14 +325,8 @@ def _short(value: object) -> str:
 
 
 def _check(path: Path, number: int, line: Line) -> None:
-    """Refuse a line that lacks something, or has it as something else, and fill in what older versions left out."""
-    if line["kind"] in ENTRIES:
-        line.setdefault("only", None)
-    if line["kind"] == "log":
-        line.setdefault("filled", line.get("step") or 0)
+    """Refuse a line that lacks something, or has it as something else."""
     for name, (wanted, fits) in _FIELDS.get(line["kind"], {}).items():
-        if name not in line and name in ("host", "pid"):
-            continue
         if name not in line or not fits(line[name]):
             found = f"got {_short(line[name])}" if name in line else "it is not there"
             raise _damaged(path, number, f"its {name!r} is {wanted}; {found}")

@@ -189,7 +189,8 @@ def test_replay_of_a_running_run(tmp_path, capsys):
 
 
 def _spool(path, *lines, trackers=("flaky",), project="p"):
-    head = {"kind": "run", "version": 1, "run_id": "r", "project": project, "trackers": list(trackers), "started": 0.0}
+    head = {"kind": "run", "version": 1, "run_id": "r", "project": project, "trackers": list(trackers)}
+    head |= {"started": 0.0, "host": "elsewhere", "pid": 1}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
     return path

@@ -13,7 +13,16 @@ from accel_trackers import spool
 from accel_trackers.codec import encode
 from accel_trackers.recorder import SpoolRecorder
 
-HEAD = {"kind": "run", "version": 1, "run_id": "r", "project": "p", "trackers": ["a", "b"], "started": 1.0}
+HEAD = {
+    "kind": "run",
+    "version": 1,
+    "run_id": "r",
+    "project": "p",
+    "trackers": ["a", "b"],
+    "started": 1.0,
+    "host": "h",
+    "pid": 7,
+}
 
 
 def _write(path, *lines):
@@ -24,7 +33,7 @@ def _write(path, *lines):
 
 
 def _log(seq, only=None):
-    return {"kind": "log", "seq": seq, "step": seq, "values": {"x": seq}, "only": only, "kwargs": {}}
+    return {"kind": "log", "seq": seq, "step": seq, "filled": seq, "values": {"x": seq}, "only": only, "kwargs": {}}
 
 
 @pytest.fixture
@@ -115,21 +124,27 @@ JUNK = {
     "no run": b'{"kind":"run","version":1}\n',
     "no time": json.dumps({**HEAD, "started": float("nan")}).encode() + b"\n",
     "year 10000": json.dumps({**HEAD, "started": 1e300}).encode() + b"\n",
-    "group of processes": json.dumps({**HEAD, "host": "h", "pid": -1}).encode() + b"\n",
-    "no process": json.dumps({**HEAD, "host": "h", "pid": 10**30}).encode() + b"\n",
+    "group of processes": json.dumps({**HEAD, "pid": -1}).encode() + b"\n",
+    "no process": json.dumps({**HEAD, "pid": 10**30}).encode() + b"\n",
     "kind": _lines({"kind": 3}).encode(),
-    "no number": _lines({"kind": "config", "values": {}}).encode(),
-    "text for number": _lines({"kind": "config", "seq": "1", "values": {}}).encode(),
-    "no values": _lines({"kind": "config", "seq": 1}).encode(),
+    "no host": json.dumps({name: value for name, value in HEAD.items() if name != "host"}).encode() + b"\n",
+    "no trackers of a line": _lines({"kind": "config", "seq": 1, "values": {}}).encode(),
+    "no number": _lines({"kind": "config", "only": None, "values": {}}).encode(),
+    "text for number": _lines({"kind": "config", "seq": "1", "only": None, "values": {}}).encode(),
+    "no values": _lines({"kind": "config", "seq": 1, "only": None}).encode(),
     "list for values": _lines({**_log(1), "values": [1]}).encode(),
     "large step": _lines({**_log(1), "step": 10**40}).encode(),
     "text for step": _lines({**_log(1), "step": "x"}).encode(),
     "kwargs": _lines({**_log(1), "kwargs": {"a": 3}}).encode(),
     "only": _lines(_log(1, 3)).encode(),
-    "method": _lines({"kind": "call", "seq": 1, "method": "__setattr__", "args": ["a", 1], "kwargs": {}}).encode(),
-    "finish": _lines({"kind": "call", "seq": 1, "method": "finish", "args": [], "kwargs": {}}).encode(),
-    "number for method": _lines({"kind": "call", "seq": 1, "method": 1, "args": [], "kwargs": {}}).encode(),
-    "args": _lines({"kind": "call", "seq": 1, "method": "log", "args": 3, "kwargs": {}}).encode(),
+    "method": _lines(
+        {"kind": "call", "seq": 1, "only": None, "method": "__setattr__", "args": ["a", 1], "kwargs": {}}
+    ).encode(),
+    "finish": _lines({"kind": "call", "seq": 1, "only": None, "method": "finish", "args": [], "kwargs": {}}).encode(),
+    "number for method": _lines(
+        {"kind": "call", "seq": 1, "only": None, "method": 1, "args": [], "kwargs": {}}
+    ).encode(),
+    "args": _lines({"kind": "call", "seq": 1, "only": None, "method": "log", "args": 3, "kwargs": {}}).encode(),
     "sent": _lines({"kind": "sent", "tracker": "a", "seq": 3}).encode(),
     "sent to a list": _lines({"kind": "sent", "tracker": [], "seq": [3]}).encode(),
     "state": _lines({"kind": "state", "tracker": "a", "state": 3}).encode(),
@@ -225,8 +240,8 @@ def test_what_is_not_a_file_is_refused(tmp_path, kind):
         spool.read(path)
 
 
-def test_a_file_of_an_earlier_version_is_read(tmp_path):
-    """The notation of files that were written before is the notation of today, whatever a line lacks."""
+def test_the_notation_stays(tmp_path):
+    """A file that was written out by hand, as files are written today, is read."""
     path = tmp_path / "one.spool.jsonl"
     path.write_text(
         '{"kind":"run","version":1,"run_id":"r","project":"p","trackers":["a"],"started":1.5,"host":"h","pid":7}\n'
@@ -236,7 +251,7 @@ def test_a_file_of_an_earlier_version_is_read(tmp_path):
         '"shape":[],"data":"AACAPw=="}},"n":{"$float":"nan"}},"kwargs":{"a":{"extra":1}}}\n'
         '{"kind":"call","seq":3,"only":["a"],"method":"log_images","args":{"$tuple":[{"x":{"$array":{"dtype":"<i8",'
         '"shape":[1],"data":"BwAAAAAAAAA=","scalar":false}}}]},"kwargs":{"step":2}}\n'
-        '{"kind":"log","seq":4,"step":4,"values":{},"kwargs":{}}\n'
+        '{"kind":"log","seq":4,"only":null,"step":4,"filled":4,"values":{},"kwargs":{}}\n'
         '{"kind":"note of a later version","seq":"any"}\n'
         '{"kind":"failed","tracker":"a","seq":2,"error":"E: no"}\n'
         '{"kind":"resumed","run_id":"s"}\n{"kind":"end","time":2.0}\n'

@@ -151,6 +151,24 @@ def test_a_rate_that_is_scaled_by_the_number_of_processes(one: Run, tmp_path: Pa
     assert compare(recorded(tmp_path / "many", f"{VERIFIED}:scaled", counts=True), ranks) == []
 
 
+def test_experts_of_which_ranks_use_different_ones_are_equal(tmp_path: Path) -> None:
+    """Each expert gets the gradient of its own samples under FSDP 2, whichever rank read them."""
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:experts", steps=4)
+    ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:experts", layout_asked("fsdp2"), steps=4)
+    assert compare(alone, ranks) == []
+    assert len(ranks.steps) == 4
+
+
+@pytest.mark.parametrize(("target", "named"), [("hooked", "head.weight"), ("not_elementwise", "Adafactor")])
+def test_what_shards_would_change_is_refused_by_name(target: str, named: str, tmp_path: Path) -> None:
+    """A hook on a gradient, and an optimizer that looks at whole matrices, end before the first step on every rank."""
+    with pytest.raises(AssertionError, match=named):
+        recorded(tmp_path / "ranks", f"{VERIFIED}:{target}", layout_asked("fsdp2"))
+    ranks = read_run(tmp_path / "ranks")
+    assert (ranks.refused, ranks.trained, ranks.steps) == (True, False, [])
+    assert named in str(ranks.note)
+
+
 def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     """A model that cannot be split is refused on every rank, with the strategy's own words."""
     with pytest.raises(AssertionError, match="plan"):

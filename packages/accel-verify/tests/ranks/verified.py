@@ -170,6 +170,65 @@ def split() -> None:
         optimizer.zero_grad()
 
 
+class Experts(nn.Module):
+    """Four experts in one block, of which a sequence uses the one that its tokens choose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """Add what the experts make of sequences."""
+        chosen = [int(number) % len(self.experts) for number in tokens.sum(1)]
+        return values + torch.stack([self.experts[one](part) for one, part in zip(chosen, values, strict=True)])
+
+
+class Routed(nn.Module):
+    """A table, two blocks of experts, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, WIDTH)
+        self.blocks = nn.ModuleList(Experts() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return scores."""
+        values = self.table(tokens)
+        for block in self.blocks:
+            values = block(values, tokens)
+        return self.head(values.mean(1))
+
+
+def experts() -> None:
+    """Train a model of whose experts ranks use different ones."""
+    _route()
+
+
+def hooked() -> None:
+    """Train it with a hook on the gradient of a parameter."""
+    _route(hook=True)
+
+
+def not_elementwise() -> None:
+    """Train it with an optimizer whose step looks at whole matrices."""
+    _route(optimizer=torch.optim.Adafactor)
+
+
+def _route(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, hook: bool = False) -> None:
+    accelerator = Accelerator()
+    set_seed(5)
+    net = Routed()
+    if hook:
+        net.head.weight.register_hook(lambda gradient: gradient / 2)
+    data = DataLoader(samples(16), batch_size=1, shuffle=True)
+    model, stepped, loader = accelerator.prepare(net, optimizer(net.parameters(), lr=1e-2), data)
+    for tokens, classes in loader:
+        accelerator.backward(F.cross_entropy(model(tokens), classes))
+        stepped.step()
+        stepped.zero_grad()
+
+
 def shared() -> None:
     """Train a Llama of transformers on text, whose sequences ranks may share."""
     warnings.filterwarnings("ignore", r"`?torch\.distributed[\w.]+`? is deprecated", FutureWarning)  # DeepSpeed's calls

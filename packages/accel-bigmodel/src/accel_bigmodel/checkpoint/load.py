@@ -2,23 +2,16 @@
 
 import os
 import tempfile
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import field
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.broadcast import open_on_rank0
-from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, Shard, open_checkpoint
-from accel_bigmodel.device_map.check import (
-    AnyDevice,
-    check_device_map,
-    check_devices,
-    check_tied_parameters_on_same_device,
-    device_of,
-    in_names_of,
-)
+from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, Shard
+from accel_bigmodel.device_map.check import AnyDevice
+from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
@@ -27,11 +20,10 @@ from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFold
 from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
-from accel_core.modules.ties import find_tied_parameters
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["LoadedKeys", "load_checkpoint_in_model", "load_offloaded_weights", "loading_index"]
+__all__ = ["LoadOptions", "LoadedKeys", "load", "load_checkpoint_in_model", "load_offloaded_weights", "loading_index"]
 
 logger = get_logger(__name__)
 
@@ -50,30 +42,75 @@ class LoadedKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
+@record(frozen=True)
+class LoadOptions:
+    """How a checkpoint is loaded; see `load_checkpoint_in_model`."""
+
+    folder: str | os.PathLike[str] | None = None
+    dtype: str | torch.dtype | None = None
+    in_fp32: Sequence[str] = ()
+    offload_buffers: bool = False
+    packs: bool = False
+    strict: bool = False
+    must_fill: bool = False
+
+    def dtype_for(self, name: str, tensor: torch.Tensor) -> torch.dtype | None:
+        """Return the dtype that a tensor is cast to; None as the model has it."""
+        if not tensor.is_floating_point() or self.dtype is None:
+            return None
+        return torch.float32 if any(kept in name for kept in self.in_fp32) else cast(torch.dtype, as_dtype(self.dtype))
+
+
 @record
 class _Target:
-    """A tensor of the model that the checkpoint fills."""
+    """A tensor of the model that the checkpoint fills, once it is found there."""
 
     names: list[str]
     tensor: torch.Tensor
     device: AnyDevice
     dtype: torch.dtype | None
     stays: bool
-    source: str = ""
+    shard: Shard | None = None
+    stored: str = ""
+
+    @property
+    def waits_on_disk(self) -> bool:
+        """Whether the weight is not brought into memory."""
+        return self.device == "disk" and not self.stays
 
     @property
     def dtype_on_disk(self) -> torch.dtype | None:
         """The dtype that the weight is read in from the disk; None as it is stored."""
         return self.dtype or (self.tensor.dtype if self.tensor.is_floating_point() else None)
 
+    def find(self, name: str, source: Checkpoint) -> str | None:
+        """Look for the weight under one of its names; returns what is wrong with the one found."""
+        stored = source.name_of(name)
+        if stored is None:
+            return None
+        self.stored, self.shard = stored, source.shard_of(stored)
+        shape, plain = self.shard.shape(stored), packed.find(self.tensor) is None
+        if plain and shape != tuple(self.tensor.shape):
+            return f"{name}: {shape} in the checkpoint, {tuple(self.tensor.shape)} in the model"
+        # Packed or complex weights, cast for a plain parameter, would be others.
+        is_float = isinstance(self.tensor, nn.Parameter) and self.tensor.is_floating_point()
+        if plain and is_float and not self.shard.floating(stored):
+            return f"{name}: integers or complex numbers in the checkpoint, {self.tensor.dtype} in the model"
+        return None
+
 
 @record
 class _Plan:
-    """What a load will do, found out before anything is changed."""
+    """What a load will do, found out before anything is changed: the targets of each file, in the file's order."""
 
-    targets: dict[str, _Target] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    files: list[tuple[Shard, list[_Target]]]
+    missing: list[str]
+    unexpected: list[str]
+
+    @property
+    def targets(self) -> Iterator[_Target]:
+        """All that will be filled."""
+        return (target for _, targets in self.files for target in targets)
 
 
 def loading_index(model: nn.Module) -> dict[str, Any]:
@@ -136,27 +173,31 @@ def load_checkpoint_in_model(
         >>> load_checkpoint_in_model(model, "checkpoint", device_map={"": "cpu"})
         LoadedKeys(missing_keys=[], unexpected_keys=[])
     """
-    if device_map is not None:
-        device_map = in_names_of(model, device_map)
-        check_device_map(model, device_map)
-        check_devices(device_map)
-    tied = find_tied_parameters(model)
-    if device_map is not None:
-        check_tied_parameters_on_same_device(tied, device_map)
-    source = open_on_rank0(checkpoint) if broadcast_from_rank0 and full_state_dict else open_checkpoint(checkpoint)
-    plan = _plan(model, source, device_map, as_dtype(dtype), keep_in_fp32_modules or (), offload_buffers)
-    if strict and (plan.missing or plan.unexpected):
+    placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
+    options = LoadOptions(
+        offload_folder, dtype, keep_in_fp32_modules or (), offload_buffers, offload_8bit_bnb, strict, must_fill
+    )
+    return load(placement, checkpoint, options, from_rank0=broadcast_from_rank0 and full_state_dict)
+
+
+def load(
+    placement: Placement, checkpoint: str | os.PathLike[str], options: LoadOptions, *, from_rank0: bool
+) -> LoadedKeys:
+    """Load a checkpoint into a model whose tensors' places are known; raises as `load_checkpoint_in_model` does."""
+    model = placement.model
+    plan = _plan(placement, open_on_rank0(checkpoint, share=from_rank0), options)
+    if options.strict and (plan.missing or plan.unexpected):
         raise CheckpointMismatchError(
             f"Error(s) in loading state_dict for {type(model).__name__}: the names differ; got missing "
             f"{plan.missing} and unexpected {plan.unexpected}. Load a checkpoint of this model, or pass `strict=False`."
         )
-    if must_fill:
+    if options.must_fill:
         _check_filled(model, plan)
-    _check_offload(plan, source, offload_folder, offload_8bit_bnb)
-    index = _fill(model, source, plan, offload_folder, offload_8bit_bnb)
+    _check_offload(plan, options)
+    index = _fill(model, plan, options)
     if index:
         model.__dict__[_INDEX] = {**loading_index(model), **index}
-    retie_parameters(model, tied)
+    retie_parameters(model, placement.tied)
     if plan.unexpected:
         logger.warning(
             "Some weights of the checkpoint at %s were not used when initializing %s: %s. This may or may not be an "
@@ -167,86 +208,65 @@ def load_checkpoint_in_model(
     return LoadedKeys(plan.missing, plan.unexpected)
 
 
-def _plan(
-    model: nn.Module,
-    source: Checkpoint,
-    device_map: Mapping[str, AnyDevice] | None,
-    dtype: object,
-    keep_in_fp32: Sequence[str],
-    offload_buffers: bool,
-) -> _Plan:
+def _plan(placement: Placement, source: Checkpoint, options: LoadOptions) -> _Plan:
     """Match the model's names with the checkpoint's; raises when a shape differs."""
-    plan = _Plan()
-    scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)
-    by_tensor: dict[int, _Target] = {}
-    parameters = [(name, tensor, False) for name, tensor in model.named_parameters(remove_duplicate=False)]
-    buffers = [(name, tensor, True) for name, tensor in model.named_buffers(remove_duplicate=False)]
-    names = set()
-    wrong = []
-    for name, tensor, is_buffer in (*parameters, *buffers):
-        names.add(name)
-        if is_buffer and name in scratch:
-            continue
-        target = by_tensor.get(id(tensor))
-        device = tensor.device if device_map is None else device_of(name, device_map)
-        if device_map is None and tensor.is_meta:
-            device = "cpu"
-        assert device is not None
-        if target is not None and target.device == "disk":
-            target.device = device  # tied, and needed in memory under another name
-        if target is None:
-            wanted = _dtype_for(name, tensor, dtype, keep_in_fp32)
-            target = _Target([], tensor, device, wanted, is_buffer and not offload_buffers)
-            by_tensor[id(tensor)] = target
-        target.names.append(name)
-        stored = None if target.source else source.name_of(name)
-        if stored is not None:
-            target.source = stored
-            shape = source.shard_of(stored).shape(stored)
-            if shape != tuple(tensor.shape) and packed.find(tensor) is None:
-                wrong.append(f"{name}: {shape} in the checkpoint, {tuple(tensor.shape)} in the model")
-            elif not is_buffer and _is_of_another_kind(source, stored, tensor):
-                wrong.append(f"{name}: integers or complex numbers in the checkpoint, {tensor.dtype} in the model")
-    for target in by_tensor.values():
-        if target.source:
-            plan.targets[target.source] = target
-        else:
-            plan.missing.extend(target.names)
-    expected = {canonical_name(name) for name in names}
-    parts = {
-        packed_key(target.source, suffix)
-        for target in plan.targets.values()
-        if (form := packed.find(target.tensor)) is not None
-        for suffix in form.parts(target.tensor)
-    }
-    plan.unexpected = [name for name in source if canonical_name(name) not in expected and name not in parts]
+    targets, wrong = _targets(placement, source, options)
     if wrong:
         raise CheckpointMismatchError(
             f"The checkpoint's tensors are not the model's; got {len(wrong)} that differ: {'; '.join(wrong)}. Load a "
             "checkpoint of this architecture."
         )
-    return plan
+    by_name = {target.stored: target for target in targets if target.stored}
+    missing = [name for target in targets if not target.stored for name in target.names]
+    expected = {canonical_name(name) for name, _ in _tensors(placement.model)}
+    parts = {
+        packed_key(target.stored, suffix)
+        for target in by_name.values()
+        if (form := packed.find(target.tensor)) is not None
+        for suffix in form.parts(target.tensor)
+    }
+    unexpected = [name for name, plain in source.canonical.items() if plain not in expected and name not in parts]
+    # In the order of the files: on several ranks each asks the first one for the same tensor at the same time.
+    files: dict[int, tuple[Shard, list[_Target]]] = {id(shard): (shard, []) for shard in source.shards}
+    for name in source:
+        if name in by_name:
+            files[id(source.shard_of(name))][1].append(by_name[name])
+    return _Plan(list(files.values()), missing, unexpected)
 
 
-def _is_of_another_kind(source: Checkpoint, name: str, tensor: torch.Tensor) -> bool:
-    """Return whether a checkpoint holds packed or complex weights for a plain parameter: cast, they would be others."""
-    plain = tensor.is_floating_point() and packed.find(tensor) is None
-    return plain and not source.shard_of(name).floating(name)
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
-def _dtype_for(name: str, tensor: torch.Tensor, dtype: Any, keep_in_fp32: Sequence[str]) -> torch.dtype | None:
-    if not tensor.is_floating_point() or dtype is None:
-        return None
-    parts = name.split(".")
-    if any(kept in parts or kept in name for kept in keep_in_fp32):
-        return torch.float32
-    found: torch.dtype = dtype
-    return found
+def _targets(placement: Placement, source: Checkpoint, options: LoadOptions) -> tuple[list[_Target], list[str]]:
+    """List what can be filled, each tensor once, and what is wrong with its weight in the checkpoint."""
+    model = placement.model
+    scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    targets: dict[int, _Target] = {}
+    wrong = []
+    for name, tensor in _tensors(model):
+        if name in scratch:
+            continue
+        device = placement.device_of(name)
+        assert device is not None
+        target = targets.get(id(tensor))
+        if target is None:
+            stays = name in buffers and not options.offload_buffers
+            target = _Target([], tensor, device, options.dtype_for(name, tensor), stays)
+            targets[id(tensor)] = target
+        elif target.device == "disk":
+            target.device = device  # tied, and needed in memory under another name
+        target.names.append(name)
+        if not target.stored and (fault := target.find(name, source)):
+            wrong.append(fault)
+    return list(targets.values()), wrong
 
 
 def _check_filled(model: nn.Module, plan: _Plan) -> None:
     """Make sure that every tensor will have a value, in memory or on disk."""
-    present = {name for target in plan.targets.values() for name in target.names} | loading_index(model).keys()
+    present = {name for target in plan.targets for name in target.names} | loading_index(model).keys()
     tensors = (*model.named_parameters(), *model.named_buffers())
     left = [name for name, tensor in tensors if tensor.is_meta and name not in present]
     if left:
@@ -256,29 +276,27 @@ def _check_filled(model: nn.Module, plan: _Plan) -> None:
         )
 
 
-def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: str | os.PathLike[str] | None, packs: bool) -> None:
+def _check_offload(plan: _Plan, options: LoadOptions) -> None:
     """Make sure that what has to be written can be, before anything is changed."""
     written = [
-        name
-        for name, target in plan.targets.items()
-        if target.device == "disk"
-        and not target.stays
+        target.stored
+        for target in plan.targets
+        if target.waits_on_disk
         and (
-            not isinstance(source.shard_of(name), SafetensorsShard)
-            or (packs and packed.find(target.tensor) is not None)
+            not isinstance(target.shard, SafetensorsShard) or (options.packs and packed.find(target.tensor) is not None)
         )
     ]
     if not written:
         return
-    if offload_folder is None:
+    if options.folder is None:
         raise OffloadFolderError(
             "At least one of the model submodule will be offloaded to disk, and no safetensors file holds its weights; "
             f"got {len(written)} such, {written[0]!r} first, and no folder. Pass an `offload_folder`, or save the "
             "checkpoint as safetensors."
         )
     try:
-        os.makedirs(offload_folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=offload_folder):
+        os.makedirs(options.folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.folder):
             pass
     except OSError as failure:
         raise OffloadError(
@@ -286,36 +304,27 @@ def _check_offload(plan: _Plan, source: Checkpoint, offload_folder: str | os.Pat
         ) from failure
 
 
-def _fill(
-    model: nn.Module,
-    source: Checkpoint,
-    plan: _Plan,
-    offload_folder: str | os.PathLike[str] | None,
-    packs: bool,
-) -> dict[str, Any]:
+def _fill(model: nn.Module, plan: _Plan, options: LoadOptions) -> dict[str, Any]:
     """Put every tensor in its place; returns the index of what stays on disk."""
     index: dict[str, Any] = {}
     written: MutableMapping[str, Any] = {}
-    for shard, names in source.names_by_shard():
-        for name in names:
-            target = plan.targets.get(name)
-            if target is None:
-                continue
-            form = packed.find(target.tensor) if packs else None
-            if target.device != "disk" or target.stays:
-                _put_in_memory(model, shard, name, target, form)
+    for shard, targets in plan.files:
+        for target in targets:
+            form = packed.find(target.tensor) if options.packs else None
+            if not target.waits_on_disk:
+                _put_in_memory(model, shard, target, form)
             elif form is not None:
-                assert offload_folder is not None
-                index.update(_write_packed(shard.tensor(name), target, form, offload_folder, written))
+                assert options.folder is not None
+                index.update(_write_packed(shard.tensor(target.stored), target, form, options.folder, written))
             else:
-                entry = _entry_on_disk(shard, name, target, offload_folder, written)
+                entry = _entry_on_disk(shard, target, options.folder, written)
                 index.update(dict.fromkeys(target.names, entry))
                 for alias in target.names:
                     _recast(model, alias, target.dtype_on_disk)
         shard.close()
     if written:
-        assert offload_folder is not None
-        save_offload_index(written, offload_folder)
+        assert options.folder is not None
+        save_offload_index(written, options.folder)
     return index
 
 
@@ -337,14 +346,10 @@ def _write_packed(
 
 
 def _entry_on_disk(
-    shard: Shard,
-    name: str,
-    target: _Target,
-    offload_folder: str | os.PathLike[str] | None,
-    written: MutableMapping[str, Any],
+    shard: Shard, target: _Target, offload_folder: str | os.PathLike[str] | None, written: MutableMapping[str, Any]
 ) -> dict[str, Any]:
     """Return where a weight is on disk: in its safetensors file, or else in the folder, where it is written."""
-    dtype = target.dtype_on_disk
+    name, dtype = target.stored, target.dtype_on_disk
     if isinstance(shard, SafetensorsShard):
         stored = dtype or shard.file.entries[name].dtype
         return {
@@ -362,11 +367,9 @@ def _dat_file(offload_folder: str | os.PathLike[str], key: str) -> str:
     return os.path.abspath(os.path.join(offload_folder, f"{key}.dat"))
 
 
-def _put_in_memory(
-    model: nn.Module, shard: Shard, name: str, target: _Target, form: packed.PackedParameter | None
-) -> None:
+def _put_in_memory(model: nn.Module, shard: Shard, target: _Target, form: packed.PackedParameter | None) -> None:
     device = "cpu" if target.device == "disk" else target.device
-    value = shard.tensor(name)
+    value = shard.tensor(target.stored)
     if form is not None and device == "cpu":
         made = form.pack(target.tensor, value, torch.device("cpu"))
         for alias in target.names:
@@ -376,7 +379,7 @@ def _put_in_memory(
     for alias in target.names:
         set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
     if _is_copied(model, target.names[0], value):
-        shard.done_with(name)
+        shard.done_with(target.stored)
 
 
 def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:

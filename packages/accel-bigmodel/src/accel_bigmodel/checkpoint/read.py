@@ -9,22 +9,12 @@ import torch
 
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import MappedFile
-from accel_core.checkpoint.in_place import standing_weights
 from accel_core.checkpoint.pickles import load_object, open_plain
-from accel_core.checkpoint.shards import read_index
-from accel_core.errors import (
-    CheckpointDamagedError,
-    CheckpointMismatchError,
-    CheckpointNotFoundError,
-    UnsafeCheckpointError,
-)
+from accel_core.checkpoint.weight_files import find_files
+from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "find_files", "load_state_dict", "open_checkpoint"]
-
-WEIGHTS_NAME = "pytorch_model.bin"
-WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
-SAFE_WEIGHTS_NAME = "model.safetensors"
+__all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "load_state_dict", "open_checkpoint"]
 
 
 class SafetensorsShard:
@@ -169,7 +159,7 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
 
     Raises:
         CheckpointNotFoundError: When there is no such file.
-        UnsafeCheckpointError: When it is no regular file.
+        UnsafeCheckpointError: When it is not a regular file.
         CheckpointDamagedError: When it is truncated or something else.
     """
     path = os.fspath(path)
@@ -184,81 +174,17 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
     return SafetensorsShard(path) if path.endswith(".safetensors") else PickledShard(path)
 
 
-def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str, str] | None]:
-    """List the files that a checkpoint is made of.
-
-    Raises:
-        CheckpointNotFoundError: When the checkpoint or a shard that its index names is missing.
-        CheckpointMismatchError: When a folder holds several indices, or none and several weights files.
-        UnsafeCheckpointError: When the index names a file outside its folder.
-        CheckpointDamagedError: When the index cannot be read.
-    """
-    path = standing_weights(Path(checkpoint))
-    if not os.path.exists(path):
-        raise CheckpointNotFoundError(
-            f"A checkpoint is missing; got {str(path)!r}. Check the path, or fetch the files again."
-        )
-    if path.is_dir():
-        return _find_in_folder(path)
-    if path.suffix == ".json":
-        return _read_index(path)
-    return [str(path)], None
-
-
-def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
-    found = sorted(folder.iterdir())
-    single = [file for file in found if file.name in (WEIGHTS_NAME, SAFE_WEIGHTS_NAME)]
-    indices = [file for file in found if file.name.endswith(".index.json")]
-    if len(indices) == 1:
-        return _read_index(indices[0])
-    safe = [file for file in indices if ".safetensors." in file.name]
-    if len(safe) == 1 and len(indices) == 2:
-        return _read_index(safe[0])
-    if indices:
-        raise CheckpointMismatchError(
-            f"{str(folder)!r} containing more than one `.index.json` file, delete the irrelevant ones; got "
-            f"{', '.join(file.name for file in indices)}. Name the index itself as the checkpoint."
-        )
-    if not single:
-        single = [file for file in found if file.suffix == ".safetensors"]
-    if not single:
-        raise CheckpointNotFoundError(
-            f"{str(folder)!r} is not a folder containing a `.index.json` file or a {WEIGHTS_NAME} or a "
-            f"{SAFE_WEIGHTS_NAME} file; got {len(found)} other entries. Name the weights file itself."
-        )
-    safe = [file for file in single if file.suffix == ".safetensors"]
-    if len(safe) > 1:
-        raise CheckpointMismatchError(
-            f"The folder {str(folder)!r} holds several weights files and no index; got "
-            f"{', '.join(file.name for file in safe)}. Name one of them, or add an index."
-        )
-    return [str((safe or single)[0])], None
-
-
-def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
-    files: dict[str, str] = {}
-    for name in set((table := read_index(path)).values()):
-        files[name] = str(path.parent / name)
-        if not os.path.exists(files[name]):
-            raise CheckpointNotFoundError(
-                f"A shard of a checkpoint is missing; got nothing at {files[name]!r}, which {str(path)!r} names. "
-                "Fetch it again."
-            )
-        if not os.path.isfile(files[name]):
-            raise UnsafeCheckpointError(
-                f"A checkpoint must be made of regular files; got {files[name]!r}, which is not one. Do not load this "
-                "checkpoint unless you know who wrote it."
-            )
-    return sorted(files.values()), {name: files[file] for name, file in table.items()}
-
-
 class Checkpoint:
-    """All tensors of a checkpoint."""
+    """All tensors of a checkpoint.
+
+    Attributes:
+        shards: Its files.
+        canonical: For the name of each tensor, the same without the prefixes of wrappers.
+    """
 
     def __init__(self, shards: Sequence[Shard], weight_map: Mapping[str, str] | None) -> None:
         self.shards = shards
         self._shard_of: dict[str, Shard] = {}
-        self._canonical: dict[str, str] | None = None
         by_path = {shard.path: shard for shard in shards}
         if weight_map is not None:
             for name, path in weight_map.items():
@@ -269,6 +195,8 @@ class Checkpoint:
         else:
             for shard in shards:
                 self._shard_of.update(dict.fromkeys(shard.names(), shard))
+        self.canonical = {name: canonical_name(name) for name in self._shard_of}
+        self._stored = {plain: name for name, plain in reversed(self.canonical.items())}
 
     def __contains__(self, name: object) -> bool:
         """Return whether the checkpoint holds a tensor."""
@@ -280,30 +208,18 @@ class Checkpoint:
 
     def name_of(self, name: str) -> str | None:
         """Find the name under which the checkpoint holds a tensor of a model, be either of them compiled."""
-        if name in self._shard_of:
-            return name
-        if self._canonical is None:
-            self._canonical = {canonical_name(stored): stored for stored in reversed(self._shard_of)}
-        return self._canonical.get(canonical_name(name))
+        return name if name in self._shard_of else self._stored.get(canonical_name(name))
 
     def shard_of(self, name: str) -> Shard:
         """Return the file that holds a tensor."""
         return self._shard_of[name]
-
-    def names_by_shard(self) -> Iterator[tuple[Shard, list[str]]]:
-        """Walk the files with the tensors to take from each."""
-        names: dict[int, list[str]] = {}
-        for name, shard in self._shard_of.items():
-            names.setdefault(id(shard), []).append(name)
-        for shard in self.shards:
-            yield shard, names.get(id(shard), [])
 
 
 def open_checkpoint(checkpoint: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint; every safetensors header is read and checked.
 
     Raises:
-        CheckpointError: As `find_files` and `open_shard` do.
+        CheckpointError: As `open_shard` does, and when a folder holds none, or several to choose from.
     """
     files, weight_map = find_files(checkpoint)
     return Checkpoint([open_shard(file) for file in files], weight_map)

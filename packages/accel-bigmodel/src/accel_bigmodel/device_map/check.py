@@ -122,7 +122,7 @@ def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
     """Make sure that the devices of a map are on this machine.
 
     Raises:
-        DeviceMapError: When one of them is no device at all.
+        DeviceMapError: When one of them is not a device at all.
         DeviceUnavailableError: When one of them is not here.
     """
     places: dict[AnyDevice, str] = {}

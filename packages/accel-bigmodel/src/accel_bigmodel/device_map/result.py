@@ -180,7 +180,7 @@ class Plan:
             An equal plan.
 
         Raises:
-            ConfigurationError: When the text is no plan.
+            ConfigurationError: When the text is not a plan.
         """
         try:
             content: Any = json.loads(text)

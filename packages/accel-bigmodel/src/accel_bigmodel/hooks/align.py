@@ -110,7 +110,7 @@ class AlignDevicesHook(ModelHook):
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
         self._target: tuple[Any, torch.device | None] = (None, None)
-        # At the root of a model whose weights travel ahead: what has to know when a pass is over.
+        # At the root of a model whose weights are prefetched: what has to know when a pass is over.
         self._schedules: tuple[Schedule[Weights], ...] = ()
         self._begin()
 
@@ -164,7 +164,7 @@ class AlignDevicesHook(ModelHook):
         residency = residency_of(module, self)
         if residency is None:
             residency = Residency(module, self)
-        kept = residency.send_away()
+        kept = residency.offload()
         if kept is not None:
             self.weights_map = kept
         if device is not None:

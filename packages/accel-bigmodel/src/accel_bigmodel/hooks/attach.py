@@ -16,6 +16,7 @@ from accel_core._records import record
 from accel_core.modules.compilation import is_compiled_module
 
 __all__ = [
+    "HookSettings",
     "align_module_device",
     "attach_align_device_hook",
     "attach_align_device_hook_on_blocks",
@@ -94,36 +95,8 @@ def attach_align_device_hook(
         >>> model.head.weight.device
         device(type='meta')
     """
-    no_split = offload and loads_whole(module, preload_module_classes)
-    holds_tensors = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
-    if holds_tensors or no_split:
-        own_map: Mapping[str, torch.Tensor] | None = None
-        if weights_map is not None:
-            own_map = PrefixedDataset(weights_map, f"{module_name}." if module_name else "")
-        hook = AlignDevicesHook(
-            execution_device=execution_device,
-            offload=offload,
-            weights_map=own_map,
-            offload_buffers=offload_buffers,
-            place_submodules=no_split,
-            skip_keys=skip_keys,
-            tied_params_map=tied_params_map,
-        )
-        add_hook_to_module(module, hook, append=True)
-    if no_split:
-        return
-    for child_name, child in _children(module, module_name):
-        attach_align_device_hook(
-            child,
-            execution_device=execution_device,
-            offload=offload,
-            weights_map=weights_map,
-            offload_buffers=offload_buffers,
-            module_name=child_name,
-            skip_keys=skip_keys,
-            preload_module_classes=preload_module_classes,
-            tied_params_map=tied_params_map,
-        )
+    settings = HookSettings(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
+    settings.attach_below(module, module_name, execution_device, offload=offload)
 
 
 def attach_align_device_hook_on_blocks(
@@ -154,27 +127,27 @@ def attach_align_device_hook_on_blocks(
         >>> attach_align_device_hook_on_blocks(model, execution_device={"": "cpu", "blocks": "cpu", "head": "cpu"})
         >>> scores = model(torch.rand(2, 64))
     """
-    common = _Common(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
+    settings = HookSettings(weights_map, offload_buffers, skip_keys, preload_module_classes, tied_params_map)
     if not isinstance(execution_device, Mapping) and not isinstance(offload, dict):
         if offload:
-            common.attach_below(module, module_name, execution_device)
+            settings.attach_below(module, module_name, execution_device)
         else:
-            add_hook_to_module(module, common.hook(execution_device, io_same_device=True, place_submodules=True))
+            add_hook_to_module(module, settings.hook(execution_device, io_same_device=True, place_submodules=True))
         return
     if isinstance(execution_device, Mapping):
         places: Mapping[str, Device] = execution_device
     else:
         places = dict.fromkeys(offload if isinstance(offload, dict) else (), execution_device)
     away = offload if isinstance(offload, dict) else dict.fromkeys(places, offload)
-    _attach_on_blocks(module, module_name, places, away, common)
+    settings.attach_on_blocks(module, module_name, places, away)
 
 
 @record(frozen=True)
-class _Common:
+class HookSettings:
     """What all hooks of one dispatch share.
 
     Attributes:
-        weights_map: Offloaded weights by dotted name.
+        weights_map: Offloaded weights by dotted name from the whole model's root.
         offload_buffers: Whether buffers are away too.
         skip_keys: Keyword arguments and output keys that are not moved.
         preload_module_classes: Classes whose instances load their submodules' weights too.
@@ -191,7 +164,7 @@ class _Common:
         self,
         device: Device = None,
         *,
-        io_same_device: bool,
+        io_same_device: bool = False,
         offload: bool = False,
         offload_buffers: bool = False,
         weights_map: Mapping[str, torch.Tensor] | None = None,
@@ -209,71 +182,66 @@ class _Common:
             tied_params_map=self.tied_params_map,
         )
 
-    def attach_below(self, module: nn.Module, module_name: str, device: Device) -> None:
-        """Offload a module and everything below it."""
-        attach_align_device_hook(
-            module,
-            execution_device=device,
-            offload=True,
-            weights_map=self.weights_map,
-            offload_buffers=self.offload_buffers,
-            module_name=module_name,
-            skip_keys=self.skip_keys,
-            preload_module_classes=self.preload_module_classes,
-            tied_params_map=self.tied_params_map,
-        )
+    def _weights_below(self, name: str) -> Mapping[str, torch.Tensor] | None:
+        return None if self.weights_map is None else PrefixedDataset(self.weights_map, f"{name}." if name else "")
 
+    def attach_below(self, module: nn.Module, name: str, device: Device, *, offload: bool = True) -> None:
+        """Put a hook on every module, at any depth, that holds tensors itself."""
+        no_split = offload and loads_whole(module, self.preload_module_classes)
+        if no_split or any(value is not None for value in (*module._parameters.values(), *module._buffers.values())):
+            hook = self.hook(
+                device,
+                offload=offload,
+                weights_map=self._weights_below(name),
+                offload_buffers=self.offload_buffers,
+                place_submodules=no_split,
+            )
+            add_hook_to_module(module, hook, append=True)
+        if not no_split:
+            for child_name, child in _children(module, name):
+                self.attach_below(child, child_name, device, offload=offload)
 
-def _attach_on_blocks(
-    module: nn.Module, name: str, places: Mapping[str, Device], away: Mapping[str, bool], common: _Common
-) -> None:
-    """Put hooks on a module if the map names it or a tensor of its own, and on the blocks below it."""
-    if name in places and name in away:
-        _attach_to_block(module, name, places[name], away[name], common)
-        below = f"{name}." if name else ""
-        if not any(entry.startswith(below) for entry in places if entry != name):
-            return
-    elif entries := _own_entries(module, name, places):
-        sends_away = any(away.get(entry, False) for entry in entries)
-        weights = common.weights_map
-        own_map = PrefixedDataset(weights, f"{name}." if name else "") if weights and sends_away else None
-        hook = common.hook(
-            places[entries[0]],
-            offload=sends_away,
-            weights_map=own_map,
-            offload_buffers=common.offload_buffers,
-            io_same_device=not name,
-        )
-        add_hook_to_module(module, hook, append=True)
-    elif not name:
-        add_hook_to_module(module, common.hook(places.get(""), io_same_device=True), append=True)
-    for child_name, child in _children(module, name):
-        _attach_on_blocks(child, child_name, places, away, common)
+    def attach_on_blocks(
+        self, module: nn.Module, name: str, places: Mapping[str, Device], away: Mapping[str, bool]
+    ) -> None:
+        """Put hooks on a module if the map names it or a tensor of its own, and on the blocks below it."""
+        if name in places and name in away:
+            self._attach_to_block(module, name, places[name], away[name])
+            below = f"{name}." if name else ""
+            if not any(entry.startswith(below) for entry in places if entry != name):
+                return
+        elif entries := _own_entries(module, name, places):
+            offloads = any(away.get(entry, False) for entry in entries)
+            hook = self.hook(
+                places[entries[0]],
+                offload=offloads,
+                weights_map=self._weights_below(name) if self.weights_map and offloads else None,
+                offload_buffers=self.offload_buffers,
+                io_same_device=not name,
+            )
+            add_hook_to_module(module, hook, append=True)
+        elif not name:
+            add_hook_to_module(module, self.hook(places.get(""), io_same_device=True), append=True)
+        for child_name, child in _children(module, name):
+            self.attach_on_blocks(child, child_name, places, away)
 
-
-def _attach_to_block(module: nn.Module, name: str, device: Device, away: bool, common: _Common) -> None:
-    """Put hooks on a block that the map names, and on what is below it."""
-    is_root = not name
-    if away:
-        common.attach_below(module, name, device)
-        if "_hf_hook" not in module.__dict__:
-            add_hook_to_module(module, common.hook(device, io_same_device=is_root))
-        elif is_root and (hook := _offloading_hook(module)) is not None:
-            hook.io_same_device = True  # one hook: transformers reads `weights_map` of the root's
-        elif is_root:
-            add_hook_to_module(module, common.hook(io_same_device=True), append=True)
-    else:
-        hook = common.hook(
-            device, offload_buffers=common.offload_buffers, io_same_device=is_root, place_submodules=True
-        )
-        add_hook_to_module(module, hook)
-    attach_execution_device_hook(
-        module,
-        device,
-        skip_keys=common.skip_keys,
-        preload_module_classes=common.preload_module_classes,
-        tied_params_map=common.tied_params_map,
-    )
+    def _attach_to_block(self, module: nn.Module, name: str, device: Device, away: bool) -> None:
+        """Put hooks on a block that the map names, and on what is below it."""
+        is_root = not name
+        if away:
+            self.attach_below(module, name, device)
+            if "_hf_hook" not in module.__dict__:
+                add_hook_to_module(module, self.hook(device, io_same_device=is_root))
+            elif is_root and (hook := _offloading_hook(module)) is not None:
+                hook.io_same_device = True  # one hook: transformers reads `weights_map` of the root's
+            elif is_root:
+                add_hook_to_module(module, self.hook(io_same_device=True), append=True)
+        else:
+            hook = self.hook(
+                device, offload_buffers=self.offload_buffers, io_same_device=is_root, place_submodules=True
+            )
+            add_hook_to_module(module, hook)
+        attach_execution_device_hook(module, device, self.skip_keys, self.preload_module_classes, self.tied_params_map)
 
 
 def _own_entries(module: nn.Module, module_name: str, places: Mapping[str, Device]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Schedules put on a dispatched model, so that offloaded weights travel while other blocks compute."""
+"""Schedules put on a dispatched model, so that offloaded weights are prefetched while other blocks compute."""
 
 import functools
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _LEAST_WINDOW = 64 * 2**20
 
 
 def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedule[Weights], ...]:
-    """Let the offloaded weights of a dispatched model travel ahead of their forward."""
+    """Prefetch the offloaded weights of a dispatched model."""
     if prefetch is False:
         return ()
     groups: dict[torch.device, list[tuple[Residency, AlignDevicesHook, OffloadedWeightsLoader, str]]] = {}
@@ -68,7 +68,7 @@ def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook
 
 
 def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWeightsLoader, str] | None:
-    """Find the store of weights that may travel: plain ones, not tied, and for the CPU in files."""
+    """Find the store of weights that can be prefetched: plain ones, not tied, and for the CPU in files."""
     view = hook.weights_map
     if not isinstance(view, PrefixedDataset):
         return None

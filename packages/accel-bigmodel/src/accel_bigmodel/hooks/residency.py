@@ -131,7 +131,7 @@ class Residency:
         self.__dict__.update(state)
         self._begin()
 
-    def send_away(self) -> OwnWeights | None:
+    def offload(self) -> OwnWeights | None:
         """Empty the module: its tensors are in the hook's weights map from now on.
 
         Raises:

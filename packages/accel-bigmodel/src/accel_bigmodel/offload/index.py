@@ -32,7 +32,7 @@ def header_of(path: str | os.PathLike[str]) -> Header:
 
     Raises:
         CheckpointNotFoundError: When there is no such file.
-        UnsafeCheckpointError: When it is no regular file.
+        UnsafeCheckpointError: When it is not a regular file.
         CheckpointDamagedError: When it is truncated or not in the format.
     """
     descriptor = _open(path)

@@ -1,4 +1,4 @@
-"""How weights travel to the device they compute on: through streams, or as pages of a memory map."""
+"""How weights are prefetched to the device they compute on: through streams, or as pages of a memory map."""
 
 import functools
 import threading

@@ -1,4 +1,4 @@
-"""When the weights of which block travel: the order of the first pass, a window of bytes, four states per block."""
+"""When which block is prefetched: the order of the first pass, a window of bytes, four states per block."""
 
 import enum
 import threading
@@ -102,7 +102,7 @@ class Transport(Protocol[Content]):
 
 
 class Schedule(Generic[Content]):
-    """Moves blocks in time: while one computes, the next ones of the recorded order travel."""
+    """Moves blocks in time: while one computes, the next ones of the recorded order are prefetched."""
 
     def __init__(
         self,

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_bigmodel.training.graph_markers import Watched, linear, mapped, mark
 from accel_bigmodel.training.limits import ZeroLimits
-from accel_bigmodel.training.marks import Watched, linear, mapped, mark
 from accel_core.errors import EngineUnavailableError
 
 __all__ = ["ShardedZeroEngine"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from accel_core._lazy import attach_modules
 
 if TYPE_CHECKING:
-    from accel_core.checkpoint import background, folder, weights
+    from accel_core.checkpoint import background, load, save, weights
 
-__all__ = ["background", "folder", "weights"]
+__all__ = ["background", "load", "save", "weights"]
 
 __getattr__ = attach_modules(__name__, __all__)

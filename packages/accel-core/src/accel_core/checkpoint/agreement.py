@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from accel_core.checkpoint import commit, names
-from accel_core.checkpoint.commit import Held
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
 from accel_core.checkpoint.format import Exchange
+from accel_core.checkpoint.manifest import FoundSave
 from accel_core.checkpoint.ranks import ADVICE, Ranks
 from accel_core.comm.transport import ranks_know
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
@@ -41,7 +41,7 @@ def together(ranks: Ranks, doing: str, advice: str = ADVICE) -> Iterator[Exchang
         ranks.agree(None, doing, advice)
 
 
-def common_save(everywhere: Sequence[Sequence[Held]]) -> str | None:
+def common_save(everywhere: Sequence[Sequence[FoundSave]]) -> str | None:
     """Return the id of the newest save that every rank holds, whole before damaged; `None` if there is none.
 
     A save that one disk has committed was prepared on all disks before, so it counts as committed on all of them.
@@ -56,17 +56,17 @@ def common_save(everywhere: Sequence[Sequence[Held]]) -> str | None:
     return max(sorted(shared), key=worth, default=None)
 
 
-def agree_on_save(target: Path, ranks: Ranks) -> Held | None:
+def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
     """Return what this rank holds of the newest save to `target` that every rank holds.
 
     Raises:
         CheckpointMismatchError: The ranks hold different saves; every rank raises the same, with a list.
     """
-    before: list[list[Held]] | None = None
+    before: list[list[FoundSave]] | None = None
     while True:
-        own: list[Held] = []
+        own: list[FoundSave] = []
         with together(ranks, f"Opening the checkpoint {str(target)!r}"):
-            own = _with_identities(commit.holdings(target), ranks.size > 1)
+            own = _with_identities(commit.saves_of(target), ranks.size > 1)
         if ranks.size == 1:
             return next(iter(own), None)
         everywhere = ranks.exchange(own)
@@ -93,7 +93,7 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
     seen: list[str] = []
     below: int | None = None
     while True:
-        number, own = -1, list[Held]()
+        number, own = -1, list[FoundSave]()
         with together(ranks, f"Looking for checkpoints in {str(directory)!r}"):
             number, own = _newest(directory, below, ranks.size > 1)
         everywhere = ranks.exchange((number, own))
@@ -115,23 +115,23 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
     )
 
 
-def _newest(directory: Path, below: int | None, several: bool) -> tuple[int, list[Held]]:
+def _newest(directory: Path, below: int | None, several: bool) -> tuple[int, list[FoundSave]]:
     """Return the highest number under `below` with a whole checkpoint, and what there is of it; -1 for none."""
     for target in reversed(commit.numbered(directory)):
         number = int(target.name.rpartition("_")[2])
         if below is None or number < below:
-            whole = [held for held in commit.holdings(target) if held.whole]
+            whole = [held for held in commit.saves_of(target) if held.whole]
             if whole:
                 return number, _with_identities(whole, several)
     return -1, []
 
 
-def _with_identities(found: list[Held], several: bool) -> list[Held]:
+def _with_identities(found: list[FoundSave], several: bool) -> list[FoundSave]:
     """Give folders of Accelerate, which have no id, a digest of their content; one rank has nothing to compare with."""
     if not several:
         return found
     return [
-        Held(held.folder, _content_of(held.folder), held.whole, held.settled, held.written_at)
+        FoundSave(held.folder, _content_of(held.folder), held.whole, held.settled, held.written_at)
         if not held.identity
         else held
         for held in found
@@ -151,7 +151,7 @@ def _content_of(folder: Path) -> str:
     return f"content {digest_of_bytes(chr(10).join(digests).encode())[:12]}"
 
 
-def _listed(everywhere: Sequence[Sequence[Held]], numbers: Sequence[int] | None = None) -> str:
+def _listed(everywhere: Sequence[Sequence[FoundSave]], numbers: Sequence[int] | None = None) -> str:
     """Say who holds what, one line for each rank."""
     lines = []
     for rank, own in enumerate(everywhere):

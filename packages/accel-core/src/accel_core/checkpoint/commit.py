@@ -18,9 +18,6 @@ moved (`in_place`): renaming a hidden folder inside it is the commit. The states
 | 11 | without its manifest | inside: a note of what is deleted | nothing | deletes the rest of it |
 | 12 | damaged by something else | – | an error | replaces it |
 
-and those of versions that exchanged whole folders: whatever complete folder they left beside a target that is none
-(`.tmp-`, then `.old-`), or inside a target that they could not exchange, which counted before the target itself.
-
 Where every machine has its own disk, all disks are prepared (5) before any is committed (8): a kill leaves either every
 disk with the save before, or every disk with the new one. docs/concepts/checkpoints.md says the same for users.
 """
@@ -31,6 +28,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -38,28 +36,30 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from accel_core._records import record
 from accel_core.checkpoint import deferred_delete, names
-from accel_core.checkpoint.digest import HashingFile, digest_of_bytes, flush_folder
+from accel_core.checkpoint.digest import HashingFile, flush_folder
 from accel_core.checkpoint.in_place import lies_inside, owned_files, state_journal
-from accel_core.checkpoint.manifest import Manifest, is_complete
+from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save
 from accel_core.errors import CheckpointError
 
 __all__ = [
-    "Held",
+    "GONE",
+    "STAGING",
     "complete",
     "find",
     "flush_tree",
-    "holdings",
     "numbered",
     "prune",
     "publish",
+    "recover",
     "replace_folder",
-    "settle",
+    "saves_of",
+    "sibling_path",
+    "split_beside",
     "stage",
     "staging_of",
     "undo",
-    "unsettled",
+    "unrecovered",
 ]
 
 logger = logging.getLogger(__name__)
@@ -70,29 +70,11 @@ _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOP
 _PRUNED = "pruned.json"
 _PREFIX = "checkpoint_"
 
+STAGING = ".tmp-"
+GONE = ".gone-"
 
-@record(frozen=True)
-class Held:
-    """One checkpoint that a disk holds for a target.
-
-    Attributes:
-        folder: Where its files are.
-        identity: Which save it is; the same on all disks that this save was written to.
-        whole: Whether all of its files are there with their sizes.
-        settled: Whether its save was committed, as far as this disk knows.
-        written_at: Nanoseconds since the epoch.
-    """
-
-    folder: Path
-    identity: str
-    whole: bool
-    settled: bool
-    written_at: int
-
-    @property
-    def of_this_version(self) -> bool:
-        """Whether its save has an id: older versions gave none."""
-        return self.identity.startswith("save ")
+_LONGEST_NAME = 255 - len(GONE) - 1 - names.ID_LENGTH
+"""Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
 
 
 def stage(target: Path, identity: str) -> Path:
@@ -117,7 +99,7 @@ def stage(target: Path, identity: str) -> Path:
     # https://man7.org/linux/man-pages/man2/fsync.2.html
     for folder in made:
         flush_folder(folder.parent)
-    staging = names.beside(target, names.STAGING, identity)
+    staging = sibling_path(target, STAGING, identity)
     staging.mkdir()
     return staging
 
@@ -125,7 +107,7 @@ def stage(target: Path, identity: str) -> Path:
 def staging_of(target: Path, identity: str) -> Path | None:
     """Return the folder that `stage` created; `None` on a disk where it did not."""
     inside = state_journal(target).staging_of(identity)
-    beside = names.beside(target, names.STAGING, identity)
+    beside = sibling_path(target, STAGING, identity)
     return inside if inside.is_dir() else beside if beside.is_dir() else None
 
 
@@ -182,48 +164,43 @@ def undo(staging: Path, target: Path) -> None:
             state_journal(target).clear()
 
 
-def holdings(target: Path) -> list[Held]:
+def saves_of(target: Path) -> list[FoundSave]:
     """Return the checkpoints that this disk has for a target, best first; an empty list if there is none."""
     journal = state_journal(target)
     committed = journal.committed()
     if committed is not None:
         # The target may be a mixture now, whatever its own manifest says.
-        return [_held(committed, settled=True)]
-    placed = _held(target, settled=True) if target.is_dir() else None
-    found = [_held(path, settled=False) for path in journal.prepared()]
-    if placed is None or not placed.whole or not placed.of_this_version:
-        # Only older versions leave something beside or inside a folder that holds a checkpoint.
-        pending = _pending_of_older(target)
-        if pending is not None:
-            return [_held(pending, settled=True)]
-        found += [_held(path, settled=False) for path in _complete_beside(target)]
-    if placed is not None:
-        found.append(placed)
+        return [committed]
+    placed = [found_save(target, settled=True)] if target.is_dir() else []
+    found = journal.prepared()
+    if not any(held.whole for held in placed):
+        # A first save, written beside, which a crash kept from its place.
+        found += _complete_beside(target)
+    found += placed
     return sorted(found, key=lambda held: (held.whole, held.settled), reverse=True)
 
 
 def find(target: Path) -> Path | None:
     """Return the folder of the newest complete checkpoint that was saved to `target`; `None` if there is none."""
-    best = next(iter(holdings(target)), None)
+    best = next(iter(saves_of(target)), None)
     return best.folder if best is not None and best.whole else None
 
 
-def settle(target: Path, identity: str | None = None) -> None:
+def recover(target: Path, identity: str | None = None) -> None:
     """Bring a target to rest: put in place what is to be kept, delete the rest of what saves left."""
     journal = state_journal(target)
     # First: nothing below may take a checkpoint that is half deleted for one.
     if os.path.lexists(journal.folder / _PRUNED):
         _delete_pruned(target)
-    whole = [held for held in holdings(target) if held.whole]
+    whole = [held for held in saves_of(target) if held.whole]
     counting = whole if identity is None else [held for held in whole if held.settled]
     best = next((held for held in whole if held.identity == identity), next(iter(counting), None))
-    older = [] if best is not None and best.of_this_version else list(_left_inside_by_older(target))
     # Before anything is cleared: until it is in place, the folder that is adopted may be the only whole copy.
     if best is not None and best.folder != target:
         _adopt(best.folder, target)
     if os.path.lexists(journal.folder):
         journal.clear()
-    for path in [*_left_beside(target), *older]:
+    for path in list(_left_beside(target)):
         _discard(path, target)
 
 
@@ -235,7 +212,7 @@ def numbered(directory: Path) -> list[Path]:
     found: dict[int, Path] = {}
     if directory.is_dir():
         for entry in os.scandir(directory):
-            parsed = names.split_beside(entry.name)
+            parsed = split_beside(entry.name)
             name = parsed[1] if parsed else entry.name
             number = name.removeprefix(_PREFIX)
             canonical = number.isascii() and number.isdecimal() and number == str(int(number))
@@ -244,11 +221,11 @@ def numbered(directory: Path) -> list[Path]:
     return [found[number] for number in sorted(found)]
 
 
-def unsettled(directory: Path) -> list[Path]:
+def unrecovered(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory for which a crash left files behind."""
     if not directory.is_dir():
         return []
-    beside = {parsed[1] for parsed in map(names.split_beside, os.listdir(directory)) if parsed}
+    beside = {parsed[1] for parsed in map(split_beside, os.listdir(directory)) if parsed}
     return [
         target
         for target in numbered(directory)
@@ -284,7 +261,7 @@ def replace_folder(source: Path, target: Path) -> None:
     """Put a flushed folder in the place of another in one step, and flush its name; what was there is deleted.
 
     Where the system cannot exchange folders (`renameat2`, Linux), a crash between two renames leaves no folder of that
-    name, and the earlier one beside it as `.old-<name>-<id>`.
+    name.
     """
     if not os.path.lexists(target):
         os.rename(source, target)
@@ -293,7 +270,7 @@ def replace_folder(source: Path, target: Path) -> None:
     number = _rename_with(_RENAME_EXCHANGE, source, target)
     replaced = source
     if number in _NOT_SUPPORTED:
-        replaced = names.beside(target, names.OLD, names.fresh_id())
+        replaced = sibling_path(target, GONE, names.fresh_id())
         os.rename(target, replaced)
         os.rename(source, target)
     elif number:
@@ -302,62 +279,19 @@ def replace_folder(source: Path, target: Path) -> None:
     _discard(replaced, target)
 
 
-def _held(folder: Path, *, settled: bool) -> Held:
-    try:
-        manifest = Manifest.read(folder)
-    except (CheckpointError, OSError):
-        return Held(folder, "damaged", False, settled, 0)
-    if manifest is None:
-        return Held(folder, "", is_complete(folder), settled, 0)
-    identity = f"save {manifest.save}" if manifest.save else f"content {_content_of(manifest)}"
-    return Held(folder, identity, is_complete(folder), settled, manifest.written_at)
-
-
-def _content_of(manifest: Manifest) -> str:
-    """Return what stands for the id in a manifest that has none: a digest of what all ranks share."""
-    shared = sorted(
-        f"{entry.name} {entry.digest}"
-        for entry in manifest.entries
-        if entry.name.startswith((names.SAFE_MODEL_NAME, names.MODEL_NAME, names.OPTIMIZER_NAME, names.PROGRESS_NAME))
-    )
-    return digest_of_bytes("\n".join(shared).encode())[:12]
-
-
 def _left_beside(target: Path) -> Iterator[Path]:
     """Yield every folder that saves to `target` left beside it."""
     if target.parent.is_dir():
         for entry in sorted(os.scandir(target.parent), key=lambda entry: entry.name):
-            if names.is_beside(entry.name, target) and entry.is_dir(follow_symlinks=False):
+            if is_beside(entry.name, target) and entry.is_dir(follow_symlinks=False):
                 yield Path(entry.path)
 
 
-def _complete_beside(target: Path) -> list[Path]:
-    """Return what is complete beside a target, best first."""
-    found = [
-        # What was to be put in place is newer than what it was to replace.
-        (path.name.startswith(names.STAGING), _written_at(path), path)
-        for path in _left_beside(target)
-        if not path.name.startswith(names.GONE) and is_complete(path, foreign=path.name.startswith(names.OLD))
-    ]
-    return [path for _, _, path in sorted(found, reverse=True)]
-
-
-def _left_inside_by_older(target: Path) -> Iterator[Path]:
-    """Yield what versions that exchanged folders left inside a target that they could not exchange."""
-    if target.is_dir():
-        for entry in sorted(os.scandir(target), key=lambda entry: entry.name):
-            parsed = names.split_beside(entry.name)
-            if parsed is not None and parsed[1] == target.name:
-                yield Path(entry.path)
-
-
-def _pending_of_older(target: Path) -> Path | None:
-    found = [
-        path
-        for path in _left_inside_by_older(target)
-        if path.name.startswith(names.STAGING) and path.is_dir() and is_complete(path, foreign=False)
-    ]
-    return max(found, key=_written_at) if found else None
+def _complete_beside(target: Path) -> list[FoundSave]:
+    """Return what is complete beside a target, newest first."""
+    staged = [path for path in _left_beside(target) if path.name.startswith(STAGING)]
+    found = [found_save(path, settled=False, foreign=False) for path in staged]
+    return sorted((save for save in found if save.whole), key=lambda save: save.written_at, reverse=True)
 
 
 def _adopt(folder: Path, target: Path) -> None:
@@ -366,7 +300,8 @@ def _adopt(folder: Path, target: Path) -> None:
     if folder.parent == target.parent and _rename_if_absent(folder, target):
         flush_folder(target.parent)
         return
-    if folder != journal.committed():
+    committed = journal.committed()
+    if committed is None or folder != committed.folder:
         # A rename stays within one filesystem. `copytree` flushes nothing, and what is committed has to be on disk.
         if folder.stat().st_dev != target.stat().st_dev:
             copied = journal.begin(names.fresh_id())
@@ -432,8 +367,8 @@ def _discard(folder: Path, target: Path) -> None:
     """Delete a folder that a save left; from the first moment on nothing takes it for a checkpoint."""
     gone = folder
     try:
-        if not folder.name.startswith(names.GONE):
-            gone = names.beside(folder.parent / target.name, names.GONE, names.fresh_id())
+        if not folder.name.startswith(GONE):
+            gone = sibling_path(folder.parent / target.name, GONE, names.fresh_id())
             os.rename(folder, gone)
         if gone.is_dir() and not gone.is_symlink():
             deferred_delete.remove(gone)
@@ -464,11 +399,6 @@ def _clear(target: Path) -> None:
             target,
             error,
         )
-
-
-def _written_at(folder: Path) -> int:
-    manifest = Manifest.read(folder)
-    return manifest.written_at if manifest else 0
 
 
 @functools.cache
@@ -509,3 +439,47 @@ def _rename_if_absent(source: Path, target: Path) -> bool:
             return False
         raise
     return True
+
+
+def sibling_path(target: Path, prefix: str, identity: str) -> Path:
+    """Return the file or folder that stands beside `target` during a save; a very long name is shortened.
+
+    >>> from pathlib import Path
+    >>> str(sibling_path(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
+    'runs/.tmp-ckpt-abcdefghijkl'
+    """
+    return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"
+
+
+def is_beside(name: str, target: Path) -> bool:
+    """Return whether a save to `target` put a file or folder of this name beside it.
+
+    >>> from pathlib import Path
+    >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
+    True
+    """
+    parsed = split_beside(name)
+    return parsed is not None and parsed[1] == _shortened(target.name)
+
+
+def _shortened(name: str) -> str:
+    """Return a name that fits between prefix and id: the name, or its beginning and a digest of it."""
+    raw = os.fsencode(name)
+    if len(raw) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(raw, digest_size=8).hexdigest()
+    return os.fsdecode(raw[: _LONGEST_NAME - len(digest) - 1]) + "~" + digest
+
+
+def split_beside(name: str) -> tuple[str, str] | None:
+    """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
+
+    >>> split_beside(".tmp-ckpt-abcdefghijkl")
+    ('.tmp-', 'ckpt')
+    """
+    for prefix in (STAGING, GONE):
+        if name.startswith(prefix):
+            target, dash, identity = name[len(prefix) :].rpartition("-")
+            if dash and target and len(identity) == names.ID_LENGTH and identity.isalpha():
+                return prefix, target
+    return None

@@ -21,7 +21,7 @@ from pathlib import Path
 from accel_core._records import record
 from accel_core.checkpoint import deferred_delete, names
 from accel_core.checkpoint.digest import HashingFile, flush_folder
-from accel_core.checkpoint.manifest import Manifest, check_name, is_complete
+from accel_core.checkpoint.manifest import FoundSave, Manifest, check_name, found_save
 from accel_core.errors import CheckpointError, UnsafeCheckpointError
 
 __all__ = ["Journal", "lies_inside", "model_journal", "owned_files", "standing_weights", "state_journal"]
@@ -122,14 +122,17 @@ class Journal:
             raise
         return committed
 
-    def committed(self) -> Path | None:
+    def committed(self) -> FoundSave | None:
         """Return the commit whose files are not all in their places yet; `None` where there is none."""
-        found = [path for path in self._entries(_COMMITTED) if is_complete(path, foreign=False)]
-        return max(found, key=_written_at) if found else None
+        return max(self._whole(_COMMITTED), key=lambda save: save.written_at, default=None)
 
-    def prepared(self) -> list[Path]:
+    def prepared(self) -> list[FoundSave]:
         """Return what is complete and was not committed."""
-        return [path for path in self._entries(_WRITING) if is_complete(path, foreign=False)]
+        return self._whole(_WRITING)
+
+    def _whole(self, state: str) -> list[FoundSave]:
+        found = [found_save(path, settled=state == _COMMITTED, foreign=False) for path in self._entries(state)]
+        return [save for save in found if save.whole]
 
     def place(self, committed: Path) -> None:
         """Bring the files of a commit to their places; doing it again after a crash does no harm."""
@@ -223,8 +226,9 @@ def standing_weights(path: Path) -> Path:
     journal = model_journal(folder)
     committed = journal.committed() if os.path.isdir(journal.folder) else None
     if committed is None or path == folder:
-        return committed or path
-    return committed / path.name if os.path.exists(committed / path.name) else path
+        return path if committed is None else committed.folder
+    standing = committed.folder / path.name
+    return standing if os.path.exists(standing) else path
 
 
 def lies_inside(target: Path, name: str) -> bool:
@@ -364,8 +368,3 @@ def _identity_of(staging: Path) -> str:
     if staging.suffix == _WRITING:
         return staging.stem
     return staging.name.rpartition("-")[2]
-
-
-def _written_at(folder: Path) -> int:
-    manifest = Manifest.read(folder)
-    return manifest.written_at if manifest else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib.metadata
@@ -20,9 +21,9 @@ from accel_core._records import record
 from accel_core._version import __version__
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
-from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["Entry", "Manifest", "check_name", "is_complete", "open_member", "versions"]
+__all__ = ["Entry", "FoundSave", "Manifest", "check_name", "found_save", "is_complete", "open_member", "versions"]
 
 _VERSION = 1
 _PACKAGES = ("accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accelerate")
@@ -54,7 +55,7 @@ class Manifest:
         world_size: Number of ranks that wrote it.
         versions: Versions of the installed accel packages and of torch.
         written_at: Nanoseconds since the epoch.
-        save: Id of the save, the same on every disk that the ranks write to; empty in what older versions wrote.
+        save: Id of the save, the same on every disk that the ranks write to.
         absent: Number of further ranks of the run, of which nothing was written: rank 0 saved alone.
     """
 
@@ -62,7 +63,7 @@ class Manifest:
     world_size: int
     versions: dict[str, str] = field(default_factory=dict)
     written_at: int = field(default_factory=time.time_ns)
-    save: str = ""
+    save: str = field(default_factory=names.fresh_id)
     absent: int = 0
 
     @classmethod
@@ -104,9 +105,9 @@ class Manifest:
             data = json.loads(raw)
             claimed = data.pop("digest")
             entries = tuple(Entry(**entry) for entry in data["entries"])
-            further = {name: data[name] for name in ("save", "absent") if name in data}
-            manifest = cls(entries, data["world_size"], data["versions"], data["written_at"], **further)
-            whole = data.keys() - further == {"entries", "world_size", "versions", "written_at", "format"}
+            fields = ("world_size", "versions", "written_at", "save")
+            manifest = cls(entries=entries, absent=data.get("absent", 0), **{name: data[name] for name in fields})
+            whole = data.keys() - {"absent"} == {"entries", "format", *fields}
             whole = whole and isinstance(manifest.save, str)
             whole = whole and claimed == _digest(data) and all(_well_typed(entry) for entry in entries)
             whole = whole and type(manifest.world_size) is int and manifest.world_size >= 1
@@ -130,9 +131,10 @@ class Manifest:
             "world_size": self.world_size,
             "versions": self.versions,
             "written_at": self.written_at,
+            "save": self.save,
             "format": _VERSION,
         }
-        data |= {name: value for name, value in (("save", self.save), ("absent", self.absent)) if value}
+        data |= {"absent": self.absent} if self.absent else {}
         return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:
@@ -174,15 +176,41 @@ def _installed() -> dict[str, str]:
     return installed
 
 
+@record(frozen=True)
+class FoundSave:
+    """One checkpoint that a disk holds for a target.
+
+    Attributes:
+        folder: Where its files are.
+        identity: Which save it is; the same on all disks that this save was written to.
+        whole: Whether all of its files are there with their sizes.
+        settled: Whether its save was committed, as far as this disk knows.
+        written_at: Nanoseconds since the epoch.
+    """
+
+    folder: Path
+    identity: str
+    whole: bool
+    settled: bool
+    written_at: int
+
+
+def found_save(folder: Path, *, settled: bool, foreign: bool = True) -> FoundSave:
+    """Return what a folder holds; without a manifest it is whole as a folder of Accelerate, if it may be `foreign`."""
+    manifest, identity, whole = None, "damaged", False
+    with contextlib.suppress(CheckpointError, OSError):
+        manifest = Manifest.read(folder)
+        identity = "" if manifest is None else f"save {manifest.save}"
+        if manifest is None:
+            whole = foreign and (folder / names.random_states_name(0)).is_file()
+        else:
+            whole = not manifest.damages(folder, contents=False)
+    return FoundSave(folder, identity, whole, settled, 0 if manifest is None else manifest.written_at)
+
+
 def is_complete(folder: Path, *, foreign: bool = True) -> bool:
     """Return whether a folder holds a complete checkpoint."""
-    try:
-        manifest = Manifest.read(folder)
-        if manifest is None:
-            return foreign and (folder / names.random_states_name(0)).is_file()
-        return not manifest.damages(folder, contents=False)
-    except (CheckpointNotFoundError, CheckpointDamagedError, UnsafeCheckpointError, OSError):
-        return False
+    return found_save(folder, settled=False, foreign=foreign).whole
 
 
 def check_name(name: str, where: Path) -> None:

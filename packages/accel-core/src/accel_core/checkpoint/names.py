@@ -6,7 +6,6 @@ The names of state and weight files are those that Accelerate documents, so fold
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import string
@@ -18,12 +17,11 @@ from accel_core.options.fsdp import FSDP_MODEL_NAME
 __all__ = [
     "CUSTOM_NAME",
     "DATALOADER_NAME",
-    "GONE",
+    "ID_LENGTH",
     "JOURNAL_NAME",
     "MANIFEST_NAME",
     "MODEL_JOURNAL_NAME",
     "MODEL_NAME",
-    "OLD",
     "OPTIMIZER_NAME",
     "PROGRESS_NAME",
     "RNG_STATE_NAME",
@@ -34,18 +32,15 @@ __all__ = [
     "SAMPLER_NAME",
     "SCALER_NAME",
     "SCHEDULER_NAME",
-    "STAGING",
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
     "WEIGHTS_PATTERN_NAME",
     "belongs_to_checkpoint",
-    "beside",
     "custom_name",
     "dataloader_name",
     "engine_of",
     "found_in",
     "fresh_id",
-    "is_beside",
     "is_model",
     "is_shard",
     "local_model_name",
@@ -56,7 +51,6 @@ __all__ = [
     "scheduler_name",
     "sharded_model_name",
     "sharded_optimizer_name",
-    "split_beside",
     "whole_model_name",
 ]
 
@@ -84,13 +78,8 @@ JOURNAL_NAME = ".accel-saving"
 MODEL_JOURNAL_NAME = ".accel-saving-model"
 """The same for `save_model`."""
 
-STAGING = ".tmp-"
-OLD = ".old-"
-GONE = ".gone-"
-
-_ID_LENGTH = 12
-_LONGEST_NAME = 255 - len(GONE) - 1 - _ID_LENGTH
-"""Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
+ID_LENGTH = 12
+"""Letters of the id of a save."""
 
 _MODELS = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
 _PARTS = re.compile(
@@ -222,51 +211,7 @@ def is_shard(name: str) -> bool:
 
 def fresh_id() -> str:
     """Return an id for one save: letters only, because readers of folder names look for numbers."""
-    return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(_ID_LENGTH))
-
-
-def beside(target: Path, prefix: str, identity: str) -> Path:
-    """Return the file or folder that stands beside `target` during a save; a very long name is shortened.
-
-    >>> from pathlib import Path
-    >>> str(beside(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
-    'runs/.tmp-ckpt-abcdefghijkl'
-    """
-    return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"
-
-
-def is_beside(name: str, target: Path) -> bool:
-    """Return whether a save to `target` put a file or folder of this name beside it.
-
-    >>> from pathlib import Path
-    >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
-    True
-    """
-    parsed = split_beside(name)
-    return parsed is not None and parsed[1] == _shortened(target.name)
-
-
-def _shortened(name: str) -> str:
-    """Return a name that fits between prefix and id: the name, or its beginning and a digest of it."""
-    raw = os.fsencode(name)
-    if len(raw) <= _LONGEST_NAME:
-        return name
-    digest = hashlib.blake2b(raw, digest_size=8).hexdigest()
-    return os.fsdecode(raw[: _LONGEST_NAME - len(digest) - 1]) + "~" + digest
-
-
-def split_beside(name: str) -> tuple[str, str] | None:
-    """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
-
-    >>> split_beside(".old-ckpt-abcdefghijkl")
-    ('.old-', 'ckpt')
-    """
-    for prefix in (STAGING, OLD, GONE):
-        if name.startswith(prefix):
-            target, dash, identity = name[len(prefix) :].rpartition("-")
-            if dash and target and len(identity) == _ID_LENGTH and identity.isalpha():
-                return prefix, target
-    return None
+    return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(ID_LENGTH))
 
 
 def _numbered(stem: str, index: int, suffix: str) -> str:

@@ -1,7 +1,7 @@
-"""Plain objects in `torch.save`'s format: written as torch writes them, read without running code.
+"""Plain objects in `torch.save`'s format: written as torch writes them, read by `torch.load(weights_only=True)`.
 
-What a file may name is a closed list, see `rebuild` and `arrays`. Time is not bounded: a small pickle can describe work
-without end, such as tuples that hold one another twice. Memory is bounded by the file's size and a constant factor.
+A crafted file is as safe as torch makes it. On top of that, NumPy's arrays are made by `arrays`, and what was read may
+not take more memory than the file fills.
 """
 
 from __future__ import annotations
@@ -11,30 +11,25 @@ import io
 import os
 import pickle
 import pickletools
-import struct
-import sys
+import threading
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from accel_core._torch import get_restore_location, rebuilders
-from accel_core._torch import weights_only_unpickler as unpickler
-from accel_core.checkpoint.arrays import finished, numpy_loadable
+from accel_core.checkpoint.arrays import Array, numpy_loadable, stand_ins
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, open_member
-from accel_core.checkpoint.rebuild import closed_list
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 
 __all__ = [
     "TORCH_SAFE_GLOBALS",
     "load_object",
-    "locate_tensor",
     "open_plain",
     "prove_readable",
     "read_object",
@@ -45,6 +40,8 @@ __all__ = [
 _LONGEST_BARE_PICKLE = 1 << 20
 _CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"})
 _UNSAFE_WORDS = ("Unsupported global", "Unsupported class", "GLOBAL", "REDUCE", "not allowed", "unsafe", "Can only")
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_lock = threading.RLock()
 
 
 def _multiarray(np: ModuleType) -> Any:
@@ -97,66 +94,15 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
         CheckpointDamagedError: It is truncated or in another format.
     """
     options = {"map_location": "cpu"} | options | {"weights_only": True}
-    legacy = not _is_zip(file, path)
-    with _only_data(file, path, legacy=legacy), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        if legacy:
-            return finished(_load_legacy(file, options["map_location"]))
-        return finished(torch.load(_mappable(file, path) if options.get("mmap") else file, **options))
-
-
-def locate_tensor(file: BinaryIO, path: Path) -> tuple[torch.Tensor, int] | None:
-    """Return a tensor that `torch.save` wrote, without its values, and at which byte of the file those begin.
-
-    Raises:
-        UnsafeCheckpointError: Reading it would run code.
-        CheckpointDamagedError: It is truncated or in another format.
-    """
-    if not _is_zip(file, path):
-        return None
-    places: list[tuple[int, int]] = []
-    with _only_data(file, path, legacy=False), zipfile.ZipFile(file) as archive:
-        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
-        if "byteorder" not in members or archive.read(members["byteorder"]) != sys.byteorder.encode():
-            return None
-
-        def empty(saved: tuple[Any, ...]) -> object:
-            _, kind, key, _, count, *_ = saved
-            member = members[f"data/{key}"]
-            if member.file_size != count * kind.dtype.itemsize:
-                raise pickle.UnpicklingError("damaged storage: of another length than the file says")
-            places.append((_content_of(file, member), member.file_size))
-            untyped = torch.UntypedStorage(member.file_size, device="meta")  # type: ignore[no-untyped-call]
-            return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
-                wrap_storage=untyped, dtype=kind.dtype, _internal=True
-            )
-
-        found = _next_pickle(io.BytesIO(archive.read(members["data.pkl"])), empty)
-    if type(found) is not torch.Tensor or len(places) != 1 or found.is_conj() or found.is_neg():
-        return None
-    if not found.is_contiguous():
-        return None
-    (begin, size), skipped = places[0], int(found.storage_offset()) * found.itemsize
-    if skipped + found.nbytes > size:
-        raise _damaged(path, "a tensor that is longer than its storage")
-    return found, begin + skipped
-
-
-def _content_of(file: BinaryIO, member: zipfile.ZipInfo) -> int:
-    """Return where the content of an archive's member begins: behind a header of its own, with its own padding."""
-    file.seek(member.header_offset)
-    name, extra = struct.unpack("<26xHH", file.read(30))
-    return member.header_offset + 30 + int(name) + int(extra)
-
-
-@contextmanager
-def _only_data(file: BinaryIO, path: Path, *, legacy: bool) -> Iterator[None]:
-    """Read in the block what is on the closed list, and name what goes wrong there."""
+    room = _room(file, path)
+    mapped = bool(options.pop("mmap", False)) and room.zipped
     try:
-        with safe_globals():
-            yield
+        with safe_globals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            found = torch.load(_mappable(file, path), mmap=True, **options) if mapped else torch.load(file, **options)
+        return _Walk(room).finished(found)
     except pickle.UnpicklingError as error:
-        if any(word in str(error) for word in _UNSAFE_WORDS) or (legacy and _calls_something(file)):
+        if any(word in str(error) for word in _UNSAFE_WORDS) or (not room.zipped and _calls_something(file)):
             raise _unsafe(path, error) from error
         raise _damaged(path, _first_line(error)) from error
     except Exception as error:
@@ -202,37 +148,93 @@ def prove_readable(content: object, component: str) -> None:
 
 @contextmanager
 def safe_globals() -> Iterator[None]:
-    """Let `torch.load(weights_only=True)` rebuild the classes on the closed list and those in TORCH_SAFE_GLOBALS.
+    """Let `torch.load(weights_only=True)` read what the user declared, and NumPy's arrays by way of `arrays`.
 
-    The caller passes what it reads through `arrays.finished`.
+    NumPy's own functions and types are not on the list meanwhile, whoever declared them. Threads read one after the
+    other: torch keeps its list for the whole process.
     """
-    with closed_list(TORCH_SAFE_GLOBALS):
-        yield
+    with _lock, torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        allowed = [one for one in [*before, *TORCH_SAFE_GLOBALS] if not _is_numpys(one)]
+        torch.serialization.add_safe_globals([*allowed, *stand_ins()])
+        try:
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
 
 
-def _load_legacy(file: BinaryIO, map_location: object) -> object:
-    """Read the format that torch wrote before 1.6: pickles, then the bytes of their storages.
+def _is_numpys(entry: object) -> bool:
+    """Return whether an entry of torch's list is NumPy's, under its own name or another."""
+    what, name = entry if isinstance(entry, tuple) else (entry, "")
+    homes = (str(name), str(getattr(what, "__module__", "") or ""))
+    return any(home.split(".")[0] == "numpy" for home in homes)
 
-    torch's own reader makes each storage before it knows whether the file fills it. Here the pickle is read twice: once
-    to learn which storages it wants, and again when they hold the file's bytes.
+
+class _Walk:
+    """Goes through what was read: puts arrays into their places, and refuses what torch made of no bytes of the file.
+
+    torch's list has constructors of memory that nobody wrote (`torch.Tensor(n)`, `bytearray(n)`), and takes hooks and
+    attributes that hide a tensor's own.
     """
-    if _next_pickle(file) != torch.serialization.MAGIC_NUMBER:
-        raise pickle.UnpicklingError("a file of another format")
-    if _next_pickle(file) != torch.serialization.PROTOCOL_VERSION or not isinstance(_next_pickle(file), dict):
-        raise pickle.UnpicklingError("damaged header")
-    start, size = file.tell(), os.fstat(file.fileno()).st_size if _has_descriptor(file) else file.seek(0, os.SEEK_END)
-    file.seek(start)
-    storages = _Storages(size)
-    _next_pickle(file, storages.want)
-    end = file.tell()
-    storages.fill(file, _next_pickle(file))
-    restore = get_restore_location(map_location)  # type: ignore[no-untyped-call]
-    file.seek(start)
-    content = _next_pickle(file, lambda saved: storages.give(saved, restore))
-    if file.tell() != end:
-        raise pickle.UnpicklingError("a file that changed while it was read")
-    rebuilders._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
-    return content
+
+    def __init__(self, room: _Room) -> None:
+        self._left, self._size = room.bytes, room.size
+        # Every value that was met is kept, so that no id is used again.
+        self._done: dict[int, tuple[Any, Any]] = {}
+        self._counted = set[tuple[str, int]]()
+
+    def finished(self, value: Any) -> Any:
+        """Return a value with arrays in their places; lists, dicts and attributes are changed in place."""
+        if id(value) in self._done:
+            return self._done[id(value)][1]
+        made = value
+        if type(value) is Array:
+            made = value.content
+            if made is None:
+                raise pickle.UnpicklingError("damaged array: without its bytes")
+        elif isinstance(value, torch.Tensor):
+            self._check_tensor(value)
+        elif isinstance(value, torch.UntypedStorage | torch.TypedStorage):
+            self._count((str(value.device), value.data_ptr()), value.nbytes())
+        elif isinstance(value, bytearray) and len(value) > self._size:
+            raise pickle.UnpicklingError("damaged bytes: more than the file has")
+        elif type(value) is tuple:
+            items = tuple(map(self.finished, value))
+            made = value if all(new is old for new, old in zip(items, value, strict=True)) else items
+        self._done[id(value)] = (value, made)
+        if isinstance(value, list):
+            value[:] = map(self.finished, value)
+        elif isinstance(value, dict):
+            for key, item in list(dict.items(value)):
+                value[key] = self.finished(item)
+        if type(value) is not Array:
+            self._check_attributes(value)
+        return made
+
+    def _check_tensor(self, tensor: torch.Tensor) -> None:
+        if tensor._backward_hooks:
+            raise pickle.UnpicklingError("Unsupported class: a tensor with hooks")
+        if tensor.layout == torch.strided and tensor.device.type != "meta" and type(tensor) in _PLAIN:
+            storage = tensor.untyped_storage()
+            self._count((str(storage.device), storage.data_ptr()), storage.nbytes())
+
+    def _count(self, key: tuple[str, int], size: int) -> None:
+        if key not in self._counted:
+            self._counted.add(key)
+            self._left -= size
+        if self._left < 0:
+            raise pickle.UnpicklingError("damaged storage: memory that the file does not fill")
+
+    def _check_attributes(self, value: Any) -> None:
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is not dict:
+            return
+        if isinstance(value, dict | torch.Tensor) and any(hasattr(type(value), name) for name in attributes):
+            raise pickle.UnpicklingError("Unsupported class: attributes that hide those of their type")
+        for name, item in list(attributes.items()):
+            attributes[name] = self.finished(item)
 
 
 def _mappable(file: BinaryIO, path: Path) -> str:
@@ -241,87 +243,49 @@ def _mappable(file: BinaryIO, path: Path) -> str:
     return opened if os.path.exists(opened) else str(path)
 
 
-def _has_descriptor(file: BinaryIO) -> bool:
+class _Room(NamedTuple):
+    """What the file has for the values of tensors.
+
+    Attributes:
+        zipped: Whether it is an archive, as torch writes them from 1.6 on.
+        bytes: Their number.
+        size: Bytes of the file.
+    """
+
+    zipped: bool
+    bytes: int
+    size: int
+
+
+def _room(file: BinaryIO, path: Path) -> _Room:
+    """Return how much memory a file fills, refusing one that grows when it is read."""
+    archived = _archived(file, path)
+    if archived is not None:
+        return _Room(True, *archived)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     try:
-        file.fileno()
-    except (OSError, AttributeError):
-        return False
-    return True
+        # Before 1.6: three pickles of facts, the objects, the names of their storages, and the storages' bytes.
+        for _ in range(5):
+            for _ in pickletools.genops(file):
+                pass
+        return _Room(False, size - file.tell(), size)
+    except (ValueError, UnicodeDecodeError, EOFError, OverflowError, MemoryError):
+        return _Room(False, size, size)  # a bare pickle, or a damaged one: torch says what is wrong with it
+    finally:
+        file.seek(0)
 
 
-def _next_pickle(file: BinaryIO, storage: Callable[[tuple[Any, ...]], object] | None = None) -> Any:
-    reader = unpickler.Unpickler(file, encoding="utf-8")
-    if storage is not None:
-        reader.persistent_load = storage  # type: ignore[method-assign]
-    return reader.load()  # type: ignore[no-untyped-call]
+def _archived(file: BinaryIO, path: Path) -> tuple[int, int] | None:
+    """Return the bytes in an archive as `torch.save` writes it, and its own; refuse one that grows when it is read.
 
-
-class _Storages:
-    """The storages of a file in the old format, in memory that is the file's content or zero."""
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._found: dict[Any, tuple[torch.dtype, bytearray]] = {}
-        self._given: dict[Any, Any] = {}
-
-    def want(self, saved: tuple[Any, ...]) -> object:
-        """Note a storage that the pickle names, and give one of zeros for the time being."""
-        kind, storage_type, key, _, count, _ = saved
-        if kind != "storage" or not isinstance(storage_type, torch.serialization.StorageType):
-            raise pickle.UnpicklingError("damaged storage: of a kind that torch does not write")
-        dtype: torch.dtype = storage_type.dtype
-        if key not in self._found:
-            if type(count) is not int or not 0 <= count * dtype.itemsize <= self._left:
-                raise pickle.UnpicklingError("damaged storage: larger than the file")
-            self._left -= count * dtype.itemsize
-            self._found[key] = dtype, bytearray(count * dtype.itemsize)
-        return self.give(saved, lambda storage, _: storage)
-
-    def fill(self, file: BinaryIO, keys: object) -> None:
-        """Read the storages' bytes, which follow in the order of `keys`."""
-        if not isinstance(keys, list) or len(keys) != len(self._found) or set(keys) != self._found.keys():
-            raise pickle.UnpicklingError("damaged storages: a list that is not that of the tensors")
-        self._given.clear()
-        for key in keys:
-            dtype, memory = self._found[key]
-            count = int.from_bytes(file.read(8), "little", signed=True)
-            if count * dtype.itemsize != len(memory) or file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
-                raise pickle.UnpicklingError("damaged storages: the file ends before them")
-
-    def give(self, saved: tuple[Any, ...], restore: Callable[[torch.UntypedStorage, str], Any]) -> object:
-        """Return a storage, or the part of it that the pickle names."""
-        _, storage_type, key, location, _, view = saved
-        dtype, memory = self._found[key]
-        if storage_type.dtype != dtype:
-            raise pickle.UnpicklingError("damaged storage: of two dtypes")
-        if key not in self._given:
-            self._given[key] = restore(_untyped(memory), str(location))
-        untyped = self._given[key]
-        if view is not None:
-            _, offset, count = view
-            if type(offset) is not int or type(count) is not int or offset < 0 or count < 0:
-                raise pickle.UnpicklingError("damaged storage: a part that is not one")
-            untyped = untyped[offset * dtype.itemsize : (offset + count) * dtype.itemsize]
-        return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
-            wrap_storage=untyped, dtype=dtype, _internal=True
-        )
-
-
-def _untyped(memory: bytearray) -> torch.UntypedStorage:
-    """Return a storage of fixed length over memory; torch lengthens those that it made itself."""
-    if not memory:
-        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
-    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-
-
-def _is_zip(file: BinaryIO, path: Path) -> bool:
-    """Return whether the file is an archive as `torch.save` writes it, refusing one that grows when it is read.
+    `None` for a file that is not an archive.
 
     `torch.save` stores members as they are. A deflated or doubled member may unpack to a thousand times its size.
     """
     try:
         if not zipfile.is_zipfile(file):
-            return False
+            return None
         members = zipfile.ZipFile(file).infolist()
     except Exception as error:
         # zipfile raises whatever it trips over: struct.error, IndexError, UnicodeError, NotImplementedError.
@@ -331,9 +295,10 @@ def _is_zip(file: BinaryIO, path: Path) -> bool:
         file.seek(0)
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise _damaged(path, "compressed members, which torch does not write")
-    if sum(member.file_size for member in members) > size:
+    content = sum(member.file_size for member in members)
+    if content > size:
         raise _damaged(path, "members that announce more bytes than the file has")
-    return True
+    return content, size
 
 
 def _calls_something(file: BinaryIO) -> bool:

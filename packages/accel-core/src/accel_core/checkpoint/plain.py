@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from accel_core.checkpoint import model, names, optimizer, pickles, tensor_file
+from accel_core.checkpoint import commit, model, names, optimizer, pickles, tensor_file
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
@@ -114,7 +114,7 @@ def save(
             torch.save(obj, f)
         return
     path = Path(f)
-    staging = names.beside(path, names.STAGING, names.fresh_id())
+    staging = commit.sibling_path(path, commit.STAGING, names.fresh_id())
     try:
         if safe_serialization:
             tensor_file.write_tensors(staging, obj)

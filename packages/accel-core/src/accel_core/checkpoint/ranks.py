@@ -56,7 +56,7 @@ class Ranks:
             CheckpointError: The same text on every rank. It is the class that the lowest failing rank met, if that is
                 one of accel's.
         """
-        self._settle(True, None, failure, doing, advice)
+        self._exchange_outcome(True, None, failure, doing, advice)
 
     def meet(self, value: _T, doing: str, advice: str = ADVICE) -> list[_T]:
         """Return the value of each rank in the middle of an operation that `agree` ends.
@@ -64,9 +64,11 @@ class Ranks:
         Raises:
             CheckpointError: A rank failed, or has finished already; the same text on every rank.
         """
-        return self._settle(False, value, None, doing, advice)
+        return self._exchange_outcome(False, value, None, doing, advice)
 
-    def _settle(self, done: bool, value: Any, failure: Exception | None, doing: str, advice: str) -> list[Any]:
+    def _exchange_outcome(
+        self, done: bool, value: Any, failure: Exception | None, doing: str, advice: str
+    ) -> list[Any]:
         said = self.exchange((done, value, None if failure is None else described(failure)))
         failed = {rank: outcome for rank, (_, _, outcome) in enumerate(said) if outcome is not None}
         if failed:

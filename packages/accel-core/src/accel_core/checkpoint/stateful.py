@@ -22,8 +22,11 @@ _POSITION: dict[str, tuple[type, ...]] = {
     "unit": (str,),
     "seed": (int, type(None)),
     "order": (dict,),
+    "drawn_late": (bool,),
+    "steps": (int,),
+    "readers": (list,),
 }
-"""What every version of the file of a position holds, and of which types."""
+"""What the file of a position holds, and of which types."""
 
 
 @runtime_checkable
@@ -144,19 +147,21 @@ def _accept(own: object, state: object) -> None:
 
 
 def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
-    """Compare the form of a loader's position with that of this version, which reads its own and all before it."""
+    """Compare the form of a loader's position with that of this version."""
     if not isinstance(state, Mapping):
         return f"the file holds a {type(state).__name__} instead of a dict"
-    version, newest = state.get("version"), own.get("version", 0)
-    if type(version) is not int or not 1 <= version <= newest:
-        return f"has the version {version!r:.40} and this accel reads 1 to {newest}"
+    version, known = state.get("version"), own.get("version")
+    if type(version) is not int or version != known:
+        return f"has the version {version!r:.40} and this accel reads {known}"
     for key, types in _POSITION.items():
         value = state.get(key, ...)
-        if not isinstance(value, types) or isinstance(value, bool):
+        if type(value) not in types:
             return f"holds {'no' if value is ... else 'a ' + type(value).__name__ + ' for its'} {key}"
-    negative = [key for key in ("epoch", "offset") if state[key] < 0]
+    negative = [key for key in ("epoch", "offset", "steps") if state[key] < 0]
     if negative or not all(isinstance(one, Tensor) for one in state["order"].values()):
         return f"holds {negative[0] + ' that is negative' if negative else 'an order that is no states of generators'}"
+    if len(state["readers"]) != len(own["readers"]):
+        return f"holds {len(state['readers'])} facts of its readers and this accel reads {len(own['readers'])}"
     return None
 
 

@@ -1,4 +1,7 @@
-"""Weights in the safetensors format: each tensor read straight into memory when it is asked for."""
+"""Weights in the safetensors format: each tensor read straight into memory when it is asked for.
+
+Written here and not by the `safetensors` package, which takes all tensors at once and gives no digest of what it wrote.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +48,8 @@ _FORMAT = "format"
 class SpreadWeight:
     """A weight that several ranks hold together, and how each of them gets it whole.
 
-    Attributes:
-        shape: Of the whole weight.
-        dtype: Its dtype.
-        gather: Returns it whole; every rank calls it, for the same weights in the same order.
-        pieces: Yields it in parts that lie one after the other, where it need not be whole to be written.
-        gather_on_first: Returns it whole on the first rank, for less memory on the others, which get anything; every
-            rank calls it. `None` where there is no such way.
+    Every rank calls `gather`, or `gather_on_first`, which gives it to the first rank alone, for the same weights in the
+    same order. `pieces` yields it in parts that lie one after the other, where it need not be whole to be written.
     """
 
     shape: tuple[int, ...]
@@ -71,11 +69,7 @@ class _Writable(Protocol):
 
 
 class TensorFile:
-    """The tensors of a safetensors file, each read only when it is asked for.
-
-    Attributes:
-        tensors: What the file holds.
-        aliases: Names of tensors that share the values of another: name to the name that is stored.
+    """The tensors of a safetensors file, each read only when it is asked for; aliases are other names of them.
 
     Raises:
         CheckpointDamagedError: The file is truncated or no safetensors file.

@@ -1,15 +1,14 @@
 """The header of a safetensors file: which tensors it holds and where they lie.
 
-Format: https://github.com/huggingface/safetensors#format. What the `safetensors` package refuses is refused here, what
-it accepts is read. The package itself cannot be asked: it parses a header only together with the file, which it opens
-by path and, without NumPy, maps as private memory; the kernel refuses that for a file larger than what is free.
+Format: https://github.com/huggingface/safetensors#format. The `safetensors` package writes nothing else than what is
+read here, and refuses all that is refused. It cannot be asked: it parses a header only together with the file, which it
+maps, without NumPy as private memory, and the kernel refuses that for a file larger than what is free.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from typing import Any, NamedTuple
 
 import torch
@@ -55,21 +54,11 @@ METADATA = "__metadata__"
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LONGEST = 100_000_000  # the format's own bound
 _MOST_EXTENT = 1 << 64
-_DEEPEST = 127
 _BYTES_PER_CONTAINER = 16
-_UNUSUAL = re.compile(r"\\u[dD][89a-fA-F]|\d{309}|[eE]\+?\d{3}|-0(?![\d.eE])")
-_SURROGATES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
 class StoredTensor(NamedTuple):
-    """Where one tensor lies in a file.
-
-    Attributes:
-        form: Its dtype, or the format's name for one that this torch has not.
-        shape: Its shape in torch.
-        start: First byte in the file.
-        nbytes: How many bytes.
-    """
+    """Where one tensor lies in a file; its form is the format's name where this torch has no such dtype."""
 
     form: torch.dtype | str
     shape: tuple[int, ...]
@@ -97,12 +86,7 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of itself.
-
-    Attributes:
-        tensors: Its tensors by name, in the order in which they lie.
-        metadata: Words that the writer noted.
-    """
+    """What a safetensors file says of itself: tensors in the order in which they lie, and words of the writer."""
 
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
@@ -150,31 +134,26 @@ def torch_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-class _Doubled(dict[str, Any]):
-    """A JSON object that names a key more than once."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        self.pairs = pairs
-
-
 def _parse(raw: bytes, room: int) -> Header:
     if raw.count(b"[") + raw.count(b"{") > len(raw) // _BYTES_PER_CONTAINER + 64:
         raise ValueError("a header of lists, where no tensor takes so few bytes")
-    header = _load(raw.decode("utf-8"))
-    if type(header) not in (dict, _Doubled):
+    header = json.loads(
+        raw.decode("utf-8"),
+        object_pairs_hook=_object,
+        parse_constant=_refused,
+        parse_float=_refused,
+        parse_int=_natural,
+    )
+    if type(header) is not dict:
         raise ValueError(f"a header that is a {type(header).__name__}")
-    pairs: list[tuple[str, Any]] = header.pairs if isinstance(header, _Doubled) else list(header.items())
-    noted = [value for name, value in pairs if name == METADATA]
-    if len(noted) > 1:
-        raise ValueError("metadata given twice")
-    metadata = _metadata(noted[0]) if noted else {}
-    # As the package reads it, the last one of several entries of a name counts, but each has to be well formed.
-    entries = {name: (name, *_entry(name, value)) for name, value in pairs if name != METADATA}
-    base = 8 + len(raw)
+    metadata = header.pop(METADATA, None)
+    metadata = {} if metadata is None else metadata
+    if type(metadata) is not dict or not all(type(word) is str for word in metadata.values()):
+        raise ValueError("metadata that is not a table of words")
+    base, end = 8 + len(raw), 0
     tensors: dict[str, StoredTensor] = {}
-    end = 0
-    for name, form, shape, start, stop in sorted(entries.values(), key=lambda entry: entry[3:]):
+    entries = [(name, *_entry(name, value)) for name, value in header.items()]
+    for name, form, shape, start, stop in sorted(entries, key=lambda entry: entry[3:]):
         if start != end or stop < start:
             raise ValueError(f"tensors that overlap or leave holes: {name!r} at byte {start} instead of {end}")
         if stop - start != _bytes_of(form, shape):
@@ -189,87 +168,34 @@ def _parse(raw: bytes, room: int) -> Header:
     return Header(tensors, metadata)
 
 
-def _load(text: str) -> Any:
-    """Parse JSON as strictly as the format's own reader; Python's takes NaN, halves of characters, and any number."""
-    hooks: dict[str, Any] = {}
-    if _UNUSUAL.search(text):
-        _check_escapes(text)
-        hooks = {"parse_int": _number, "parse_float": _fraction}
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_constant, **hooks)
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
-    return made if len(made) == len(pairs) else _Doubled(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name that stands there twice")
+    "".join(made).encode()  # half of a character is a ValueError
+    return made
 
 
-def _constant(word: str) -> object:
-    raise ValueError(f"the number {word}, which JSON has not")
+def _natural(digits: str) -> int:
+    return int(digits) if digits.isdecimal() else -1
 
 
-def _number(digits: str) -> int | float:
-    if digits == "-0":
-        return -0.0
-    return int(digits) if len(digits) < 300 else _fraction(digits)
+def _refused(word: str) -> object:
+    raise ValueError(f"the number {word}, which no header needs")
 
 
-def _fraction(digits: str) -> float:
-    value = float(digits)
-    if value in (float("inf"), -float("inf")):
-        raise ValueError("a number that is out of range")
-    return value
-
-
-def _check_escapes(text: str) -> None:
-    """Refuse halves of a character: an escape from D800 to DBFF that none from DC00 to DFFF follows, or the reverse."""
-    high = -1
-    for found in _SURROGATES.finditer(text):
-        code = int(found[1], 16) if found[1] else 0
-        follows = high == found.start()
-        if follows != (0xDC00 <= code < 0xE000):
-            raise ValueError("half of a character in a name")
-        high = found.end() if 0xD800 <= code < 0xDC00 else -1
-        if high >= 0 and text[high : high + 2] != "\\u":
-            raise ValueError("half of a character in a name")
-
-
-def _metadata(value: object) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(type(word) is str for word in value.values()):
-        raise ValueError("metadata that is no table of words")
-    return dict(value)
-
-
-def _entry(name: str, entry: object) -> tuple[str, tuple[int, ...], int, int]:
+def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Return what a header says of a tensor: dtype, shape, first byte, and the byte after its last one."""
-    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise ValueError(f"tensor {name!r} without its dtype, shape and data_offsets")
-    if isinstance(entry, _Doubled):
-        keys = [key for key, _ in entry.pairs]
-        if any(keys.count(key) > 1 for key in ("dtype", "shape", "data_offsets")):
-            raise ValueError(f"tensor {name!r} described twice")
-    if len(entry) > 3 and _is_deep(entry):
-        raise ValueError(f"tensor {name!r} described by JSON that is nested too deeply")
+    if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {name!r} that is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if type(dtype) is not str or dtype not in _FORMS:
         raise ValueError(f"tensor {name!r} of a dtype that the format has not: {dtype!r:.40}")
     if type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
-        raise ValueError(f"tensor {name!r} whose shape or offsets are no list of numbers")
+        raise ValueError(f"tensor {name!r} whose shape or offsets are not a list of numbers")
     if not all(type(number) is int and 0 <= number < _MOST_EXTENT for number in (*shape, *offsets)):
-        raise ValueError(f"tensor {name!r} whose shape or offsets are no list of numbers")
+        raise ValueError(f"tensor {name!r} whose shape or offsets are not a list of numbers")
     return dtype, tuple(shape), offsets[0], offsets[1]
-
-
-def _is_deep(value: Any) -> bool:
-    """Return whether what a header says beyond the format is nested deeper than the format's reader goes."""
-    level, depth = [value], 2
-    while level:
-        if depth > _DEEPEST:
-            return True
-        inner = [item for part in level for item in (part.values() if isinstance(part, dict) else part)]
-        level, depth = [item for item in inner if isinstance(item, (dict, list))], depth + 1
-    return False
 
 
 def _bytes_of(form: str, shape: tuple[int, ...]) -> int:

@@ -155,7 +155,7 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) 
 def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -> None:
     """Write shards and their index, and let them take the places of the weights before: all of them or none."""
     journal = model_journal(folder)
-    _settle(journal)
+    _recover(journal)
     identity = names.fresh_id()
     staging = journal.begin(identity)
     try:
@@ -184,18 +184,13 @@ def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
     return pickles.write_object(path, {name: gathered.get(id(value), value) for name, value in shard.items()})
 
 
-def _settle(journal: Journal) -> None:
+def _recover(journal: Journal) -> None:
     """Finish what a crash left of an earlier save, and delete the rest of it."""
     committed = journal.committed()
     if committed is not None:
-        journal.place(committed)
+        journal.place(committed.folder)
     if os.path.lexists(journal.folder):
         journal.clear()
-    for entry in os.scandir(journal.target):
-        parsed = names.split_beside(entry.name)
-        # Older versions wrote beside the files' places.
-        if parsed is not None and names.is_shard(parsed[1]) and not entry.is_dir(follow_symlinks=False):
-            os.unlink(entry.path)
 
 
 def _earlier(folder: Path, safe: bool) -> list[str]:

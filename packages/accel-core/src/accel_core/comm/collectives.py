@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from accel_core.comm.packing import Layout, lay_out, unstack, window_of
+from accel_core.comm.packing import Layout, lay_out
 from accel_core.comm.transport import Message, Transport, check_rank, participate
 from accel_core.comm.tree import leaf_paths, recursively_apply, unflatten, view_of
 from accel_core.errors import CollectiveError, ConfigurationError
@@ -60,14 +60,9 @@ def _gather(nest: object, world: World) -> object:
         # Packed straight into the frame where it fits: then the frame is the only collective of the operation. What is
         # packed may be wrong until the headers were compared, which is why nothing is taken out before `exchange`.
         fits = layout.nbytes <= transport.capacity
-        window = window_of(transport, layout, layout.stack) if fits and layout.stack is not None else None
-        if window is not None:
-            torch.stack(leaves, out=window.room)
-        elif fits:
+        if fits:
             layout.pack(leaves, transport.payload)
         transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
-        if window is not None:
-            return unflatten(nest, iter(unstack(layout, window.stacked, layout.gathered[0])))
         results: list[Any] = [None] * len(leaves)
         if fits:
             layout.unpack_rows(transport.rows(0, layout.nbytes), results)
@@ -124,10 +119,7 @@ def _reduce(nest: object, reduction: str, scale: float, world: World) -> Any:
         leaves, layout = lay_out(nest, "reduce", transport.device, world.size)
         _check_reduction(nest, reduction)
         in_frame = transport.on_host and layout.nbytes <= transport.capacity
-        window = window_of(transport, layout, layout.stack) if in_frame and layout.stack is not None else None
-        if window is not None:
-            torch.stack(leaves, out=window.room)
-        elif in_frame:
+        if in_frame:
             layout.pack(leaves, transport.payload)
         # Reading headers off a device waits for all that was queued on it. A reduction that all ranks were seen to
         # agree on is therefore sent without a frame there; ranks that part ways later are found in debug mode alone.
@@ -135,8 +127,6 @@ def _reduce(nest: object, reduction: str, scale: float, world: World) -> Any:
         if transport.on_host or world.debug or proof not in transport.proven:
             transport.exchange(Message(layout.digest, layout.nbytes, lambda: view_of(nest)))
             transport.proven.add(proof)
-        if window is not None:
-            return unflatten(nest, iter(unstack(layout, _reduce_rows(window.rows, reduction), layout.shapes[0])))
         factor = scale if world.device.type == "xla" else 1.0
         results: list[Any] = [None] * len(leaves)
         packed = None if in_frame else _packed(layout, leaves, transport)

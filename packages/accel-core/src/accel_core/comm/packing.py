@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from accel_core._records import record
-from accel_core.comm.transport import Transport, digest_of
+from accel_core.comm.transport import digest_of
 from accel_core.comm.tree import TreeSpec, flatten, leaf_paths, spec_text
 from accel_core.errors import UnsupportedTypeError
 
-__all__ = ["Block", "Layout", "Segment", "Window", "check_kinds", "lay_out", "unstack", "window_of"]
+__all__ = ["Block", "Layout", "Segment", "check_kinds", "lay_out"]
 
 _ALIGNMENT = 16
 _REMEMBERED = 512
@@ -79,7 +79,6 @@ class Layout:
         gathered: Every leaf's shape after a gather.
         digest: 16 bytes that stand for structure, shapes and dtypes.
         devices: Every leaf's device where some are elsewhere than the buffer, else `None`.
-        stack: The one block that holds all tensors, where they have one shape and the device of the buffer.
     """
 
     segments: tuple[Segment, ...]
@@ -89,7 +88,6 @@ class Layout:
     gathered: tuple[tuple[int, ...], ...]
     digest: bytes
     devices: tuple[torch.device, ...] | None
-    stack: Block | None
 
     def pack(self, leaves: list[torch.Tensor], buffer: torch.Tensor) -> None:
         """Copy tensors into a uint8 buffer of at least `nbytes`; call it under `torch.no_grad`."""
@@ -148,44 +146,6 @@ def _assign(results: list[Any], block: Block, pieces: Sequence[torch.Tensor]) ->
         return
     for member, piece in zip(block.members, pieces, strict=True):
         results[member] = piece
-
-
-class Window(NamedTuple):
-    """Views into the frames for a stack of tensors that is sent again and again.
-
-    Attributes:
-        room: Where this rank's tensors go, shape `(tensors, *shape)`.
-        rows: What all ranks sent, shape `(ranks, elements)`.
-        stacked: The same by tensor, shape `(tensors, ranks, *shape)`.
-    """
-
-    room: torch.Tensor
-    rows: torch.Tensor
-    stacked: torch.Tensor
-
-
-def window_of(transport: Transport, layout: Layout, block: Block) -> Window:
-    """Return the views into a transport's frames for a layout that is a single stack."""
-    # Making these views costs as much as the copy of 64 small tensors; a training loop sends the same few layouts.
-    window: Window | None = transport.windows.get(layout.digest)
-    if window is None:
-        if len(transport.windows) >= _REMEMBERED:
-            transport.windows.clear()
-        assert block.shape is not None
-        segment, count = layout.segments[0], len(block.members)
-        # They are kept like the frames, so they too must not be tied to the mode that they are first needed in.
-        with torch.inference_mode(False):
-            room = transport.payload[: segment.stop].view(segment.dtype).view(count, *block.shape)
-            rows = transport.rows(0, segment.stop).view(segment.dtype)
-            window = Window(room, rows, rows.view(len(rows), count, *block.shape).transpose(0, 1))
-        transport.windows[layout.digest] = window
-    return window
-
-
-def unstack(layout: Layout, stacked: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
-    """Split a stack into tensors with their own memory."""
-    pieces: list[torch.Tensor] = list(_unbind_copy(stacked.reshape(len(layout.shapes), *shape)))
-    return pieces
 
 
 _layouts: dict[tuple[Any, ...], Layout] = {}
@@ -258,8 +218,6 @@ def _lay_out(leaves: Sequence[torch.Tensor], spec: TreeSpec, device: torch.devic
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT
     shapes = tuple(leaf.shape for leaf in leaves)
     at_home = all(leaf.device == device for leaf in leaves)
-    blocks = [block for segment in segments for block in segment.blocks]
-    whole = next((block for block in blocks if block.is_all and block.shape is not None), None)
     text = spec_text(spec) + "|" + ";".join(f"{leaf.dtype}{tuple(leaf.shape)}" for leaf in leaves)
     return Layout(
         segments=tuple(segments),
@@ -269,7 +227,6 @@ def _lay_out(leaves: Sequence[torch.Tensor], spec: TreeSpec, device: torch.devic
         gathered=tuple((world_size * (shape[0] if shape else 1), *shape[1:]) for shape in shapes),
         digest=digest_of(text),
         devices=None if at_home else tuple(leaf.device for leaf in leaves),
-        stack=whole if at_home else None,
     )
 
 

@@ -164,7 +164,6 @@ class Transport:
         lane: Empty for the default group.
         capacity: Bytes of payload that fit into a frame.
         device: Where payloads are packed: the device of the world, or the CPU for a group on the host.
-        windows: Views into the frames that operations keep, by digest, as long as the frames have this size.
         proven: Operations that all ranks were seen to agree on, where seeing it again would stall a device.
     """
 
@@ -201,7 +200,6 @@ class Transport:
         self._outgoing = memory_of(self._header)
         self._incoming = memory_of(self._received) if self.on_host else memoryview(b"")
         self._starts = range(0, self.world.size * size, size)
-        self.windows: dict[bytes, Any] = {}
 
     def serves(self, world: World) -> bool:
         """Return whether this is the transport of a world, also after a reset made an equal one."""

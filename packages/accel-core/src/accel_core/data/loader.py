@@ -165,7 +165,7 @@ class PreparedLoader(LoaderBase):
                 # A user's own iteration may be a generator, which draws nothing before its first batch is asked for.
                 return itertools.chain(list(itertools.islice(stream, 1)), stream) if self._iterates_itself() else stream
         epoch.order = pending["order"] or capture_order(self)
-        epoch.drawn_late = bool(pending["order"] and pending.get("drawn_late"))
+        epoch.drawn_late = bool(pending["order"] and pending["drawn_late"])
         # The generators are the position's inside the block alone, so whatever draws from them has to do it here.
         with replay_order(self, epoch.order):
             self._seedless = epoch.drawn_late
@@ -210,8 +210,7 @@ class PreparedLoader(LoaderBase):
         return full - left if full is not None and left is not None else -(-offset // self.step_units(None))
 
     def _same_readers(self, pending: dict[str, Any]) -> bool:
-        before = pending.get("readers")
-        return before is not None and self.readers[: len(before)] == before
+        return bool(self.readers == pending["readers"])
 
     def _bound_to_readers(self) -> bool:
         """Return whether what comes after an offset depends on who reads.
@@ -223,8 +222,8 @@ class PreparedLoader(LoaderBase):
         return bool(self.local_ranks) or (streams and self.num_workers > 1) or self.use_stateful_dataloader
 
     def _check_readers(self, pending: dict[str, Any]) -> None:
-        before, now = pending.get("readers"), self.readers
-        if not self.keeps_order or (before is not None and not before[4]):
+        before, now = pending["readers"], self.readers
+        if not self.keeps_order or not before[4]:
             raise CheckpointMismatchError(
                 "Batches that workers give out of order are not the first ones of the epoch; got the position "
                 f"{pending['offset']} of a loader with in_order=False and {now[1]} workers. Use in_order=True "

@@ -31,7 +31,7 @@ from accel_core.errors import CheckpointMismatchError
 
 __all__ = ["Cursor", "Indices", "capture_order", "is_exact", "keeps_default_generator", "replay_order"]
 
-_VERSION = 3
+_VERSION = 1
 _END: object = object()
 _EXACT_SAMPLERS = frozenset(
     {
@@ -202,9 +202,6 @@ class Indices:
         position = epoch.replay or {}
         order = position["order"] or capture_order(loader)
         with replay_order(loader, order):
-            if position["order"] and not position.get("drawn_late"):
-                # Captured before torch took its seed for workers.
-                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             epoch.order, epoch.drawn_late = capture_order(loader), True
             indices = self._passed(self._from(loader, epoch, counts), loader, epoch, counts, captured=True)
             first = next(indices, _END)
@@ -327,9 +324,9 @@ class Cursor:
         Raises:
             CheckpointMismatchError: The position was taken from another kind of loader.
         """
-        if state.get("version") not in range(1, _VERSION + 1):
+        if state.get("version") != _VERSION:
             raise CheckpointMismatchError(
-                f"This accel reads positions up to the version {_VERSION}; got the version {state.get('version')!r}. "
+                f"This accel reads positions of the version {_VERSION}; got the version {state.get('version')!r}. "
                 "Load it with the version of accel-core that wrote it."
             )
         if state["offset"] and state["unit"] != self.unit:
@@ -347,12 +344,10 @@ class Cursor:
         loader.forget_position()
         loader._seedless = False
         if state["offset"]:
-            # Up to version 2, a loader that dispatches counted its steps and not its batches.
-            least = -(-state["offset"] // loader.own_units(None)) if state["version"] < _VERSION else 0
-            loader.pending = {**state, "steps": max(least, state.get("steps", 0))}
+            loader.pending = dict(state)
             return
         loader.pending = None
-        loader._seedless = bool(state.get("drawn_late"))
+        loader._seedless = state["drawn_late"]
         for name, generator in (("loader", loader.generator), ("sampler", _sampler_generator(loader))):
             if generator is not None and name in state["order"]:
                 generator.set_state(state["order"][name])

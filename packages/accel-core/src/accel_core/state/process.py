@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
-from accel_core.comm import control
-from accel_core.comm.split import split_for_rank
 from accel_core.devices import registry
-from accel_core.errors import ConfigurationError, StateError, StateResetError
+from accel_core.errors import ConfigurationError, StateResetError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.process import world
-from accel_core.process.world import World
+from accel_core.state.process_control import FunctionControl
 
 __all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
 
@@ -25,7 +20,7 @@ def do_nothing(*args: object, **kwargs: object) -> None:
     """Accept anything and return nothing."""
 
 
-class PartialState:
+class PartialState(FunctionControl):
     """The process among its fellows, and control over who does what.
 
     Every instance shares one state. The first one sets the process up: it finds the device and the rank and, with
@@ -125,10 +120,6 @@ class PartialState:
         world.forget()
 
     @property
-    def _world(self) -> World:
-        return world.ensure()
-
-    @property
     def initialized(self) -> bool:
         """Whether the shared state is set."""
         return self._shared_state != {}
@@ -159,141 +150,6 @@ class PartialState:
     def default_device(self) -> torch.device:
         """The device that a process without any setting would use here."""
         return registry.choose().default_device()
-
-    def wait_for_everyone(self) -> None:
-        """Stop until every process has come here; with one process, return at once.
-
-        Raises:
-            RankDisagreementError: Another process is in another operation, such as `gather` or `save_state`; the
-                error names the line of each. (Operations that accel did not start, such as calls of
-                `torch.distributed` or the backward pass of a distributed model, cannot be told apart from it: there
-                the backend's own error or timeout ends the wait.)
-            RemoteRankError: Another process is gone.
-        """
-        control.wait_for_all(self._world)
-
-    @contextmanager
-    def split_between_processes(
-        self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
-    ) -> Iterator[Any]:
-        """Give each process its part of `inputs` inside the block.
-
-        Args:
-            inputs: A list, tuple, tensor or numpy array (split along its first dim), dataset, or a dict of these with
-                equal lengths. Anything else is given whole to every process.
-            apply_padding: Repeat the last element so that every process gets equally many.
-
-        Yields:
-            This process's part, of the same type.
-
-        Raises:
-            DataError: The values of a dict have different lengths.
-            UnsupportedTypeError: A value of a dict has no length.
-        """
-        yield split_for_rank(inputs, self.process_index, self.num_processes, apply_padding=apply_padding)
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        """Let the main process through a `with` block before all others.
-
-        Returns:
-            The block, for `with`; every process enters it.
-
-        Raises:
-            RemoteRankError: On the others, when the main process raised in the block.
-        """
-        return control.main_first(self._world, self.is_main_process)
-
-    def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each machine through a `with` block before the others.
-
-        Returns:
-            The block, for `with`; every process enters it.
-        """
-        return control.main_first(self._world, self.is_local_main_process)
-
-    def on_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the main process only; elsewhere it returns `None`.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-
-        Returns:
-            The function, made so.
-        """
-        if not self.initialized:
-            raise StateError(
-                "on_main_process needs to know the processes; got a PartialState that was reset. "
-                "Make a PartialState() or Accelerator() first."
-            )
-        if function is None:
-            return partial(self.on_main_process)
-        return control.only_when(self.is_main_process, function)
-
-    def on_local_main_process(self, function: Callable[..., Any] | None = None) -> Callable[..., Any]:
-        """Make a function run on the first process of each machine only.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-
-        Returns:
-            The function, made so.
-        """
-        if function is None:
-            return partial(self.on_local_main_process)
-        return control.only_when(self.is_local_main_process, function)
-
-    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a function run on the highest rank only.
-
-        Args:
-            function: The function.
-
-        Returns:
-            The function, made so.
-        """
-        return control.only_when(self.is_last_process, function)
-
-    def on_process(
-        self, function: Callable[..., Any] | None = None, process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """Make a function run on the process numbered `process_index` only.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-            process_index: Rank of the process on which it runs.
-
-        Returns:
-            The function, made so.
-        """
-        if function is None:
-            return partial(self.on_process, process_index=process_index)
-        return control.only_when(self.process_index == process_index, function)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Callable[..., Any]:
-        """Make a function run, on each machine, on the process numbered `local_process_index` only.
-
-        Args:
-            function: The function; without it, a decorator is returned.
-            local_process_index: Number, on its machine, of the process on which it runs.
-
-        Returns:
-            The function, made so.
-        """
-        if function is None:
-            return partial(self.on_local_process, local_process_index=local_process_index)
-        return control.only_when(self.local_process_index == local_process_index, function)
-
-    def print(self, *args: object, **kwargs: Any) -> None:
-        """Print once per machine.
-
-        Args:
-            *args: What to print.
-            **kwargs: Arguments of Python's `print`.
-        """
-        if self.is_local_main_process:
-            print(*args, **kwargs)  # noqa: T201  what it is for
 
     def set_device(self) -> None:
         """Make this process's device current; it is chosen and made current when the state is set up."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_core.errors import ConfigurationError, StateError, StateResetError
@@ -10,6 +9,7 @@ from accel_core.host import environ
 from accel_core.options.enums import DistributedType, PrecisionType
 from accel_core.process.world import World, current
 from accel_core.state.process import PartialState
+from accel_core.state.process_control import ProcessControl
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +62,7 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
     return wanted
 
 
-class AcceleratorState:
+class AcceleratorState(ProcessControl):
     """The process and how it trains: precision, plugins, the label of the strategy.
 
     Every instance shares one state. An Accelerator makes the first one; users make others to read it. Arguments other
@@ -261,49 +261,6 @@ class AcceleratorState:
         for plugin in (self.deepspeed_plugins or {}).values():
             plugin._unselect()
         chosen.select(_from_accelerator_state=True)
-
-    def wait_for_everyone(self) -> None:
-        """Stop until every process has come here."""
-        PartialState().wait_for_everyone()
-
-    def split_between_processes(
-        self, inputs: list[Any] | tuple[Any, ...] | dict[str, Any] | torch.Tensor, apply_padding: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Give each process its part of `inputs` inside the block; see `PartialState.split_between_processes`.
-
-        Args:
-            inputs: What is divided.
-            apply_padding: Repeat the last element, so that every process gets equally many.
-
-        Returns:
-            The block, for `with`, which gives this process's part.
-        """
-        return PartialState().split_between_processes(inputs, apply_padding=apply_padding)
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        """Let the main process through a `with` block before all others.
-
-        Returns:
-            The block, for `with`; every process enters it.
-        """
-        return PartialState().main_process_first()
-
-    def local_main_process_first(self) -> AbstractContextManager[None]:
-        """Let the first process of each machine through a `with` block before the others.
-
-        Returns:
-            The block, for `with`; every process enters it.
-        """
-        return PartialState().local_main_process_first()
-
-    def print(self, *args: object, **kwargs: object) -> None:
-        """Print once per machine.
-
-        Args:
-            *args: What to print.
-            **kwargs: Arguments of Python's `print`.
-        """
-        PartialState().print(*args, **kwargs)
 
     def destroy_process_group(self, group: torch.distributed.ProcessGroup | None = None) -> None:
         """Leave the process group; see `PartialState.destroy_process_group`.

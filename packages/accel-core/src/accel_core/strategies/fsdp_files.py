@@ -78,7 +78,7 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     wrapper = _wrapper(kind, model)
     state: dict[str, Any] = {}
     full: dict[str, str] = {}
-    stand = stored_models.Stand(state)
+    stand = stored_models.StateOnlyModel(state)
 
     def look(source: Source, rank: int) -> Restoration:
         state.update(_state_of(model, wrapper))
@@ -224,7 +224,7 @@ def _write(operation: str, collect: Callable[[], dict[str, Any]], path: Path, ke
 def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_disk: bool) -> None:
     """Write a folder of shards beside its place, and put it there when it is complete."""
     doing = f"Writing {str(target)!r}"
-    staging = names.beside(target, names.STAGING, ranks.exchange(names.fresh_id())[0])
+    staging = commit.sibling_path(target, commit.STAGING, ranks.exchange(names.fresh_id())[0])
     try:
         with together(ranks, doing) as exchange:
             if target.exists() and not target.is_dir():

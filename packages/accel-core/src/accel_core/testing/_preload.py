@@ -5,7 +5,8 @@ import importlib
 
 for _name in (
     "accel_core.accelerator",
-    "accel_core.checkpoint.folder",
+    "accel_core.checkpoint.load",
+    "accel_core.checkpoint.save",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",

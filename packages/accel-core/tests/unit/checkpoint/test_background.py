@@ -12,7 +12,8 @@ from accel_core.testing import limits
 
 SCRIPT = """
 import atexit, json, multiprocessing, os, sys, time, torch
-from accel_core.checkpoint import folder, pickles
+from accel_core.checkpoint import pickles
+from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.run import BareRun
 from accel_core.errors import CheckpointError
 write = pickles.write_object
@@ -23,7 +24,7 @@ def full(*args, **kwargs):
     raise OSError(28, "No space left on device")
 def save(target, how):
     pickles.write_object = how
-    return folder.save_state(BareRun([torch.nn.Linear(2, 2)]), target, blocking=False)
+    return save_state(BareRun([torch.nn.Linear(2, 2)]), target, blocking=False)
 codes = {}
 for target, body in json.loads(sys.argv[1]).items():
     child = os.fork()

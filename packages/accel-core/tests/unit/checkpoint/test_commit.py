@@ -1,4 +1,4 @@
-"""The table of states on disk in commit.py, row by row; here with what older versions left beside a target."""
+"""The table of states on disk in commit.py, row by row."""
 
 import errno
 import json
@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from accel_core.checkpoint import commit, deferred_delete, folder, in_place, names
+from accel_core.checkpoint import commit, deferred_delete, in_place, names
 from accel_core.checkpoint.agreement import agree_on_latest
 from accel_core.checkpoint.digest import digest_of_bytes
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Entry, Manifest, is_complete
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
 
@@ -52,7 +54,7 @@ def lay_out(directory: Path, target: str, beside: list[str]) -> Path:
             (ckpt / names.PROGRESS_NAME).write_text("{}")
     for number, described in enumerate(beside):
         prefix, word = described.split(":")
-        path = names.beside(ckpt, prefix, "abcdefghijk" + "lmnop"[number])
+        path = commit.sibling_path(ckpt, prefix, "abcdefghijk" + "lmnop"[number])
         harm(checkpoint(path, word.encode(), written_at=2 if word == "new" else 1, manifest=word != "half"), word)
     return ckpt
 
@@ -84,18 +86,13 @@ ROWS = {
     "4": ("previous", [".tmp-:half"], b"previous"),
     "5": ("absent", [".tmp-:new"], b"new"),
     "6": ("previous", [".tmp-:new"], b"previous"),
-    "7": ("absent", [".old-:previous", ".tmp-:new"], b"new"),
-    "8": ("absent", [".old-:previous", ".tmp-:half"], b"previous"),
-    "9, exchanged": ("new", [".tmp-:previous"], b"new"),
-    "9, renamed": ("new", [".old-:previous"], b"new"),
+    "9, whole beside": ("new", [".tmp-:previous"], b"new"),
     "10": ("new", [".gone-:half"], b"new"),
     "10, whole": ("new", [".gone-:previous"], b"new"),
     "11": ("absent", [".gone-:previous"], None),
     "12": ("new", [], b"new"),
-    "13, renamed": ("half", [".old-:previous"], b"previous"),
     "13, staged": ("half", [".tmp-:new"], b"new"),
-    "7, a file lost": ("absent", [".old-:previous", ".tmp-:lost"], b"previous"),
-    "13, a file lost": ("lost", [".old-:previous"], b"previous"),
+    "3, a file lost": ("absent", [".tmp-:lost"], None),
     "13, a file short": ("short", [".tmp-:new"], b"new"),
     "several staged": ("absent", [".tmp-:previous", ".tmp-:new", ".tmp-:half"], b"new"),
 }
@@ -116,7 +113,7 @@ def test_next_save_settles_what_the_table_says(row: str, tmp_path: Path) -> None
     """Settling leaves the checkpoint of the table and nothing beside it."""
     target, beside, expected = ROWS[row]
     ckpt = lay_out(tmp_path, target, beside)
-    commit.settle(ckpt)
+    commit.recover(ckpt)
     assert os.listdir(tmp_path) == (["ckpt"] if expected is not None else [])
     assert content(commit.find(ckpt)) == expected
 
@@ -159,7 +156,7 @@ def test_saves_into_a_folder_that_exists_recover_as_the_table_says(row: str, tmp
     before = sorted(os.listdir(ckpt))
     assert content(commit.find(ckpt)) == expected
     assert sorted(os.listdir(ckpt)) == before
-    commit.settle(ckpt)
+    commit.recover(ckpt)
     assert content(commit.find(ckpt)) == expected
     assert commit.find(ckpt) in (None, ckpt)
     assert sorted(os.listdir(ckpt)) == [*([names.MANIFEST_NAME, "model.safetensors"] if expected else []), "notes.txt"]
@@ -174,7 +171,7 @@ def test_what_is_complete_beside_goes_into_a_folder_that_somebody_made(tmp_path:
     ckpt.mkdir(mode=0o750)
     (ckpt / "notes.txt").write_text("mine")
     number = ckpt.stat().st_ino
-    commit.settle(ckpt)
+    commit.recover(ckpt)
     assert (ckpt.stat().st_ino, stat.S_IMODE(ckpt.stat().st_mode)) == (number, 0o750)
     assert (ckpt / "notes.txt").read_text() == "mine"
     assert content(ckpt) == b"new"
@@ -197,7 +194,7 @@ def test_damaged_target_is_refused_and_replaced(tmp_path: Path) -> None:
     assert commit.find(ckpt) is None
     with pytest.raises(CheckpointDamagedError, match="has lost its manifest"):
         Manifest.read(ckpt)
-    commit.settle(ckpt)
+    commit.recover(ckpt)
     publish(ckpt, b"new")
     assert content(commit.find(ckpt)) == b"new"
     assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors"]
@@ -247,7 +244,7 @@ def events_of_a_save(run: BareRun, ckpt: Path, monkeypatch: pytest.MonkeyPatch) 
         watch(os, "write", "write", opened=True)
         watch(os, "rename", "rename", opened=False)
         watch(commit, "_rename_if_absent", "put in place", opened=False)
-        folder.save_state(run, ckpt)
+        save_state(run, ckpt)
     monkeypatch.undo()
     return events
 
@@ -308,11 +305,11 @@ def test_nothing_is_deleted_under_a_name_that_is_read(
     monkeypatch.setattr(deferred_delete, "remove", watched)
     monkeypatch.setattr(Path, "unlink", watched_unlink)
     for _ in range(2):
-        folder.save_state(run, tmp_path / "ckpt")
+        save_state(run, tmp_path / "ckpt")
     run.project.set_directories(str(tmp_path))
     run.project.automatic_checkpoint_naming, run.project.total_limit = True, 1
     for _ in range(2):
-        folder.save_state(run)
+        save_state(run)
     first = run.project.iteration - 2
     assert deleted[:2] == [".gone", f"checkpoint_{first}"]
     assert os.listdir(tmp_path / "checkpoints") == [f"checkpoint_{first + 1}"]
@@ -400,7 +397,7 @@ def test_what_stands_where_a_file_belongs_is_refused_before_anything_changes(
 ) -> None:
     """A folder under the name of a file, or a link under that of a folder: a named error, the checkpoint as it was."""
     run = make_run(1)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     before = (tmp_path / "ckpt" / names.MANIFEST_NAME).read_bytes()
     if kind == "folder":
         (tmp_path / "ckpt" / "pytorch_model.bin").mkdir()
@@ -409,10 +406,10 @@ def test_what_stands_where_a_file_belongs_is_refused_before_anything_changes(
         (tmp_path / "ckpt" / "adapter").symlink_to(tmp_path / "elsewhere")
         run.save_state_pre_hooks[0] = lambda models, weights, output_dir: Path(output_dir, "adapter").mkdir()
     with pytest.raises(CheckpointError, match="Move it, or save into another folder"):
-        folder.save_state(run, tmp_path / "ckpt", safe_serialization=kind == "link")
+        save_state(run, tmp_path / "ckpt", safe_serialization=kind == "link")
     assert (tmp_path / "ckpt" / names.MANIFEST_NAME).read_bytes() == before
     assert not list((tmp_path / "ckpt").glob(".*"))
-    folder.load_state(run, tmp_path / "ckpt")
+    load_state(run, tmp_path / "ckpt")
 
 
 def test_what_others_have_in_a_target_is_not_touched(make_run: Callable[..., BareRun], tmp_path: Path) -> None:
@@ -438,7 +435,7 @@ def test_what_others_have_in_a_target_is_not_touched(make_run: Callable[..., Bar
         run.save_state_pre_hooks[0] = others
         directory = os.open(ckpt, os.O_RDONLY)
         for number in range(3):
-            folder.save_state(run, ckpt)
+            save_state(run, ckpt)
             log.write(f"{number}\n")
             log.flush()
             os.close(os.open(f"made-{number}", os.O_CREAT | os.O_WRONLY, dir_fd=directory))
@@ -458,7 +455,7 @@ def test_what_is_replaced_keeps_its_readers(
 ) -> None:
     """A file of the checkpoint that only its owner may read is so in the next one, and at no time else."""
     run, ckpt = make_run(1), tmp_path / "ckpt"
-    folder.save_state(run, ckpt)
+    save_state(run, ckpt)
     (ckpt / "optimizer.bin").chmod(0o600)
     seen: list[int] = []
     if not links:
@@ -468,7 +465,7 @@ def test_what_is_replaced_keeps_its_readers(
         seen.append(stat.S_IMODE(Path(output_dir).parent.stat().st_mode))
 
     run.save_state_pre_hooks[0] = look
-    folder.save_state(run, ckpt)
+    save_state(run, ckpt)
     assert seen == [0o700]
     assert stat.S_IMODE((ckpt / "optimizer.bin").stat().st_mode) == 0o600
     assert stat.S_IMODE((ckpt / "scheduler.bin").stat().st_mode) != 0o600
@@ -477,15 +474,15 @@ def test_what_is_replaced_keeps_its_readers(
 def test_only_unchanged_files_of_the_save_before_are_deleted(make_run: Callable[..., BareRun], tmp_path: Path) -> None:
     """A part that is gone from the run goes; a file that somebody else put under its name stays, and is not read."""
     run, ckpt = make_run(1), tmp_path / "ckpt"
-    folder.save_state(run, ckpt, safe_serialization=False)
+    save_state(run, ckpt, safe_serialization=False)
     (ckpt / "pytorch_model.bin").write_bytes(b"somebody else's")
     (ckpt / "optimizer_7.bin").write_bytes(b"never listed")
     run.custom_objects.clear()
-    folder.save_state(run, ckpt)
+    save_state(run, ckpt)
     assert not (ckpt / "custom_checkpoint_0.pkl").exists()
     assert (ckpt / "pytorch_model.bin").read_bytes() == b"somebody else's"
     assert (ckpt / "optimizer_7.bin").read_bytes() == b"never listed"
-    folder.load_state(run, ckpt)
+    load_state(run, ckpt)
 
 
 def test_a_journal_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
@@ -497,7 +494,7 @@ def test_a_journal_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     listed = {"../victim": [found.st_ino, found.st_size, found.st_mtime_ns]}
     (inside(ckpt, "committed") / ".accel-stale.json").write_text(json.dumps(listed))
     with pytest.raises(UnsafeCheckpointError, match="leads outside"):
-        commit.settle(ckpt)
+        commit.recover(ckpt)
     assert victim.read_text() == "mine"
 
 
@@ -513,7 +510,7 @@ def test_a_failing_disk_says_which_checkpoint_stands(
             ckpt = tmp_path / f"ckpt-{fresh}-{failing}"
             if not fresh:
                 run.step = 1
-                folder.save_state(run, ckpt)
+                save_state(run, ckpt)
             left = [failing]
 
             def broken(place: Path, left: list[int] = left) -> None:
@@ -527,7 +524,7 @@ def test_a_failing_disk_says_which_checkpoint_stands(
                 patch.setattr(commit, "flush_folder", broken)
                 patch.setattr(in_place, "flush_folder", broken)
                 try:
-                    folder.save_state(run, ckpt)
+                    save_state(run, ckpt)
                     continue
                 except CheckpointError as error:
                     message = str(error)
@@ -535,7 +532,7 @@ def test_a_failing_disk_says_which_checkpoint_stands(
             said.add(f"{fresh} {new}")
             other = make_run(3)
             if new or not fresh:
-                folder.load_state(other, ckpt)
+                load_state(other, ckpt)
                 assert other.step == (2 if new else 1), message
             else:
                 assert commit.find(ckpt) is None, message
@@ -559,10 +556,10 @@ def test_a_mounted_folder_in_a_target_is_not_touched(make_run: Callable[..., Bar
 
         run.save_state_pre_hooks[0] = hook
         for _ in range(2):
-            folder.save_state(run, tmp_path / "ckpt")
+            save_state(run, tmp_path / "ckpt")
             assert os.path.ismount(volume)
             assert sorted(os.listdir(volume)) == ["events", "own.txt"]
-        folder.load_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
     finally:
         subprocess.run(["umount", str(volume)], check=True)
     assert os.listdir(tmp_path) == ["ckpt"]
@@ -573,7 +570,7 @@ def test_a_save_does_not_look_at_foreign_files(
 ) -> None:
     """A target is never listed by a save into a checkpoint, so what lies in it costs nothing."""
     run, ckpt = make_run(1), tmp_path / "ckpt"
-    folder.save_state(run, ckpt)
+    save_state(run, ckpt)
     listed: list[str] = []
     for name in ("listdir", "scandir"):
         original = getattr(os, name)
@@ -583,7 +580,7 @@ def test_a_save_does_not_look_at_foreign_files(
             return original(path)
 
         monkeypatch.setattr(os, name, watched)
-    folder.save_state(run, ckpt)
+    save_state(run, ckpt)
     assert str(tmp_path) in listed
     assert str(ckpt) not in listed
 
@@ -635,8 +632,8 @@ def test_pruning_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: p
             with pytest.raises(KeyboardInterrupt):
                 commit.prune(place / "checkpoint_2", 1)
         assert latest(place) == place / "checkpoint_2"
-        for target in commit.unsettled(place):
-            commit.settle(target)
+        for target in commit.unrecovered(place):
+            commit.recover(target)
         assert os.listdir(place) == ["checkpoint_2"]
 
 
@@ -656,36 +653,18 @@ def test_latest_is_the_highest_complete_number(tmp_path: Path) -> None:
 def test_leftovers_of_other_targets_are_left_alone(tmp_path: Path) -> None:
     """Another run that saves in the same directory is not disturbed."""
     other = checkpoint(tmp_path / ".tmp-ckpt-b-abcdefghijkl", b"other", manifest=False)
-    commit.settle(tmp_path / "ckpt")
+    commit.recover(tmp_path / "ckpt")
     assert other.is_dir()
-
-
-def test_what_older_versions_left_inside_a_target_is_recovered(tmp_path: Path) -> None:
-    """A whole copy inside a target that could not be exchanged was its checkpoint; it comes to its place."""
-    ckpt = checkpoint(tmp_path / "ckpt", b"previous")
-    (ckpt / "notes.txt").write_text("mine")
-    (ckpt / "optimizer.bin").write_text("never listed")
-    pending = names.beside(ckpt / "ckpt", names.STAGING, "abcdefghijkl")
-    checkpoint(pending, b"new", manifest=False)
-    assert content(commit.find(ckpt)) == b"previous"
-    commit.settle(ckpt)
-    assert not pending.exists()
-    checkpoint(pending, b"new")
-    assert commit.find(ckpt) == pending
-    commit.settle(ckpt)
-    assert commit.find(ckpt) == ckpt
-    assert content(ckpt) == b"new"
-    assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors", "notes.txt", "optimizer.bin"]
 
 
 def test_leftovers_that_cannot_be_deleted_do_not_forbid_a_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What an older version moved away, with a volume in it, is left where it is, with a warning."""
+    """What cannot be deleted beside a target, as a volume is in it, is left where it is, with a warning."""
     ckpt = checkpoint(tmp_path / "ckpt", b"previous")
     (tmp_path / ".gone-ckpt-abcdefghijkl" / "tb").mkdir(parents=True)
     monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("tb"))
-    commit.settle(ckpt)
+    commit.recover(ckpt)
     publish(ckpt, b"new")
     assert content(commit.find(ckpt)) == b"new"
     assert (tmp_path / ".gone-ckpt-abcdefghijkl" / "tb").is_dir()
@@ -701,9 +680,9 @@ def test_names_as_long_as_the_filesystem_takes_them(
     run, ckpt = make_run(1), tmp_path / ("\u00e9" * (length // 2)).ljust(length - length // 2, "x")
     assert len(os.fsencode(ckpt.name)) == length
     for _ in range(2):
-        folder.save_state(run, ckpt)
-    folder.load_state(run, ckpt)
-    ckpt.rename(names.beside(ckpt, names.STAGING, "abcdefghijkl"))
-    folder.load_state(run, ckpt)
-    folder.save_state(run, ckpt)
+        save_state(run, ckpt)
+    load_state(run, ckpt)
+    ckpt.rename(commit.sibling_path(ckpt, commit.STAGING, "abcdefghijkl"))
+    load_state(run, ckpt)
+    save_state(run, ckpt)
     assert os.listdir(tmp_path) == [ckpt.name]

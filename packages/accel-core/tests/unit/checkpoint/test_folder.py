@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from accel_core.checkpoint import background, commit, folder, names, pickles, tensor_file
+from accel_core.checkpoint import background, commit, names, pickles, tensor_file
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.errors import (
     AccelError,
     CheckpointDamagedError,
@@ -49,13 +51,13 @@ def test_everything_comes_back(
     """Parameters, buffers, optimizer, schedule, scaler, random states, counters and objects, bit for bit."""
     run = make_run(1)
     before, dice = state_of(run), random.getstate()
-    saved = folder.save_state(run, tmp_path / "ckpt", safe_serialization=safe, blocking=blocking)
+    saved = save_state(run, tmp_path / "ckpt", safe_serialization=safe, blocking=blocking)
     if not blocking:
         assert saved.wait() == tmp_path / "ckpt"
         assert saved.done()
     other = make_run(2)
     assert differing(before, state_of(other))
-    report = folder.load_state(other, tmp_path / "ckpt")
+    report = load_state(other, tmp_path / "ckpt")
     assert differing(before, state_of(other)) == []
     assert random.getstate() == dice
     assert report.findings == []
@@ -66,9 +68,9 @@ def test_everything_comes_back(
 def test_a_save_and_a_load_say_which_folder(make_run: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """At INFO, as in Accelerate, where people look them up in their logs."""
     run = make_run()
-    with caplog.at_level("INFO", logger=folder.__name__):
-        folder.save_state(run, tmp_path / "ckpt")
-        folder.load_state(run, tmp_path / "ckpt")
+    with caplog.at_level("INFO", logger="accel_core.checkpoint"):
+        save_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
     place = tmp_path / "ckpt"
     assert caplog.messages[:2] == [f"Saving current state to {place}", f"Loading states from {place}"]
 
@@ -76,13 +78,13 @@ def test_a_save_and_a_load_say_which_folder(make_run: Make, tmp_path: Path, capl
 def test_saving_again_replaces_parts_and_keeps_foreign_files(make_run: Make, tmp_path: Path) -> None:
     """A second save into the folder drops what the first wrote and keeps what others wrote."""
     run = make_run(1)
-    folder.save_state(run, tmp_path / "ckpt", safe_serialization=False)
+    save_state(run, tmp_path / "ckpt", safe_serialization=False)
     (tmp_path / "ckpt" / "README").write_text("mine")
     run.custom_objects.clear()
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     assert sorted(os.listdir(tmp_path / "ckpt")) == sorted({*FILES, "README"} - {"custom_checkpoint_0.pkl"})
     assert os.listdir(tmp_path) == ["ckpt"]
-    folder.load_state(run, tmp_path / "ckpt")
+    load_state(run, tmp_path / "ckpt")
 
 
 @pytest.mark.slow
@@ -92,15 +94,15 @@ def test_a_checkpoint_is_found_however_it_is_named(
     """Through a link, as ".", relative, and through a folder that is not there; whole, and as crashes left it."""
     run = make_run(1)
     monkeypatch.chdir(tmp_path)
-    folder.save_state(run, "missing/../ckpt")
+    save_state(run, "missing/../ckpt")
     (tmp_path / "link").symlink_to("ckpt")
     spellings = ["ckpt", "missing/../ckpt", str(tmp_path / "link"), "link", "./ckpt/."]
     for spelling in spellings:
-        assert folder.load_state(run, spelling).findings == []
+        assert load_state(run, spelling).findings == []
     (tmp_path / "ckpt").rename(tmp_path / ".tmp-ckpt-abcdefghijkl")
     for spelling in spellings:
-        folder.load_state(run, spelling)
-    folder.save_state(run, "link")
+        load_state(run, spelling)
+    save_state(run, "link")
     assert sorted(os.listdir(tmp_path)) == ["ckpt", "link"]
     pending = tmp_path / "ckpt" / names.JOURNAL_NAME / "abcdefghijkl.committed"
     shutil.copytree(tmp_path / "ckpt", tmp_path / "copy")
@@ -108,8 +110,8 @@ def test_a_checkpoint_is_found_however_it_is_named(
     (tmp_path / "copy").rename(pending)
     (tmp_path / "ckpt" / "model.safetensors").write_bytes(b"a mixture")
     monkeypatch.chdir(tmp_path / "ckpt")
-    assert folder.load_state(run, ".").folder == pending
-    assert folder.load_state(run, tmp_path / "link").folder == pending
+    assert load_state(run, ".").folder == pending
+    assert load_state(run, tmp_path / "link").folder == pending
 
 
 def test_what_the_manifest_does_not_list_is_not_read(
@@ -117,14 +119,14 @@ def test_what_the_manifest_does_not_list_is_not_read(
 ) -> None:
     """Files copied into a checkpoint are named, whatever component they would be, and the run is as it was."""
     small = BareRun([make_run(1).models[0]])
-    folder.save_state(small, tmp_path / "ckpt")
-    folder.save_state(make_run(2), tmp_path / "other")
+    save_state(small, tmp_path / "ckpt")
+    save_state(make_run(2), tmp_path / "other")
     for name in ("optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
         shutil.copy(tmp_path / "other" / name, tmp_path / "ckpt" / name)
     run = make_run(3)
     before = state_of(run)
     with pytest.raises(CheckpointMismatchError, match="manifest does not list it") as caught:
-        folder.load_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
     for name in ("optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
         assert name in str(caught.value)
     assert differing(before, state_of(run)) == []
@@ -133,11 +135,11 @@ def test_what_the_manifest_does_not_list_is_not_read(
 def test_weights_in_the_format_that_was_not_saved_are_not_read(make_run: Make, tmp_path: Path) -> None:
     """A `model.safetensors` of somebody else beside our `pytorch_model.bin` is left alone."""
     run = make_run(1)
-    folder.save_state(run, tmp_path / "ckpt", safe_serialization=False)
-    folder.save_state(make_run(2, steps=5), tmp_path / "other")
+    save_state(run, tmp_path / "ckpt", safe_serialization=False)
+    save_state(make_run(2, steps=5), tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "ckpt")
     other = make_run(3)
-    folder.load_state(other, tmp_path / "ckpt")
+    load_state(other, tmp_path / "ckpt")
     assert torch.equal(other.models[0][0].weight, run.models[0][0].weight)
 
 
@@ -152,7 +154,7 @@ def test_a_save_of_another_process_while_a_checkpoint_is_read(
 ) -> None:
     """The read begins again and gives one save; where hooks have read already, it is refused."""
     first, second = make_run(1), make_run(2, steps=5)
-    folder.save_state(first, tmp_path / "ckpt")
+    save_state(first, tmp_path / "ckpt")
     after = state_of(second)
     saved: list[str] = []
 
@@ -166,13 +168,13 @@ def test_a_save_of_another_process_while_a_checkpoint_is_read(
     def subprocess_save(run: BareRun, target: Path) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(background, "finish", lambda: None)
-            folder.save_state(run, target)
+            save_state(run, target)
 
     run = make_run(3)
     if moment == "hooks":
         run.load_state_pre_hooks[0] = lambda models, input_dir: save_once()
         with pytest.raises(CheckpointError, match="was replaced while load hooks read it"):
-            folder.load_state(run, tmp_path / "ckpt")
+            load_state(run, tmp_path / "ckpt")
         return
     owner, name = {"optimizer": (pickles, "read_object"), "model": (tensor_file.TensorFile, "__init__")}[moment]
     original = getattr(owner, name)
@@ -184,7 +186,7 @@ def test_a_save_of_another_process_while_a_checkpoint_is_read(
 
     monkeypatch.setattr(owner, name, watched)
     torch.set_rng_state(after["rng"])
-    folder.load_state(run, tmp_path / "ckpt")
+    load_state(run, tmp_path / "ckpt")
     assert saved == ["second"]
     assert differing(after, state_of(run)) == []
 
@@ -193,7 +195,7 @@ def test_a_file_that_is_written_into_while_it_is_read_is_an_error(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something that writes into files, as accel does not, between the comparison and the end of the restore."""
-    folder.save_state(make_run(1), tmp_path / "ckpt")
+    save_state(make_run(1), tmp_path / "ckpt")
     run, read = make_run(2), tensor_file.TensorFile.read_into
 
     def watched(self: Any, *args: Any) -> None:
@@ -202,7 +204,7 @@ def test_a_file_that_is_written_into_while_it_is_read_is_an_error(
 
     monkeypatch.setattr(tensor_file.TensorFile, "read_into", watched)
     with pytest.raises(CheckpointDamagedError, match="was written into while it was read"):
-        folder.load_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
 
 
 def test_working_folder_inside_the_target_survives(
@@ -211,9 +213,9 @@ def test_working_folder_inside_the_target_survives(
     """A process that works inside the folder finds itself in the new one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log").write_text("mine")
-    folder.save_state(make_run(1), ".")
+    save_state(make_run(1), ".")
     assert Path("log").read_text() == "mine"
-    folder.save_state(make_run(1), ".")
+    save_state(make_run(1), ".")
     assert sorted(os.listdir(".")) == sorted([*FILES, "log"])
 
 
@@ -222,8 +224,8 @@ def test_damage_to_any_file_is_named_and_changes_nothing(
     make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
 ) -> None:
     """Each file truncated, altered, removed, or taken from another run: a named error, and the run as it was."""
-    folder.save_state(make_run(1), tmp_path / "ckpt")
-    folder.save_state(make_run(2, steps=5), tmp_path / "foreign")
+    save_state(make_run(1), tmp_path / "ckpt")
+    save_state(make_run(2, steps=5), tmp_path / "foreign")
     run = make_run(3)
     before = state_of(run)
     for name in FILES:
@@ -242,7 +244,7 @@ def test_damage_to_any_file_is_named_and_changes_nothing(
                 path.write_bytes((tmp_path / "foreign" / name).read_bytes())
             mentioned = names.MANIFEST_NAME if name == names.MANIFEST_NAME and harm != "exchange" else "harmed"
             with pytest.raises(CheckpointDamagedError, match=mentioned) as caught:
-                folder.load_state(run, tmp_path / "harmed")
+                load_state(run, tmp_path / "harmed")
             assert name in str(caught.value) or harm == "exchange"
             assert differing(before, state_of(run)) == []
             shutil.rmtree(tmp_path / "harmed")
@@ -252,7 +254,7 @@ def test_what_does_not_fit_is_listed_and_changes_nothing(
     make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
 ) -> None:
     """Names, shapes, dtypes and groups are compared; one error lists them all."""
-    folder.save_state(make_run(1), tmp_path / "ckpt")
+    save_state(make_run(1), tmp_path / "ckpt")
     run = make_run(2)
     run.models[0].append(torch.nn.Linear(4, 4))
     run.models[0][1] = torch.nn.Linear(1, 1)
@@ -262,7 +264,7 @@ def test_what_does_not_fit_is_listed_and_changes_nothing(
     run.schedulers = [torch.optim.lr_scheduler.ExponentialLR(run.optimizers[0], 0.5)]
     before = state_of(run)
     with pytest.raises(CheckpointMismatchError, match="nothing was changed") as caught:
-        folder.load_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
     for words in (
         "model 0: missing: 4.weight",
         "model 0: mismatch: 3.running_mean has shape (4,) instead of (3,)",
@@ -278,11 +280,11 @@ def test_what_does_not_fit_is_listed_and_changes_nothing(
 def test_without_strict_what_fits_is_restored_and_the_rest_reported(make_run: Make, tmp_path: Path) -> None:
     """strict=False takes matching tensors and whole components, and says what it left."""
     saved = make_run(1)
-    folder.save_state(saved, tmp_path / "ckpt")
+    save_state(saved, tmp_path / "ckpt")
     (tmp_path / "ckpt" / "scheduler.bin").write_bytes(b"broken")
     run = make_run(2)
     run.models[0][3] = torch.nn.BatchNorm1d(3)
-    report = folder.load_state(run, tmp_path / "ckpt", strict=False)
+    report = load_state(run, tmp_path / "ckpt", strict=False)
     assert torch.equal(run.models[0][0].weight, saved.models[0][0].weight)
     assert report.partial == ["model 0"]
     assert "scheduler 0" not in report.restored
@@ -297,12 +299,10 @@ def test_readers_take_the_options_of_the_caller(
     """map_location, load_kwargs and assign reach those who read; weights_only cannot be taken away."""
     run = make_run(1)
     before = state_of(run)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     other = make_run(2)
     weight = other.models[0][0].weight
-    folder.load_state(
-        other, tmp_path / "ckpt", load_kwargs={"weights_only": False}, map_location="on_device", assign=True
-    )
+    load_state(other, tmp_path / "ckpt", load_kwargs={"weights_only": False}, map_location="on_device", assign=True)
     assert differing(before, state_of(other)) == []
     assert other.models[0][0].weight is not weight
 
@@ -310,11 +310,11 @@ def test_readers_take_the_options_of_the_caller(
 def test_another_place_than_those_two_is_a_type_error(make_run: Make, tmp_path: Path) -> None:
     """A word that is no place is refused as an argument, and not as damage of the checkpoint; nothing was read."""
     run = make_run(1)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     weight = run.models[0][0].weight.detach().clone()
     for place in ("cuda", torch.device("cpu"), {"cuda": "cpu"}):
         with pytest.raises(TypeError, match='Pass None, "cpu" or "on_device"'):
-            folder.load_state(run, tmp_path / "ckpt", map_location=place)
+            load_state(run, tmp_path / "ckpt", map_location=place)
     assert torch.equal(run.models[0][0].weight, weight)
 
 
@@ -324,7 +324,7 @@ def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
     """`on_device` reaches the reader of optimizers alone: a generator's state, and a position, cannot lie elsewhere."""
     run = make_run(1)
     before = state_of(run)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     told: dict[str, Any] = {}
     read = pickles.read_object
 
@@ -334,7 +334,7 @@ def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
 
     monkeypatch.setattr(pickles, "read_object", watched)
     other = make_run(2)
-    folder.load_state(other, tmp_path / "ckpt", map_location="on_device")
+    load_state(other, tmp_path / "ckpt", map_location="on_device")
     assert {name for name, place in told.items() if place is not None} == {"optimizer.bin"}
     assert differing(before, state_of(other)) == []
 
@@ -342,9 +342,9 @@ def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
 def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_path: Path) -> None:
     """Loading the model alone from a full checkpoint works, and the report says what was left."""
     saved = make_run(1)
-    folder.save_state(saved, tmp_path / "ckpt")
+    save_state(saved, tmp_path / "ckpt")
     run = BareRun([make_run(2).models[0]])
-    report = folder.load_state(run, tmp_path / "ckpt")
+    report = load_state(run, tmp_path / "ckpt")
     assert torch.equal(run.models[0][0].weight, saved.models[0][0].weight)
     left = {found.component for found in report.unexpected}
     assert left == {"optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"}
@@ -352,15 +352,15 @@ def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_pat
 
 def test_a_part_that_was_not_saved_is_missing(make_run: Make, tmp_path: Path) -> None:
     """A run with more than the checkpoint is refused."""
-    folder.save_state(BareRun([make_run(1).models[0]]), tmp_path / "ckpt")
+    save_state(BareRun([make_run(1).models[0]]), tmp_path / "ckpt")
     with pytest.raises(CheckpointMismatchError, match=r"optimizer 0: missing: optimizer.bin is not there"):
-        folder.load_state(make_run(2), tmp_path / "ckpt")
+        load_state(make_run(2), tmp_path / "ckpt")
 
 
 @pytest.mark.slow
 def test_hostile_files_are_refused_in_a_folder_of_accelerate(make_run: Make, tmp_path: Path) -> None:
     """Without a manifest too, nothing is executed, no link leads out, and a FIFO does not hang."""
-    folder.save_state(make_run(1), tmp_path / "ckpt")
+    save_state(make_run(1), tmp_path / "ckpt")
     for name in (names.MANIFEST_NAME, names.PROGRESS_NAME):
         (tmp_path / "ckpt" / name).unlink()
     run = make_run(2)
@@ -369,15 +369,15 @@ def test_hostile_files_are_refused_in_a_folder_of_accelerate(make_run: Make, tmp
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(UnsafeCheckpointError, match=r"optimizer\.bin' is a FIFO"):
-        folder.load_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
     path.unlink()
     (tmp_path / "outside").write_bytes(whole)
     path.symlink_to("../outside")
     with pytest.raises(UnsafeCheckpointError, match="leads out of its folder"):
-        folder.load_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
     path.unlink()
     path.write_bytes(whole)
-    folder.load_state(run, tmp_path / "ckpt")
+    load_state(run, tmp_path / "ckpt")
 
 
 def test_hooks_see_and_change_what_is_saved_and_loaded(make_run: Make, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_hooks_see_and_change_what_is_saved_and_loaded(make_run: Make, tmp_path:
         weights.pop()
 
     run.save_state_pre_hooks[0] = save_hook
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     assert not (tmp_path / "ckpt" / "model.safetensors").exists()
     other, seen = make_run(2), []
     weight = other.models[0][0].weight.clone()
@@ -401,12 +401,12 @@ def test_hooks_see_and_change_what_is_saved_and_loaded(make_run: Make, tmp_path:
         models.pop()
 
     other.load_state_pre_hooks[0] = load_hook
-    folder.load_state(other, tmp_path / "ckpt")
+    load_state(other, tmp_path / "ckpt")
     assert seen == ["own"]
     assert torch.equal(other.models[0][0].weight, weight)
     (tmp_path / "ckpt" / "adapter" / "own.txt").write_text("oww")
     with pytest.raises(CheckpointDamagedError, match=r"adapter/own\.txt"):
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
     assert seen == ["own"]
 
 
@@ -416,7 +416,7 @@ def test_automatic_names_count_on_after_a_resume(make_run: Make, tmp_path: Path)
     run.project.set_directories(str(tmp_path))
     run.project.automatic_checkpoint_naming, run.project.total_limit = True, 2
     for _ in range(3):
-        folder.save_state(run, "not used")
+        save_state(run, "not used")
         run.step += 1
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["checkpoint_1", "checkpoint_2"]
     again = make_run(2)
@@ -424,8 +424,8 @@ def test_automatic_names_count_on_after_a_resume(make_run: Make, tmp_path: Path)
     again.project.automatic_checkpoint_naming = True
     again.project.iteration = 1
     with pytest.raises(ConfigurationError, match="exists already"):
-        folder.save_state(again)
-    folder.load_state(again)
+        save_state(again)
+    load_state(again)
     assert again.step == 3
     assert again.project.iteration == 3
     assert commit.find(commit.numbered(tmp_path / "checkpoints")[-1]) == tmp_path / "checkpoints" / "checkpoint_2"
@@ -438,15 +438,15 @@ def test_numbering_goes_on_behind_a_checkpoint_that_a_crash_left_beside_its_name
     run = make_run(1)
     run.project.set_directories(str(tmp_path))
     run.project.automatic_checkpoint_naming, run.project.iteration = True, 4
-    folder.save_state(run)
+    save_state(run)
     place = tmp_path / "checkpoints"
     (place / "checkpoint_4").rename(place / ".tmp-checkpoint_4-abcdefghijkl")
     again = make_run(2)
     again.project.set_directories(str(tmp_path))
     again.project.automatic_checkpoint_naming = True
-    folder.load_state(again)
+    load_state(again)
     assert again.step == 1
-    folder.save_state(again)
+    save_state(again)
     assert sorted(os.listdir(place)) == ["checkpoint_4", "checkpoint_5"]
 
 
@@ -454,18 +454,18 @@ def test_nowhere_to_save_to_or_load_from(make_run: Make, tmp_path: Path) -> None
     """Missing folders and arguments are told apart."""
     run = make_run(1)
     with pytest.raises(ConfigurationError, match="output_dir is None"):
-        folder.save_state(run)
+        save_state(run)
     with pytest.raises(ConfigurationError, match="input_dir is None"):
-        folder.load_state(run)
+        load_state(run)
     with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint folder") as caught:
-        folder.load_state(run, tmp_path / "nothing")
+        load_state(run, tmp_path / "nothing")
     assert isinstance(caught.value, ValueError)
     run.project.automatic_checkpoint_naming = True
     with pytest.raises(ConfigurationError, match="project_dir is None"):
-        folder.save_state(run)
+        save_state(run)
     run.project.project_dir = str(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match="no complete checkpoint"):
-        folder.load_state(run)
+        load_state(run)
 
 
 def test_a_failed_save_leaves_the_previous_checkpoint(
@@ -474,7 +474,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint(
     """If writing fails half-way, nothing is left of it, and the run can save again."""
     run = make_run(1)
     before = state_of(run)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
 
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -482,12 +482,12 @@ def test_a_failed_save_leaves_the_previous_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(pickles, "write_object", full)
         with pytest.raises(CheckpointError, match="No space left on device"):
-            folder.save_state(make_run(2), tmp_path / "ckpt")
+            save_state(make_run(2), tmp_path / "ckpt")
     assert os.listdir(tmp_path) == ["ckpt"]
     other = make_run(3)
-    folder.load_state(other, tmp_path / "ckpt")
+    load_state(other, tmp_path / "ckpt")
     assert differing(before, state_of(other)) == []
-    folder.save_state(other, tmp_path / "ckpt")
+    save_state(other, tmp_path / "ckpt")
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_a_component_that_cannot_be_restored_is_named(
     cause: Exception, kind: type[CheckpointError], text: str, make_run: Make, tmp_path: Path
 ) -> None:
     """An error of the restore itself names folder, component and what was restored, and says what to do."""
-    folder.save_state(make_run(1), tmp_path / "ckpt")
+    save_state(make_run(1), tmp_path / "ckpt")
     other = make_run(2)
 
     def fail(state: object) -> None:
@@ -510,7 +510,7 @@ def test_a_component_that_cannot_be_restored_is_named(
 
     other.custom_objects[0].load_state_dict = fail
     with pytest.raises(CheckpointError) as caught:
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
     assert type(caught.value) is kind
     assert str(caught.value) == (
         f"The checkpoint {str(tmp_path / 'ckpt')!r} fits the run, and its registered object 0 could not be restored; "
@@ -532,7 +532,7 @@ def test_a_save_that_fails_says_where_and_what_to_do(
         rf"Writing the checkpoint '{tmp_path}/ckpt' failed; got OSError.*No space left on device. Remove the cause"
     )
     with pytest.raises(CheckpointError, match=expected):
-        folder.save_state(make_run(1), tmp_path / "ckpt")
+        save_state(make_run(1), tmp_path / "ckpt")
 
 
 def test_an_object_that_could_not_be_restored_is_not_saved(make_run: Make, tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_an_object_that_could_not_be_restored_is_not_saved(make_run: Make, tmp_p
     run = make_run(1)
     run.custom_objects[0].state_dict = lambda: {"device": object()}
     with pytest.raises(AccelError, match="registered object 0"):
-        folder.save_state(run, tmp_path / "ckpt")
+        save_state(run, tmp_path / "ckpt")
     assert os.listdir(tmp_path) == []
 
 
@@ -559,7 +559,7 @@ def test_weights_changed_after_a_background_save_do_not_reach_the_file(
     for round_number in range(2):
         gate.clear()
         before = state_of(run)
-        handle = folder.save_state(run, tmp_path / f"ckpt{round_number}", blocking=False)
+        handle = save_state(run, tmp_path / f"ckpt{round_number}", blocking=False)
         assert not handle.done()
         with pytest.raises(TimeoutError, match="still under way"):
             handle.wait(0.01)
@@ -570,7 +570,7 @@ def test_weights_changed_after_a_background_save_do_not_reach_the_file(
         gate.set()
         handle.wait()
         other = make_run(2)
-        folder.load_state(other, tmp_path / f"ckpt{round_number}")
+        load_state(other, tmp_path / f"ckpt{round_number}")
         restored = state_of(other)
         assert differing(before, restored) == []
 
@@ -586,24 +586,24 @@ def test_an_error_in_the_background_surfaces_at_the_next_call(
 
     with monkeypatch.context() as patch:
         patch.setattr(pickles, "write_object", full)
-        folder.save_state(run, tmp_path / "ckpt", blocking=False)
+        save_state(run, tmp_path / "ckpt", blocking=False)
         with pytest.raises(CheckpointError, match="No space left"):
-            folder.save_state(run, tmp_path / "ckpt")
-        handle = folder.save_state(run, tmp_path / "ckpt", blocking=False)
+            save_state(run, tmp_path / "ckpt")
+        handle = save_state(run, tmp_path / "ckpt", blocking=False)
         with pytest.raises(CheckpointError, match="No space left"):
             handle.wait()
     background.finish()
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
 
 
 def test_additional_ranks_derive_their_random_states(make_run: Make, tmp_path: Path) -> None:
     """A rank that the checkpoint does not know gets random states of its own, the same at every load."""
-    folder.save_state(make_run(1), tmp_path / "ckpt")
+    save_state(make_run(1), tmp_path / "ckpt")
     drawn = []
     for rank in (0, 1, 2, 1):
         run = make_run(2)
         run.world = replace(run.world, rank=rank)
-        folder.load_state(run, tmp_path / "ckpt")
+        load_state(run, tmp_path / "ckpt")
         drawn.append((torch.rand(1).item(), random.random()))
     assert drawn[1] == drawn[3]
     assert len(set(drawn)) == 3

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from accel_core.checkpoint import folder
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointMismatchError
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -56,12 +57,12 @@ def test_next_step_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Three steps, save, two steps equal load and two steps, for a fresh optimizer and for one with state."""
     run = build(name, 1)
     step(run, 3)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     step(run, 2)
     for steps_before in (0, 2):
         other = build(name, 2)
         step(other, steps_before)
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
         step(other, 2)
         assert torch.equal(run.models[0].weight, other.models[0].weight)
         assert torch.equal(run.models[0].bias, other.models[0].bias)
@@ -71,21 +72,21 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     """The state of one optimizer class is not forced into another."""
     run = build("AdamW", 1)
     step(run, 1)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     with pytest.raises(CheckpointMismatchError, match="another optimizer"):
-        folder.load_state(build("momentum", 2), tmp_path / "ckpt")
+        load_state(build("momentum", 2), tmp_path / "ckpt")
 
 
 def test_state_of_another_shape_is_refused(tmp_path: Path) -> None:
     """Moments that do not have their parameter's shape are found before anything changes."""
     run = build("AdamW", 1)
     step(run, 1)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     other = build("AdamW", 2)
     model = nn.Linear(4, 2)
     other = BareRun([], [OPTIMIZERS["AdamW"](model.parameters())])
     with pytest.raises(CheckpointMismatchError, match=r"exp_avg of parameter 0 has shape \(2, 3\) instead of \(2, 4\)"):
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
 
 
 def _text_in_state(state: dict[str, Any]) -> None:
@@ -128,10 +129,10 @@ def test_states_of_another_form_are_found_before_anything_changes(
     state = run.optimizers[0].state_dict()
     spoil(state)
     run.optimizers[0].state_dict = lambda: state  # what another version would have written
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     other = build("AdamW", 2)
     step(other, steps_before)
     before = other.models[0].weight.detach().clone()
     with pytest.raises(CheckpointMismatchError, match=message):
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
     assert torch.equal(other.models[0].weight, before)

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from accel_core.checkpoint import folder, names, pickles
+from accel_core.checkpoint import names, pickles
+from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.run import BareRun
+from accel_core.checkpoint.save import save_state
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import CheckpointMismatchError
 from accel_core.plugins.loading import DataLoaderConfiguration
@@ -44,12 +46,12 @@ def test_a_stateful_loader_goes_on_where_it_was_saved(streams: bool, tmp_path: P
     (loader,) = run.dataloaders
     batches = iter(loader)
     next(batches), next(batches)
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     rest = [batch.tolist() for batch in batches]
     again = [batch.tolist() for batch in loader]
     assert "dl_state_dict.bin" in os.listdir(tmp_path / "ckpt")
     resumed = build(streams)
-    folder.load_state(resumed, tmp_path / "ckpt")
+    load_state(resumed, tmp_path / "ckpt")
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == rest
     assert [batch.tolist() for batch in resumed.dataloaders[0]] == again
 
@@ -68,9 +70,9 @@ def test_a_position_is_saved_always_and_restored_where_that_is_wanted(tmp_path: 
     whole = [batch.tolist() for batch in runs[0].dataloaders[0]]
     batches = iter(runs[0].dataloaders[0])
     next(batches), next(batches)
-    folder.save_state(runs[0], tmp_path / "ckpt")
+    save_state(runs[0], tmp_path / "ckpt")
     for run, restored, expected in zip(runs[1:], (False, True), (whole, whole[2:]), strict=True):
-        report = folder.load_state(run, tmp_path / "ckpt")
+        report = load_state(run, tmp_path / "ckpt")
         assert ("data position 0" in report.restored) is restored
         assert run.dataloaders[0].iteration == int(restored)
         assert [batch.tolist() for batch in run.dataloaders[0]] == expected
@@ -90,14 +92,14 @@ def test_a_save_straight_after_a_load_is_the_same_position(streams: bool, epochs
         list(loader)
     batches = iter(loader)
     next(batches), next(batches)
-    folder.save_state(run, tmp_path / "first")
+    save_state(run, tmp_path / "first")
     rest = [batch.tolist() for batch in batches]
     following = [batch.tolist() for batch in loader]
     between = build(streams)
-    folder.load_state(between, tmp_path / "first")
-    folder.save_state(between, tmp_path / "second")
+    load_state(between, tmp_path / "first")
+    save_state(between, tmp_path / "second")
     last = build(streams)
-    folder.load_state(last, tmp_path / "second")
+    load_state(last, tmp_path / "second")
     assert [batch.tolist() for batch in last.dataloaders[0]] == rest
     assert [batch.tolist() for batch in last.dataloaders[0]] == following
     assert [batch.tolist() for batch in between.dataloaders[0]] == rest
@@ -116,11 +118,11 @@ def test_a_stateful_loader_saved_at_the_end_of_an_epoch_draws_what_it_would_have
     torch.manual_seed(1)
     run = build(streams)
     assert len(list(run.dataloaders[0])) == 6
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     expected = go_on(run)
     torch.manual_seed(2)
     resumed = build(streams)
-    folder.load_state(resumed, tmp_path / "ckpt")
+    load_state(resumed, tmp_path / "ckpt")
     assert go_on(resumed) == expected
 
 
@@ -149,21 +151,31 @@ def test_a_loader_that_was_not_iterated_draws_nothing_when_it_is_saved(tmp_path:
     expected = finish(*begin())
     run, rest = begin()
     before = torch.get_rng_state()
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     assert torch.equal(torch.get_rng_state(), before)
     assert finish(run, rest) == expected
     for other in (run, two_loaders(4)):
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
         assert finish(other, other.dataloaders[0]) == expected
     fresh = two_loaders(5)
-    folder.load_state(fresh, tmp_path / "ckpt")
-    folder.save_state(fresh, tmp_path / "again")
+    load_state(fresh, tmp_path / "ckpt")
+    save_state(fresh, tmp_path / "again")
     last = two_loaders(6)
-    folder.load_state(last, tmp_path / "again")
+    load_state(last, tmp_path / "again")
     assert finish(last, last.dataloaders[0]) == expected
 
 
-_POSITION = {"version": 1, "epoch": 0, "offset": 0, "unit": "samples", "seed": None, "order": {}}
+_POSITION = {
+    "version": 1,
+    "epoch": 0,
+    "offset": 0,
+    "unit": "samples",
+    "seed": None,
+    "order": {},
+    "drawn_late": False,
+    "steps": 0,
+    "readers": [1, 0, 2, 1, 1, 0],
+}
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -176,6 +188,9 @@ _POSITION = {"version": 1, "epoch": 0, "offset": 0, "unit": "samples", "seed": N
         ({**_POSITION, "epoch": "first"}, "a str for its epoch"),
         ({**_POSITION, "offset": -1}, "offset that is negative"),
         ({**_POSITION, "order": {"loader": "text"}}, "no states of generators"),
+        ({**_POSITION, "drawn_late": 1}, "a int for its drawn_late"),
+        ({**_POSITION, "steps": -1}, "steps that is negative"),
+        ({**_POSITION, "readers": [1]}, "1 facts of its readers"),
         ({key: value for key, value in _POSITION.items() if key != "order"}, "no order"),
     ],
 )
@@ -185,7 +200,7 @@ def test_a_position_of_another_form_is_found_before_anything_changes(
     """A `sampler.bin` of another version or form, whose checksum is right, is refused and the model stays as it was."""
     loader = prepare_data_loader(DataLoader(range(4), batch_size=2), num_processes=1, process_index=0)
     run = BareRun([nn.Linear(2, 2)], dataloaders=[loader])
-    folder.save_state(run, tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     (tmp_path / "ckpt" / "sampler.bin").unlink()
     entry = pickles.write_object(tmp_path / "ckpt" / "sampler.bin", state)
     manifest = Manifest.read(tmp_path / "ckpt")
@@ -196,5 +211,5 @@ def test_a_position_of_another_form_is_found_before_anything_changes(
     other = BareRun([nn.Linear(2, 2)], dataloaders=[loader])
     before = other.models[0].weight.detach().clone()
     with pytest.raises(CheckpointMismatchError, match=message):
-        folder.load_state(other, tmp_path / "ckpt")
+        load_state(other, tmp_path / "ckpt")
     assert torch.equal(other.models[0].weight, before)

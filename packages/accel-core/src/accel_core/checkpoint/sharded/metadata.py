@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 
 from accel_core._records import record
+from accel_core.checkpoint.closed_pickle import ForeignNameError, load_closed, record_of
 from accel_core.checkpoint.manifest import check_name
-from accel_core.checkpoint.sharded.inert import Global, Made, describe
 from accel_core.errors import CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
 
 __all__ = ["METADATA_NAME", "Box", "Metadata", "Place", "StoredTensor", "covers", "decode", "overlap"]
@@ -19,10 +20,6 @@ __all__ = ["METADATA_NAME", "Box", "Metadata", "Place", "StoredTensor", "covers"
 METADATA_NAME = ".metadata"
 _DCP = "torch.distributed.checkpoint"
 _LONGEST = 1 << 62
-
-
-class _ForeignError(ValueError):
-    """A pickle wants something made that is no record of shards."""
 
 
 Key = tuple[str, tuple[int, ...] | None]
@@ -106,21 +103,21 @@ class Metadata:
 
 
 def decode(raw: bytes, path: Path) -> Metadata:
-    """Read a `.metadata` file of `torch.distributed.checkpoint`; nothing in it is imported, called or constructed.
+    """Read a `.metadata` file of `torch.distributed.checkpoint`; only names of its records are looked up.
 
     Raises:
         UnsafeCheckpointError: It names something else than the records of shards, or files outside the folder.
         CheckpointDamagedError: It is no such file, or its parts do not fit together.
     """
     try:
-        return _metadata(describe(raw), path)
+        return _metadata(load_closed(raw, _known()), path)
     except CheckpointError:
         raise
-    except _ForeignError as error:
+    except ForeignNameError as error:
         raise UnsafeCheckpointError(
             f"Reading {str(path)!r} with pickle would run code from the file; got {error}. Do not use this file."
         ) from error
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointDamagedError(
             f"The list of shards {str(path)!r} is damaged or of another version; got {error}. Load another checkpoint."
         ) from error
@@ -138,31 +135,34 @@ def overlap(one: Box, other: Box) -> Box | None:
     return None if any(size <= 0 for size in sizes) else Box(starts, sizes)
 
 
-_HOMES = {
-    "TensorProperties": (_DCP + ".metadata", "torch.distributed._shard.sharded_tensor.metadata"),
-    "_StorageInfo": (_DCP + ".filesystem",),
+_RECORDS = {
+    name: record_of(name)
+    for name in (
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix"),
+    )
 }
-"""Modules that torch has had a record in; of others, its module of metadata."""
+
+
+@functools.cache
+def _known() -> dict[str, Any]:
+    """Return what stands for each name that torch has written into a list of shards, in whichever module it was."""
+    homes = (_DCP + ".metadata", _DCP + ".filesystem", "torch.distributed._shard.sharded_tensor.metadata")
+    known: dict[str, Any] = {f"{home}.{name}": kind for home in homes for name, kind in _RECORDS.items()}
+    known |= {f"pathlib.{name}": record_of(name) for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath")}
+    known |= {f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+    return known | {"torch.Size": torch.Size, "torch.serialization._get_layout": record_of("layout")}
 
 
 def _state(made: object, kind: str) -> Any:
     """Return the attributes of a record.
 
     Raises:
-        ValueError: It is no such record.
-        _ForeignError: It is something that no list of shards has.
+        ValueError: It is not such a record.
     """
-    named = made.kind if type(made) is Made else made
-    if type(named) is Global and named[0].partition(".")[0] != "torch":
-        raise _ForeignError(f"{_shown(made)} where {kind} belongs")
-    if type(made) is not Made or made.kind[1] != kind or made.kind[0] not in _HOMES.get(kind, (_DCP + ".metadata",)):
-        raise ValueError(f"{_shown(made)} where {kind} belongs")
+    if type(made) is not _RECORDS[kind]:
+        raise ValueError(f"a {type(made).__name__} where {kind} belongs")
     return made.state
-
-
-def _shown(value: object) -> str:
-    named = value.kind if type(value) is Made else value
-    return ".".join(named) if type(named) is Global else f"a {type(value).__name__}"
 
 
 def _metadata(described: Any, path: Path) -> Metadata:
@@ -171,8 +171,7 @@ def _metadata(described: Any, path: Path) -> Metadata:
     tensors: dict[str, StoredTensor] = {}
     objects: set[str] = set()
     for name, made in _dict(state["state_dict_metadata"]).items():
-        if type(made) is Made and made.kind[1] == "BytesStorageMetadata":
-            _state(made, "BytesStorageMetadata")
+        if type(made) is _RECORDS["BytesStorageMetadata"]:
             objects.add(_text(name))
         else:
             tensors[_text(name)] = _tensor(_state(made, "TensorStorageMetadata"), known)
@@ -235,14 +234,16 @@ def _tensor(state: Any, known: dict[int, Any]) -> StoredTensor:
     dtype = properties[0] if type(properties) is tuple else _dict(properties)["dtype"]
     listed = state["chunks"]
     if type(listed) is not list:
-        raise ValueError(f"{_shown(listed)} where a list of pieces belongs")
+        raise ValueError(f"a {type(listed).__name__} where a list of pieces belongs")
     for made in listed:
         if id(made) not in known:
             chunk = _state(made, "ChunkStorageMetadata")
             known[id(made)] = Box(_size(chunk["offsets"]), _size(chunk["sizes"]))
     if id(listed) not in known:
         known[id(listed)] = [known[id(made)] for made in listed]
-    return StoredTensor(_dtype(dtype), torch.Size(_size(state["size"])), known[id(listed)])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError("a dtype that torch does not have")
+    return StoredTensor(dtype, torch.Size(_size(state["size"])), known[id(listed)])
 
 
 def _key(made: object) -> Key:
@@ -273,18 +274,9 @@ def _path(given: object) -> tuple[str | int, ...]:
     return given
 
 
-def _dtype(value: object) -> torch.dtype:
-    found = vars(torch).get(value[1]) if type(value) is Global and value[0] == "torch" else None
-    if not isinstance(found, torch.dtype):
-        raise ValueError("a dtype that torch does not have")
-    return found
-
-
 def _size(value: object) -> tuple[int, ...]:
-    if type(value) is Made and value.kind == ("torch", "Size") and len(value.args) == 1:
-        value = value.args[0]
     if not isinstance(value, tuple | list) or not all(_is_length(size) for size in value):
-        raise ValueError(f"{_shown(value)} where a size belongs")
+        raise ValueError(f"a {type(value).__name__} where a size belongs")
     return tuple(value)
 
 
@@ -294,11 +286,11 @@ def _is_length(value: object) -> bool:
 
 def _dict(value: Any) -> dict[Any, Any]:
     if type(value) is not dict:
-        raise ValueError(f"{_shown(value)} where a dict belongs")
+        raise ValueError(f"a {type(value).__name__} where a dict belongs")
     return value
 
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise ValueError(f"{_shown(value)} where a name belongs")
+        raise ValueError(f"a {type(value).__name__} where a name belongs")
     return value

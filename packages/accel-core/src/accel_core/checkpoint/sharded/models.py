@@ -17,7 +17,7 @@ from accel_core.checkpoint.sharded.reader import ShardFolder
 from accel_core.errors import CheckpointError, CheckpointMismatchError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["ShardedModel", "Stand", "damages", "holds_local", "is_sharded", "restoration", "shards_of"]
+__all__ = ["ShardedModel", "StateOnlyModel", "damages", "holds_local", "is_sharded", "restoration", "shards_of"]
 
 
 class ShardedModel:
@@ -51,7 +51,7 @@ class ShardedModel:
         self.shards.read_into(self.stored[name], destination)
 
 
-class Stand(nn.Module):
+class StateOnlyModel(nn.Module):
     """Stands for a model with a state by parameters; tied ones are one tensor."""
 
     def __init__(self, state: dict[str, Any], ties: Sequence[Sequence[str]] = ()) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.report import listed
+from accel_core.checkpoint.sharded.located import locate_tensor
 from accel_core.checkpoint.sharded.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
 from accel_core.checkpoint.tensor_file import buffer_of, lies_open
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
@@ -124,7 +125,7 @@ class ShardFolder:
         stored = self.tensors[name]
         place = self.metadata.places[name, box.offsets]
         with self._opened(name, place) as window:
-            found = pickles.locate_tensor(cast(BinaryIO, window), self.path / place.file)
+            found = locate_tensor(cast(BinaryIO, window))
             if found is not None and stored.dtype != torch.bool:
                 piece, start = found
                 self._check_piece(piece, name, stored, box)
@@ -193,7 +194,7 @@ class ShardFolder:
             return False
         place = self.metadata.places[name, box.offsets]
         with self._opened(name, place) as window:
-            found = pickles.locate_tensor(cast(BinaryIO, window), self.path / place.file)
+            found = locate_tensor(cast(BinaryIO, window))
             if found is None:
                 return False
             piece, start = found

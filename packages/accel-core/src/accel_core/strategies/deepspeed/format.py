@@ -15,7 +15,7 @@ from accel_core.checkpoint.format import Exchange, Part, Run, Source
 from accel_core.checkpoint.parts import BytesPart, FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
-from accel_core.checkpoint.sharded.models import Stand
+from accel_core.checkpoint.sharded.models import StateOnlyModel
 from accel_core.errors import CheckpointError
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_core.strategies.deepspeed import resharding, states, whole
@@ -115,7 +115,7 @@ class EngineFormat(PlainFormat):
     def _read_only(self, own: Any, index: int, source: Source, rank: int) -> Restoration:
         if not whole.is_sharded(own):
             return stored_model.restoration(own, index, source, rank)
-        shown = Stand(whole.state_of(own, keep=True))
+        shown = StateOnlyModel(whole.state_of(own, keep=True))
         plan = stored_model.restoration(shown, index, source, rank)
 
         def apply() -> None:

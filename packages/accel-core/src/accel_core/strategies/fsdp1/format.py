@@ -16,7 +16,7 @@ from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.sharded import models as stored_models
 from accel_core.checkpoint.sharded import optimizers as stored_optimizers
 from accel_core.checkpoint.sharded import writer
-from accel_core.checkpoint.sharded.models import Stand
+from accel_core.checkpoint.sharded.models import StateOnlyModel
 from accel_core.checkpoint.sharded.optimizers import NamedOptimizer
 from accel_core.errors import CheckpointError
 from accel_core.strategies.fsdp1 import flat, states
@@ -117,13 +117,13 @@ class WrappedFormat(FullyShardedFormat):
             return self._local(own, index, source, run)
         wrapper, rank = self._owner.wrapper_of(own), run.world.rank
         if wrapper is None or not states.in_shards(wrapper):
-            whole = Stand(self._owner.whole_state(own, keep=True), self._owner.ties_of(own))
+            whole = StateOnlyModel(self._owner.whole_state(own, keep=True), self._owner.ties_of(own))
             return _then(
                 stored_models.restoration(whole, index, source, rank),
                 lambda: self._owner.load_whole_state(own, whole.state),
             )
         held = None if source.model_kwargs else self._owner.held_state(wrapper)
-        stand = Stand(states.state_of(wrapper) if held is None else held, self._owner.ties_of(own))
+        stand = StateOnlyModel(states.state_of(wrapper) if held is None else held, self._owner.ties_of(own))
         plan = stored_models.restoration(stand, index, source, rank)
         # What is held are the weights themselves; what torch made of them has to be put back.
         return plan if held is not None else _then(plan, lambda: states.load_state(wrapper, stand.state))

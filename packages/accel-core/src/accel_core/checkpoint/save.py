@@ -1,29 +1,165 @@
-"""One save: where it is written, who writes, and how it becomes the checkpoint."""
+"""Saving the state of a run into a folder: what is written, in which order, and what a crash leaves.
+
+1. `_absent`: all ranks come, or rank 0 alone where it holds everything.
+2. `Transaction.begin`: what earlier saves left is recovered, and a hidden folder is made. A crash leaves that folder,
+   which the next save deletes; so it is up to the end of 5.
+3. Save hooks are called; then each part of the run says what it writes (`Part`), and is copied for a background save.
+4. `Transaction.finish`: every rank writes and flushes its files, and tells the others their digests.
+5. One rank of each disk writes what all ranks share (`SharedPart.conclude`) and, last, the manifest.
+6. `commit.publish`: one rename makes it the checkpoint. A crash before it leaves the earlier one, a crash after it the
+   new one, whatever of it has come to its place.
+7. Checkpoints beyond `total_limit` are deleted, the oldest first.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint import commit, deferred_delete, names
+from accel_core.checkpoint import background, commit, deferred_delete, names, progress, stateful
 from accel_core.checkpoint.agreement import common_save, together
 from accel_core.checkpoint.digest import digest_of
-from accel_core.checkpoint.format import Part, SharedPart
+from accel_core.checkpoint.format import Exchange, Part, Run, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
+from accel_core.checkpoint.places import saved_to
+from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.ranks import Ranks
-from accel_core.errors import CheckpointError, ConfigurationError, RemoteRankError
+from accel_core.checkpoint.staging import Buffers
+from accel_core.comm import roll_call
+from accel_core.comm.disagreement import listed_failures, ranks_text
+from accel_core.errors import CheckpointError, ConfigurationError, RankDisagreementError, RemoteRankError
+from accel_core.mesh.tensor import is_spread
 from accel_core.process.world import World
 
-__all__ = ["Transaction"]
+__all__ = ["Transaction", "save_state"]
+
+logger = logging.getLogger(__name__)
 
 _KEEPER = ".keeper"
 _WRITERS = 4
 _SHOWN = 10
 _AFTER_COMMIT = "What each rank says of its disk holds; load_state takes the newest save that every rank holds."
+
+_buffers = Buffers()
+
+
+def save_state(
+    run: Run,
+    output_dir: str | os.PathLike[str] | None = None,
+    *,
+    safe_serialization: bool = True,
+    blocking: bool = True,
+    **save_model_func_kwargs: object,
+) -> Path | background.Handle:
+    """Save everything that a run needs to go on, in one step.
+
+    Every rank calls it, and leaves it when the checkpoint is complete. A kill at any instant leaves the previous or the
+    new checkpoint. Where each rank holds whole models and optimizers, rank 0 may also call it alone while the others go
+    on: their random states are then not in the checkpoint.
+
+    Raises:
+        CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
+        ConfigurationError: No folder was given, or the automatic name is taken.
+        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
+        RemoteRankError: A rank neither called it nor went on before the process group's timeout.
+    """
+    background.finish()
+    absent = _absent(run)
+    world = replace(run.world, size=1) if absent else run.world
+    ranks = Ranks(world, "save_state")
+    automatic = run.project.automatic_checkpoint_naming
+    given = Path()
+    with together(ranks, "Preparing a checkpoint") as exchange:
+        if automatic:
+            # A rank that was absent from a save did not count it.
+            run.project.iteration = max(exchange(run.project.iteration))
+        given = saved_to(run, output_dir)
+    if run.world.is_main:
+        logger.info("Saving current state to %s", given)
+    transaction = Transaction.begin(
+        world,
+        ranks,
+        Path(os.path.realpath(given)),
+        each_node=run.project.save_on_each_node,
+        limit=run.project.total_limit if automatic else None,
+        numbered=automatic,
+        absent=absent,
+    )
+    parts: list[Part] = []
+    doing = f"Collecting the state for the checkpoint {str(given)!r}"
+    try:
+        with together(ranks, doing):
+            weights = run.strategy.format.weights(run)
+            for hook in list(run.save_state_pre_hooks.values()):
+                hook(run.models, weights, str(transaction.staging))
+        hooked = transaction.written_by_hooks()
+        with together(ranks, doing) as exchange:
+            options = {"safe_serialization": safe_serialization} | save_model_func_kwargs
+            parts = _parts(run, exchange, transaction.writes_shared, weights, **options)
+            if not blocking:
+                _buffers.begin()
+                parts = [part.snapshot(_buffers) for part in parts]
+                _buffers.end()
+    except BaseException:
+        transaction.abandon()
+        raise
+    if blocking:
+        transaction.finish(parts, hooked, ranks, threads=True)
+        run.project.iteration += 1
+        return given
+    own = ranks if absent else background.own_ranks(run.world)
+    run.project.iteration += 1
+
+    def write() -> None:
+        transaction.finish(parts, hooked, own)
+        # Here, and not where the next save begins: that would keep the run waiting.
+        deferred_delete.wait()
+
+    return background.start(write, given)
+
+
+def _absent(run: Run) -> int:
+    """Return how many ranks a save is made without: none, or all but the main one, which has all that is saved.
+
+    Raises:
+        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
+    """
+    absent = roll_call.call(run.world, "save_state")
+    if not absent:
+        return 0
+    by_one = _one_rank_holds_all(run)
+    if by_one and run.world.is_main and len(absent) == run.world.size - 1:
+        return len(absent)
+    if set(absent.values()) == {roll_call.ELSEWHERE}:
+        # The others wait in a frame: met there, all ranks learn where the others are.
+        Ranks(run.world, "save_state").exchange(None)
+    here = [rank for rank in range(run.world.size) if rank not in absent]
+    why = "all ranks or rank 0 alone" if by_one else "all ranks, as each holds a part of what is saved"
+    raise RankDisagreementError(
+        f"save_state is called by {why}; got {ranks_text(here)} there, and not "
+        f"{'; '.join(listed_failures(absent))}. Call it on every rank, outside of any `if` on the rank."
+    )
+
+
+def _one_rank_holds_all(run: Run) -> bool:
+    """Return whether one rank can write the whole checkpoint without asking another one."""
+    parameters = (value for model in run.models for value in (*model.parameters(), *model.buffers()))
+    return type(run.strategy.format) is PlainFormat and not any(map(is_spread, parameters))
+
+
+def _parts(run: Run, exchange: Exchange, writes: bool, weights: list[dict[str, Any]], **kwargs: Any) -> list[Part]:
+    """Return what this rank writes."""
+    parts = run.strategy.format.parts(run, weights, writes=writes, exchange=exchange, **kwargs)
+    if writes:
+        parts += [*stateful.parts(run), progress.part(run)]
+    return [*parts, progress.random_part(run)]
 
 
 @record(frozen=True)
@@ -186,9 +322,9 @@ class Transaction:
 
 
 def _make_room(target: Path, identity: str, rank: int, numbered: bool, kept: dict[str, str], *, others: bool) -> None:
-    for other in commit.unsettled(target.parent) if others else []:
-        commit.settle(other, kept.get(other.name))
-    commit.settle(target, kept.get(target.name))
+    for other in commit.unrecovered(target.parent) if others else []:
+        commit.recover(other, kept.get(other.name))
+    commit.recover(target, kept.get(target.name))
     if numbered and commit.find(target) is not None:
         raise ConfigurationError(
             f"The checkpoint {str(target)!r} exists already, and automatic naming would overwrite it. Load it "
@@ -220,9 +356,9 @@ def _keeper_of(target: Path, identity: str) -> int | None:
 
 def _common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
     """Return which save all disks hold of each target that a crash left several of; no id where there is none."""
-    unsettled = {other.name for other in commit.unsettled(target.parent)} if numbered else set()
+    unsettled = {other.name for other in commit.unrecovered(target.parent)} if numbered else set()
     looked_at = sorted(set().union({target.name}, *ranks.exchange(unsettled)))
-    own = [commit.holdings(target.with_name(name)) for name in looked_at]
+    own = [commit.saves_of(target.with_name(name)) for name in looked_at]
     everywhere = ranks.exchange(own)
     return {name: common_save(held) or "" for name, held in zip(looked_at, zip(*everywhere, strict=True), strict=True)}
 

@@ -1,0 +1,81 @@
+"""Which files the weights of a model are in, however a folder or an index names them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from accel_core.checkpoint.in_place import standing_weights
+from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from accel_core.checkpoint.shards import read_index
+from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsafeCheckpointError
+
+__all__ = ["find_files"]
+
+
+def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str, str] | None]:
+    """List the files that a checkpoint is made of.
+
+    Raises:
+        CheckpointNotFoundError: When the checkpoint or a shard that its index names is missing.
+        CheckpointMismatchError: When a folder holds several indices, or none and several weights files.
+        UnsafeCheckpointError: When the index names a file outside its folder.
+        CheckpointDamagedError: When the index cannot be read.
+    """
+    path = standing_weights(Path(checkpoint))
+    if not os.path.exists(path):
+        raise CheckpointNotFoundError(
+            f"A checkpoint is missing; got {str(path)!r}. Check the path, or fetch the files again."
+        )
+    if path.is_dir():
+        return _find_in_folder(path)
+    if path.suffix == ".json":
+        return _read_index(path)
+    return [str(path)], None
+
+
+def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
+    found = sorted(folder.iterdir())
+    single = [file for file in found if file.name in (WEIGHTS_NAME, SAFE_WEIGHTS_NAME)]
+    indices = [file for file in found if file.name.endswith(".index.json")]
+    if len(indices) == 1:
+        return _read_index(indices[0])
+    safe = [file for file in indices if ".safetensors." in file.name]
+    if len(safe) == 1 and len(indices) == 2:
+        return _read_index(safe[0])
+    if indices:
+        raise CheckpointMismatchError(
+            f"{str(folder)!r} containing more than one `.index.json` file, delete the irrelevant ones; got "
+            f"{', '.join(file.name for file in indices)}. Name the index itself as the checkpoint."
+        )
+    if not single:
+        single = [file for file in found if file.suffix == ".safetensors"]
+    if not single:
+        raise CheckpointNotFoundError(
+            f"{str(folder)!r} is not a folder containing a `.index.json` file or a {WEIGHTS_NAME} or a "
+            f"{SAFE_WEIGHTS_NAME} file; got {len(found)} other entries. Name the weights file itself."
+        )
+    safe = [file for file in single if file.suffix == ".safetensors"]
+    if len(safe) > 1:
+        raise CheckpointMismatchError(
+            f"The folder {str(folder)!r} holds several weights files and no index; got "
+            f"{', '.join(file.name for file in safe)}. Name one of them, or add an index."
+        )
+    return [str((safe or single)[0])], None
+
+
+def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
+    files: dict[str, str] = {}
+    for name in set((table := read_index(path)).values()):
+        files[name] = str(path.parent / name)
+        if not os.path.exists(files[name]):
+            raise CheckpointNotFoundError(
+                f"A shard of a checkpoint is missing; got nothing at {files[name]!r}, which {str(path)!r} names. "
+                "Fetch it again."
+            )
+        if not os.path.isfile(files[name]):
+            raise UnsafeCheckpointError(
+                f"A checkpoint must be made of regular files; got {files[name]!r}, which is not one. Do not load this "
+                "checkpoint unless you know who wrote it."
+            )
+    return sorted(files.values()), {name: files[file] for name, file in table.items()}

@@ -8,6 +8,7 @@ import torch
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.environ import patch_environment
+from accel_core.options.engines import engines
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
 from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
@@ -18,7 +19,6 @@ from accel_core.strategies.ddp import DataParallelStrategy
 from accel_core.strategies.mesh.strategy import MeshStrategy
 from accel_core.strategies.registry import Request, choose, register_strategy
 from accel_core.strategies.single import SingleStrategy
-from accel_megatron.plugin import MegatronLMPlugin
 
 
 class Settings(KwargsHandler):
@@ -59,7 +59,7 @@ def test_settings_do_not_choose() -> None:
 def test_engine_asked_for_by_plugin_is_never_replaced() -> None:
     """The plugin of an engine chooses it, on one process as on many, without its library."""
     for processes in (1, 2):
-        assert choose(Request(processes, (MegatronLMPlugin(),))).strategy.name == "megatron"
+        assert choose(Request(processes, (DeepSpeedPlugin(),))).strategy.name == "deepspeed"
 
 
 def test_the_version_chooses_the_way_to_shard() -> None:
@@ -78,9 +78,9 @@ def test_the_version_chooses_the_way_to_shard() -> None:
 
 def test_engine_asked_for_by_environment_is_never_replaced() -> None:
     """The same holds for the variables that a launcher sets, which fill the plugin."""
-    with patch_environment(ACCELERATE_USE_MEGATRON_LM="true", MEGATRON_LM_TP_DEGREE="2"):
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="1"):
         choice = choose(Request(2))
-    assert (choice.strategy.name, choice.plugins[0].tp_degree) == ("megatron", 2)
+    assert (choice.strategy.name, choice.plugins[0].zero_stage) == ("deepspeed", 1)
 
 
 def test_mesh_is_asked_for_by_its_axes() -> None:
@@ -95,7 +95,7 @@ def test_mesh_is_asked_for_by_its_axes() -> None:
 def test_a_plugin_is_stronger_than_a_variable() -> None:
     """Argument before environment: the plugin's engine is the one that is named."""
     with patch_environment(ACCELERATE_USE_DEEPSPEED="true"):
-        assert choose(Request(2, (MegatronLMPlugin(),))).strategy.name == "megatron"
+        assert choose(Request(2, (FullyShardedDataParallelPlugin(),))).engine is engines()["fsdp"]
 
 
 def test_deepspeed_is_chosen_without_importing_it() -> None:

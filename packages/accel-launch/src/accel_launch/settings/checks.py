@@ -52,7 +52,9 @@ def check_settings(settings: Settings) -> None:
         MissingDependencyError: The package of an engine is not installed.
     """
     require_switched(settings)
-    exclusive = [(engine.switch, other) for engine in switched(settings) for other in ("tpu", *engine.excludes)]
+    chosen = switched(settings)
+    exclusive = [("tpu", engine.switch) for engine in chosen]
+    exclusive += [(engine.switch, other) for engine in chosen for other in engine.excludes]
     for keys in (_HARDWARE, *exclusive):
         said = [key for key in keys if settings[key]]
         if len(said) > 1:

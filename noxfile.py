@@ -263,7 +263,9 @@ def with_deepspeed(session: nox.Session) -> Environment:
 def with_megatron(session: nox.Session) -> Environment:
     """Return the environment of what runs on megatron-core: its package, and the library whose models it is told of."""
     own = PACKAGES["accel-megatron"]
-    return Environment(session, "megatron").provide(own.groups["test"], ["accel-core", "accel-megatron[models]"])
+    return Environment(session, "megatron").provide(
+        own.groups["test"], ["accel-core", "accel-parallel", "accel-megatron[models]"]
+    )
 
 
 def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:

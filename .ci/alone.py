@@ -1,12 +1,30 @@
 """Prove, in an environment that holds one package, that it came alone and whole: `alone.py SOURCE STRANGER…`.
 
 None of the strangers can be imported, the wheel brought every file that lies in the package's source, and each of its
-modules imports with what the package declares.
+modules imports with what the package declares; or lacks a stranger that one of the package's extras brings.
 """
 
+import importlib.metadata
 import importlib.util
+import re
 import sys
 from pathlib import Path
+
+
+def of_extras(own: str) -> set[str]:
+    """Return the modules of the siblings that a package declares as extras."""
+    (distribution,) = importlib.metadata.packages_distributions()[own]
+    requirements = importlib.metadata.requires(distribution) or []
+    return {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in requirements if "extra ==" in text}
+
+
+def bring(name: str, extra: set[str]) -> None:
+    """Import a module, which may lack one of an extra."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in extra:
+            raise
 
 
 def main(source: Path, strangers: list[str]) -> int:
@@ -24,9 +42,10 @@ def main(source: Path, strangers: list[str]) -> int:
         sys.exit(f"the wheel of {own} lacks files that lie in {source}: {', '.join(lost)}")
     modules = [path.with_suffix("").parts for path in files if path.suffix == ".py"]
     names = [".".join((own, *(part for part in parts if part != "__init__"))) for parts in modules]
+    extra = set(strangers) & of_extras(own)
     for name in names:
         if not name.endswith(".__main__"):  # runs a program
-            importlib.import_module(name)
+            bring(name, extra)
     loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(strangers))
     if loaded:
         sys.exit(f"importing {own} loaded {', '.join(loaded)}")

@@ -188,7 +188,7 @@ def torch_features() -> str:
 
 def optimizers() -> str:
     """Return the table of which optimizers train under which way to share parameters among ranks."""
-    table = import_module("accel_core.strategies.sharding.optimizers")
+    table = import_module("accel_parallel.sharding.optimizers")
     rows = [(", ".join(f"`{name}`" for name in table.ELEMENTWISE), "yes", "yes", "")]
     for name, row in table.REFUSED.items():
         distributed = "yes" if row.forms == ("flat",) else "refused"

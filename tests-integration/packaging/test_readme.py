@@ -11,12 +11,13 @@ NEEDS = {
     "accel-core": set(),
     "accel-bigmodel": {"accel-core"},
     "accel-launch": {"accel-core"},
-    "accel-megatron": {"accel-core"},
+    "accel-parallel": {"accel-core"},
+    "accel-megatron": {"accel-core", "accel-parallel"},
     "accel-trackers": {"accel-core"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
     "accel-verify": {"accel-core", "accel-launch"},
-    "accel-all": {"accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accel-verify"},
 }
+NEEDS["accel-all"] = NEEDS.keys() - {"accel-megatron"}
 NEEDS["accel-compat"] = {*NEEDS["accel-all"], "accel-all"}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 

@@ -19,6 +19,9 @@ _WRITERS = {
     "accel_core.runtime": "accelerate.accelerator",
     "accel_core.tracking": "accelerate.tracking",
     "accel_launch": "accelerate.commands",
+    "accel_parallel": "accelerate",
+    "accel_parallel.checkpoint": "accelerate.checkpointing",
+    "accel_parallel.plugin": "accelerate.utils.dataclasses",
     "accel_quant": "accelerate.utils.bnb",
     "accel_trackers": "accelerate.tracking",
 }

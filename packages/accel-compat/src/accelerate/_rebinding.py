@@ -22,7 +22,8 @@ from accel_core.options.engines import bring
 __all__ = ["RebindableModule", "write_through"]
 
 _ENGINE = (
-    "accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_megatron", "accel_quant", "accel_trackers", "accel_verify",
+    "accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_megatron", "accel_parallel", "accel_quant",
+    "accel_trackers", "accel_verify",
 )  # fmt: skip
 _OWN = "accelerate._"
 """Modules of the drop-in that define what accel itself has no use for."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from accel_core.mesh.layout import Layout
 from accel_core.options import engines as table
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.handlers import KwargsHandler
 from accel_core.random import set_seed
 from accel_core.state import AcceleratorState, PartialState
@@ -45,6 +44,23 @@ class Sped(Sharded):
     name = "sped"
 
 
+@dataclass
+class ShardedPlugin:
+    """The engine's plugin, which a variable fills."""
+
+    fsdp_version: int = field(default_factory=lambda: int(os.environ.get("FSDP_VERSION", "1")))
+
+
+SHARDED = table.Engine(
+    "fsdp",
+    "FSDP",
+    strategy=f"{__name__}:Sharded",
+    plugin=f"{__name__}:ShardedPlugin",
+    argument="fsdp_plugin",
+    flag="ACCELERATE_USE_FSDP",
+)
+
+
 class Settings(KwargsHandler):
     """A third party's plugin."""
 
@@ -59,8 +75,8 @@ class Foreign(SingleStrategy):
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the rows of two engines a strategy, and forget what a test registers and sets."""
-    homes = {"fsdp": f"{__name__}:Sharded", "deepspeed": f"{__name__}:Sped"}
-    rows = {name: replace(row, strategy=homes.get(name, row.strategy)) for name, row in table.engines().items()}
+    sped = replace(table.engines()["deepspeed"], strategy=f"{__name__}:Sped")
+    rows = {"deepspeed": sped, "fsdp": SHARDED} | {engine.name: engine for engine in table.BUILT_IN}
     monkeypatch.setattr(table, "engines", lambda: rows)
     monkeypatch.setattr(registry, "engines", lambda: rows)
     monkeypatch.setattr(registry, "_registered", {})
@@ -77,7 +93,7 @@ def _load_here(load: Any) -> Any:
 @pytest.mark.usefixtures("engines")
 def test_a_plugin_reaches_its_strategy_and_the_users() -> None:
     """The strategy has the plugin, the state shows it, and the variable that libraries read is set."""
-    plugin = FullyShardedDataParallelPlugin()
+    plugin = ShardedPlugin()
     accelerator = Accelerator(fsdp_plugin=plugin)
     strategy = accelerator._runtime.strategy
     assert type(strategy) is Sharded
@@ -100,7 +116,7 @@ def test_a_variable_builds_the_plugin() -> None:
 @pytest.mark.parametrize("through", ["accelerator", "state"])
 def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None:
     """Without a plugin of its own it trains as the state says, whoever made the state."""
-    plugin = FullyShardedDataParallelPlugin()
+    plugin = ShardedPlugin()
     if through == "accelerator":
         Accelerator(fsdp_plugin=plugin)
         os.environ["ACCELERATE_USE_FSDP"] = ""
@@ -117,10 +133,10 @@ def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None
 @pytest.mark.usefixtures("engines")
 def test_another_engine_is_refused() -> None:
     """One process trains with one engine; a new plugin of the same engine is used, and shown."""
-    Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+    Accelerator(fsdp_plugin=ShardedPlugin())
     with pytest.raises(ConfigurationError, match=r"trains with the engine 'sharded'; 'sped' was"):
         Accelerator(deepspeed_plugin=DeepSpeedPlugin())
-    other = FullyShardedDataParallelPlugin()
+    other = ShardedPlugin()
     third = Accelerator(fsdp_plugin=other)
     assert third._runtime.strategy.parts.plugin is third.state.fsdp_plugin is other
 

@@ -64,5 +64,5 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
     asked = run("-m", "accel_launch", "config", "--config-file", "d.yaml", answers=answers)
     assert "Which color shards have [red/blue] (blue)" in asked
     assert "fsdp_color: blue" in (tmp_path / "d.yaml").read_text()
-    core = "from accel_core.options.option import option_named\nfrom accel_core.options.fsdp import FsdpOptions\n"
+    core = "from accel_core.options.option import option_named\nfrom accel_parallel.options import FsdpOptions\n"
     assert "blue" in run("-c", core + "print(option_named(FsdpOptions, 'fsdp_color').read())", FSDP_COLOR="blue")

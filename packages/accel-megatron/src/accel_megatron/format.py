@@ -20,13 +20,13 @@ from accel_core.checkpoint.format import Exchange, Part, Run, Source
 from accel_core.checkpoint.parts import BytesPart, FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of, listed
-from accel_core.checkpoint.sharded import models as stored_models
-from accel_core.checkpoint.sharded import writer
-from accel_core.checkpoint.sharded.metadata import METADATA_NAME
-from accel_core.checkpoint.sharded.reader import ShardFolder
 from accel_core.errors import CheckpointError
 from accel_megatron import library
 from accel_megatron.engine import MegatronEngine
+from accel_parallel.checkpoint import models as stored_models
+from accel_parallel.checkpoint import writer
+from accel_parallel.checkpoint.metadata import METADATA_NAME
+from accel_parallel.checkpoint.reader import ShardFolder
 
 __all__ = ["EngineFormat"]
 

@@ -103,9 +103,6 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-from accel_core.plugins.fsdp import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
-from accel_core.plugins.fsdp import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accel_core.plugins.handlers import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
@@ -139,6 +136,9 @@ from accel_core.random import set_seed as set_seed
 from accel_core.random import synchronize_rng_state as synchronize_rng_state
 from accel_core.random import synchronize_rng_states as synchronize_rng_states
 from accel_core.state.process import wait_for_everyone as wait_for_everyone
+from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
+from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accelerate import _rebinding
 from accelerate._availability import *
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed

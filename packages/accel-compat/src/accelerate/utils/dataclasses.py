@@ -22,24 +22,19 @@ from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import RNGType as RNGType
 from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
-from accel_core.options.fsdp import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel_core.options.fsdp import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
-from accel_core.options.fsdp import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
-from accel_core.options.fsdp import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
 from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import (
     BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
 )
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
+from accel_core.plugins.blocks import get_module_class_from_name as get_module_class_from_name
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-from accel_core.plugins.fsdp import get_module_class_from_name as get_module_class_from_name
 from accel_core.plugins.handlers import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
@@ -58,6 +53,11 @@ from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchCo
 from accel_core.plugins.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
+from accel_parallel.options import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_parallel.options import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_parallel.options import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_parallel.options import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accelerate import _rebinding
 from accelerate._availability import is_mlu_available as is_mlu_available
 from accelerate._availability import is_musa_available as is_musa_available

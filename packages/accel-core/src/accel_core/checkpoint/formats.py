@@ -20,10 +20,7 @@ __all__ = ["recognise", "register_format"]
 
 _SHOWN = 20
 
-_registered: list[CheckpointFormat | str] = [
-    "accel_core.checkpoint.plain:PLAIN",
-    "accel_core.checkpoint.sharded.format:SHARDED",
-]
+_registered: list[CheckpointFormat | str] = ["accel_core.checkpoint.plain:PLAIN"]
 
 
 def register_format(chosen: CheckpointFormat | str) -> None:

@@ -12,11 +12,11 @@ import string
 from pathlib import Path
 
 from accel_core.options.engines import PUBLIC, engines
-from accel_core.options.fsdp import FSDP_MODEL_NAME
 
 __all__ = [
     "CUSTOM_NAME",
     "DATALOADER_NAME",
+    "FSDP_MODEL_NAME",
     "ID_LENGTH",
     "JOURNAL_NAME",
     "MANIFEST_NAME",
@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 MODEL_NAME = "pytorch_model"
+FSDP_MODEL_NAME = f"{MODEL_NAME}_fsdp"
 SAFE_MODEL_NAME = "model"
 OPTIMIZER_NAME = "optimizer"
 SCHEDULER_NAME = "scheduler"

@@ -68,7 +68,8 @@ class Engine:
         oldest: First version of the library that serves; empty where any does.
         extras: What else `pip` is asked for when the library is installed.
         install: How `pip` calls the library, where that is more than its name.
-        strategy: `module:Class` of its strategy, or `module:function` that returns that for the plugin.
+        strategy: `module:Class` of its strategy, or `module:function` that returns that for the plugin; empty where a
+            package has it.
         plugin: `module:Class` of its plugin; giving one claims the run.
         argument: Argument of the Accelerator that takes the plugin, and attribute of `AcceleratorState` that has it.
         flag: Variable `ACCELERATE_USE_…` that claims the run in the plugin's stead; set where a plugin claimed it.
@@ -181,7 +182,6 @@ BUILT_IN: tuple[Engine, ...] = (
         "PyTorch/XLA",
         "torch_xla",
         install="'torch_xla[tpu]'",
-        strategy="accel_core.strategies.xla.strategy:XlaStrategy",
         claims="accel_core.strategies.registry:on_xla",
         containers=_XLA_FSDP,
     ),
@@ -245,7 +245,8 @@ PUBLIC: tuple[Public, ...] = (
         "Megatron",
         r"pytorch_model_megatron/(common\.pt|random_\d+\.pt|metadata\.json|\.metadata|[^/]+\.distcp)",
     ),
-    Public("torch_tp", "accel-parallel", "tensor parallel"),
+    Public("torch_tp", "accel-parallel", "tensor and context parallel"),
+    Public("xla", "accel-parallel", "training on XLA devices"),
 )
 
 
@@ -253,7 +254,7 @@ PUBLIC: tuple[Public, ...] = (
 def engines() -> dict[str, Engine]:
     """Return all engines by name: those of installed packages in the order of their names, then the built-in ones."""
     announced = {name: load(home) for name, home in installed.points_of(GROUP).items()}
-    return announced | {engine.name: engine for engine in BUILT_IN}
+    return announced | {engine.name: engine for engine in BUILT_IN if engine.name not in announced}
 
 
 def flagged() -> list[Engine]:
@@ -278,11 +279,15 @@ def require(word: str, asked: str) -> None:
         MissingDependencyError: The package is not installed.
     """
     for known in PUBLIC:
-        if known.word == word and all(engine.argument != f"{word}_plugin" for engine in engines().values()):
+        if known.word == word and not any(_is_of(word, engine) for engine in engines().values()):
             raise MissingDependencyError(
                 f"{known.package} is not installed, which has {known.title}; got {asked}. "
                 f"Run `pip install {known.package}`."
             )
+
+
+def _is_of(word: str, engine: Engine) -> bool:
+    return bool(engine.strategy) and (engine.name == word or engine.argument == f"{word}_plugin")
 
 
 def require_switched(settings: Mapping[str, Any]) -> None:
@@ -309,12 +314,14 @@ def bring(home: str) -> ModuleType:
     return importlib.import_module(home)
 
 
-def attach_moved(path: str, home: str) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a module whose names are defined in an engine's package."""
+def attach_moved(path: str, word: str) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a module whose names are those of an engine's plugin, in the engine's package."""
 
     def getattr_(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
-        return getattr(bring(home), name)
+        require(word, f"{path}.{name}")
+        home = next(engine.plugin for engine in engines().values() if engine.argument == f"{word}_plugin")
+        return getattr(importlib.import_module(home.partition(":")[0]), name)
 
     return getattr_

@@ -129,7 +129,10 @@ def choose(request: Request) -> Choice:
     if foreign is not None:
         return Choice(foreign, _plugins_for(foreign, request.plugins))
     row = _claimant(request)
-    by_machine = bool(row.claims) and row in BUILT_IN
+    by_machine = any(row.name == engine.name for engine in BUILT_IN)
+    if not row.strategy:
+        require(row.name, f"a process on {row.title}")
+        row = engines()[row.name]
     if not by_machine and on_xla(request):
         raise ConfigurationError(
             f"XLA devices support only whole models and models sharded by torch_xla; got the engine {row.name!r} "

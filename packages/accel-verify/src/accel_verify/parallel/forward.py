@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from accel_core.host.availability import has_module
 from accel_core.modules.unwrap import canonical_name
 from accel_verify.parallel.values import first_tensor, generator_state, sums
 
@@ -46,8 +47,9 @@ class ForwardWatch:
 
     def install(self) -> None:
         """Exchange dropout and attention of torch by what watches them."""
-        # It binds the attention of torch when it is imported, which has to be torch's own.
-        importlib.import_module("accel_core.strategies.context.attention")
+        if has_module("accel_parallel"):
+            # It binds the attention of torch when it is imported, which has to be torch's own.
+            importlib.import_module("accel_parallel.context.attention")
         functions: Any = F
         for name, rate in _DROPOUT.items():
             setattr(functions, name, self._without(getattr(F, name), rate, training=name != "feature_alpha_dropout"))

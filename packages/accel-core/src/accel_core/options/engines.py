@@ -26,6 +26,7 @@ __all__ = [
     "Engine",
     "Presence",
     "Public",
+    "absent",
     "attach_moved",
     "bring",
     "engines",
@@ -271,18 +272,24 @@ def flagged() -> list[Engine]:
     return [engine for engine in engines().values() if engine.flag and environ.flag(engine.flag)]
 
 
+def absent(*words: str) -> list[Public]:
+    """Return the engines of Accelerate's API whose packages are not installed, of `words` or of all."""
+    asked = [known for known in PUBLIC if not words or known.word in words]
+    here = {engine.argument for engine in engines().values()} if asked else set()
+    return [known for known in asked if f"{known.word}_plugin" not in here]
+
+
 def require(word: str, asked: str) -> None:
     """Refuse an engine of Accelerate's API whose package is not installed; any other word passes.
 
     Raises:
         MissingDependencyError: The package is not installed.
     """
-    for known in PUBLIC:
-        if known.word == word and all(engine.argument != f"{word}_plugin" for engine in engines().values()):
-            raise MissingDependencyError(
-                f"{known.package} is not installed, which has {known.title}; got {asked}. "
-                f"Run `pip install {known.package}`."
-            )
+    for known in absent(word):
+        raise MissingDependencyError(
+            f"{known.package} is not installed, which has {known.title}; got {asked}. "
+            f"Run `pip install {known.package}`."
+        )
 
 
 def require_switched(settings: Mapping[str, Any]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from accel_core.options.engines import PUBLIC
+
 __all__ = ["govern_records"]
 
 _WRITERS = {
+    **{known.module: "accelerate" for known in PUBLIC},
     "accel": "accelerate",
     "accel_bigmodel": "accelerate.utils.modeling",
     "accel_bigmodel.dispatch": "accelerate.big_modeling",

@@ -225,6 +225,11 @@ class Public:
     files: str = ""
     beside: str = ""
 
+    @property
+    def module(self) -> str:
+        """Name under which the package is imported."""
+        return self.package.replace("-", "_")
+
 
 PUBLIC: tuple[Public, ...] = (
     Public(
@@ -311,7 +316,7 @@ def bring(home: str) -> ModuleType:
     """
     package = home.partition(".")[0]
     for known in PUBLIC:
-        if known.package.replace("-", "_") == package and not has_module(package):
+        if known.module == package and not has_module(package):
             require(known.word, home)
     return importlib.import_module(home)
 

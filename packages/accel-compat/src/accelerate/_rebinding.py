@@ -17,14 +17,14 @@ from typing import Any
 
 from accel_core import _lazy
 from accel_core.host.availability import has_module
-from accel_core.options.engines import bring
+from accel_core.options.engines import PUBLIC, bring
 
 __all__ = ["RebindableModule", "write_through"]
 
-_ENGINE = (
-    "accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_megatron", "accel_parallel", "accel_quant",
-    "accel_trackers", "accel_verify",
-)  # fmt: skip
+_ENGINE = {
+    *("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers", "accel_verify"),
+    *(known.module for known in PUBLIC),
+}
 _OWN = "accelerate._"
 """Modules of the drop-in that define what accel itself has no use for."""
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.options.engines import absent
+
 ROOT = Path(__file__).parents[4]
 SCRIPT = ROOT / "packages" / "accel-launch" / "tests" / "reference.py"
 PAGE = ROOT / "docs" / "reference" / "options.md"
@@ -15,9 +17,21 @@ PAGE = ROOT / "docs" / "reference" / "options.md"
 
 @pytest.mark.skipif(not PAGE.exists(), reason="only in the repository")
 def test_reference_says_what_the_rows_say() -> None:
-    """docs/reference/options.md is what the script prints: change a row, run the script."""
+    """docs/reference/options.md is what the script prints: change a row, run the script.
+
+    Where the package of an engine is not installed, its rows are left out and the rest is compared.
+    """
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
-    assert PAGE.read_text() == done.stdout, f"Run {SCRIPT.relative_to(ROOT)}."
+    assert comparable(PAGE.read_text()) == comparable(done.stdout), f"Run {SCRIPT.relative_to(ROOT)}."
+
+
+def comparable(page: str) -> list[str]:
+    """Return a page's lines; without those of engines that are not installed, and then without headings."""
+    marks = [
+        mark for known in absent() for mark in (f"`--use-{known.word.replace('_', '-')}`", f"`{known.word}_config.")
+    ]
+    lines = page.splitlines()
+    return [line for line in lines if line.startswith("| `") and not any(map(line.count, marks))] if marks else lines
 
 
 ROW = """

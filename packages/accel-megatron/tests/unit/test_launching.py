@@ -1,4 +1,4 @@
-"""Settings of Megatron-LM and of TPUs: every one is a flag, a variable, an explained row, and what the plugin reads."""
+"""Settings of Megatron-LM: every one is a flag, a variable, an explained row, and what the plugin reads."""
 
 import io
 import json
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.errors import MissingDependencyError
 from accel_core.host.environ import patch_environment
 from accel_core.options.option import Option, boolean, options_of
 from accel_megatron.options import MegatronOptions
@@ -17,8 +18,9 @@ from accel_launch import cli
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.preview import explanation
 from accel_launch.commands.start import settings_from
-from accel_launch.launchers import registry
+from accel_launch.settings.checks import check_installed
 from accel_launch.settings.child import child_environment
+from accel_launch.settings.engines import asked_for
 from accel_launch.settings.resolve import Settings
 
 OPTIONS = options_of(MegatronOptions)
@@ -104,15 +106,37 @@ def test_questions_about_megatron(
     assert chosen == ["megatron"]
 
 
-def test_questions_about_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Function, pod, precision and a compiler for XLA are asked about; the launch takes the TPU's launcher."""
-    answers = ["", "TPU", "", "", "yes", "torchxla_trace_once", *[""] * 4, "8", "train", "no", "bf16", "yes"]
-    text = configure(monkeypatch, home / "c.yaml", *answers, *[""] * 4)
-    assert "distributed_type: XLA" in text
-    values = explained(capsys, home / "c.yaml")
-    assert values["tpu"] is True
-    assert str(values["dynamo_backend"]).lower() == "torchxla_trace_once"
-    assert (values["main_training_function"], values["num_processes"]) == ("train", 8)
-    said = settings("--config-file", str(home / "c.yaml"), "s.py")
-    assert registry.choose(said).name == "tpu"
-    assert registry.choose(said).environ(said)["XLA_DOWNCAST_BF16"] == "1"
+def test_a_dry_run_shows_mesh_and_batch(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stages stand outermost, ranks of tensor parallelism side by side; a step has the micro batches."""
+    (home / "s.py").touch()
+    degrees = ["--megatron-lm-tp-degree", "2", "--megatron-lm-pp-degree", "2", "--megatron-lm-num-micro-batches", "3"]
+    assert (
+        cli.main(["launch", "--dry-run", "--json", "--num-processes", "8", "--use-megatron-lm", *degrees, "s.py"]) == 0
+    )
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["mesh"] == {"pp": 2, "dp": 2, "cp": 1, "tp": 2}
+    assert plan["mesh_groups"] == {
+        "pp": [[0, 4], [1, 5], [2, 6], [3, 7]],
+        "dp": [[0, 2], [1, 3], [4, 6], [5, 7]],
+        "tp": [[0, 1], [2, 3], [4, 5], [6, 7]],
+    }
+    assert tuple(plan["batch"].values()) == (None, None, 3, 2)
+
+
+def test_it_is_refused_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run without megatron-core is one error with the place that asked and the command that mends it."""
+    said = settings("--use-megatron-lm", "--num-processes", "2", "s.py")
+    assert [engine.name for engine in asked_for(said)] == ["megatron"]
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(MissingDependencyError, match=r"got none in .*use_megatron_lm from --use.*pip install megatron"):
+        check_installed(said)
+
+
+def test_a_run_may_start_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch tells its processes, a launch inside of them reads, and tells its own processes the same."""
+    outer = child_environment(settings("--use-megatron-lm", "--num-processes", "2", "s.py"))
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    inner = child_environment(settings("s.py"))
+    told = {name for name in outer if name.startswith(("ACCELERATE_", "MEGATRON_LM_"))}
+    assert {name: inner[name] for name in told} == {name: outer[name] for name in told}

@@ -26,6 +26,7 @@ __all__ = [
     "Engine",
     "Presence",
     "Public",
+    "absent",
     "attach_moved",
     "bring",
     "engines",
@@ -224,6 +225,11 @@ class Public:
     files: str = ""
     beside: str = ""
 
+    @property
+    def module(self) -> str:
+        """Name under which the package is imported."""
+        return self.package.replace("-", "_")
+
 
 PUBLIC: tuple[Public, ...] = (
     Public(
@@ -272,22 +278,25 @@ def flagged() -> list[Engine]:
     return [engine for engine in engines().values() if engine.flag and environ.flag(engine.flag)]
 
 
+def absent(*words: str) -> list[Public]:
+    """Return the engines of Accelerate's API whose packages are not installed, of `words` or of all."""
+    asked = [known for known in PUBLIC if not words or known.word in words]
+    rows = [engine for engine in engines().values() if engine.strategy] if asked else []
+    here = {word for engine in rows for word in (engine.name, engine.argument.removesuffix("_plugin"))}
+    return [known for known in asked if known.word not in here]
+
+
 def require(word: str, asked: str) -> None:
     """Refuse an engine of Accelerate's API whose package is not installed; any other word passes.
 
     Raises:
         MissingDependencyError: The package is not installed.
     """
-    for known in PUBLIC:
-        if known.word == word and not any(_is_of(word, engine) for engine in engines().values()):
-            raise MissingDependencyError(
-                f"{known.package} is not installed, which has {known.title}; got {asked}. "
-                f"Run `pip install {known.package}`."
-            )
-
-
-def _is_of(word: str, engine: Engine) -> bool:
-    return bool(engine.strategy) and (engine.name == word or engine.argument == f"{word}_plugin")
+    for known in absent(word):
+        raise MissingDependencyError(
+            f"{known.package} is not installed, which has {known.title}; got {asked}. "
+            f"Run `pip install {known.package}`."
+        )
 
 
 def require_switched(settings: Mapping[str, Any]) -> None:
@@ -309,7 +318,7 @@ def bring(home: str) -> ModuleType:
     """
     package = home.partition(".")[0]
     for known in PUBLIC:
-        if known.package.replace("-", "_") == package and not has_module(package):
+        if known.module == package and not has_module(package):
             require(known.word, home)
     return importlib.import_module(home)
 

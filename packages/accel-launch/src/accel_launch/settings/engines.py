@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from accel_core.options.engines import Engine, engines
+from accel_core.options.engines import Engine, engines, require_switched
 from accel_launch.settings.child import active, switched
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.mesh import mesh_of
@@ -15,7 +15,12 @@ _FP8 = "fp8-"
 
 
 def asked_for(settings: Settings) -> list[Engine]:
-    """Return the engines that the settings of a run choose; a script may choose others."""
+    """Return the engines that the settings of a run choose; a script may choose others.
+
+    Raises:
+        MissingDependencyError: The package of an engine is not installed.
+    """
+    require_switched(settings)
     names = set(_names(settings))
     return [engine for engine in _shown() if engine.name in names]
 

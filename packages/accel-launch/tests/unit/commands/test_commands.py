@@ -9,7 +9,10 @@ import pytest
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
 from accel_launch import cli, contributed
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
 from accel_launch.commands.test import words_for
+from accel_launch.launchers import registry
 from accel_launch.questions.ask import BACK, LineAsker, ask_all
 from accel_launch.questions.cluster import CLUSTER
 from accel_launch.questions.question import Question
@@ -53,6 +56,23 @@ def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["use_fsdp"]["value"], rows["fsdp_version"]["value"]) == (True, "2")
     assert rows["fsdp_version"]["where"].startswith(str(path))
+
+
+def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Function, pod, precision and a compiler for XLA are asked about; the launch takes the TPU's launcher."""
+    compiler = ["yes", "torchxla_trace_once", *[""] * 4]
+    answers(monkeypatch, "", "TPU", "", "", *compiler, "8", "train", "no", "bf16", "yes", *[""] * 4)
+    path = home / "tpu.yaml"
+    assert cli.main(["config", "--config-file", str(path)]) == 0
+    assert "distributed_type: XLA" in path.read_text()
+    capsys.readouterr()
+    assert cli.main(["launch", "--config-file", str(path), "--explain", "--json", "s.py"]) == 0
+    values = {row["key"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert (values["tpu"], str(values["dynamo_backend"]).lower()) == (True, "torchxla_trace_once")
+    assert (values["main_training_function"], values["num_processes"]) == ("train", 8)
+    said = settings_from(launch_command_parser().parse_args(["--config-file", str(path), "s.py"]))
+    assert registry.choose(said).name == "tpu"
+    assert registry.choose(said).environ(said)["XLA_DOWNCAST_BF16"] == "1"
 
 
 def test_config_for_sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +314,6 @@ def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.Captur
 
 MESH = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config"]
 SHARDED = ["--parallelism-config-dp-shard-size", "2"]
-MEGATRON = ["--use-megatron-lm", "--megatron-lm-tp-degree", "2", "--megatron-lm-pp-degree", "2"]
 
 
 @pytest.mark.parametrize(
@@ -312,16 +331,6 @@ MEGATRON = ["--use-megatron-lm", "--megatron-lm-tp-degree", "2", "--megatron-lm-
             {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "sp": 1, "tp": 2},
             {"tp": []},
             (None, None, None, 1),
-        ),
-        (
-            ["--num-processes", "8", *MEGATRON, "--megatron-lm-num-micro-batches", "3"],
-            {"pp": 2, "dp": 2, "cp": 1, "tp": 2},
-            {
-                "pp": [[0, 4], [1, 5], [2, 6], [3, 7]],
-                "dp": [[0, 2], [1, 3], [4, 6], [5, 7]],
-                "tp": [[0, 1], [2, 3], [4, 5], [6, 7]],
-            },
-            (None, None, 3, 2),
         ),
         (
             ["--num-processes", "2", "--use-deepspeed", "--gradient-accumulation-steps", "8"],

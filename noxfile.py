@@ -36,7 +36,7 @@ nox.options.sessions = ["lint", "types", "architecture", "tests", "alone", "inte
 nox.options.error_on_external_run = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Package:
     """One distribution of the repository, as its pyproject.toml declares it."""
 
@@ -45,6 +45,7 @@ class Package:
     module: str
     requires_python: str
     dependencies: tuple[str, ...]
+    extras: dict[str, list[str]]
     groups: dict[str, list[str]]
 
     @classmethod
@@ -54,8 +55,8 @@ class Package:
         project = data["project"]
         module = Path(data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"][0]).name
         groups = {name: list(nox.project.dependency_groups(data, name)) for name in data.get("dependency-groups", {})}
-        dependencies = tuple(project.get("dependencies", []))
-        return cls(pyproject.parent, project["name"], module, project["requires-python"], dependencies, groups)
+        dependencies, extras = tuple(project.get("dependencies", [])), project.get("optional-dependencies", {})
+        return cls(pyproject.parent, project["name"], module, project["requires-python"], dependencies, extras, groups)
 
     @property
     def siblings(self) -> list[str]:
@@ -71,6 +72,11 @@ class Package:
         """Requirements of this package and of the siblings it stands on that come from an index."""
         texts = (text for name in self.siblings for text in PACKAGES[name].dependencies)
         return sorted({text for text in texts if Requirement(text).name not in PACKAGES})
+
+    @property
+    def testing(self) -> list[str]:
+        """Requirements of the parts of the package that help to test others."""
+        return self.extras.get("testing", [])
 
     def digest(self) -> str:
         """Return a hash of all that goes into the package's wheel."""
@@ -282,26 +288,31 @@ def single_package(session: nox.Session) -> Package:
     return PACKAGES[session.posargs[0]]
 
 
-def pytest(environment: Environment, title: str, *args: object, **options: object) -> None:
-    """Run pytest with a cache of its own for each session, and keep what each test took in `.nox/times.json`."""
+def pytest(
+    environment: Environment, title: str, *args: object, env: dict[str, str] | None = None, **options: object
+) -> None:
+    """Run pytest with a cache of its own for each session, and keep what each test took in `.nox/times.json`.
+
+    torch has one thread in each process: the threads of several wait for one another longer than they compute.
+    """
     place = WORKSHOP / "pytest" / title
     results = place.with_suffix(".xml")
     results.unlink(missing_ok=True)
     kept = ("-o", f"cache_dir={place}", "-o", "junit_duration_report=total", f"--junit-xml={results}")
     try:
-        environment.run("pytest", *args, *kept, **options)
+        environment.run("pytest", *args, *kept, env={"OMP_NUM_THREADS": "1", **(env or {})}, **options)
     finally:
         if results.exists():
             times = (ROOT / ".ci" / "times.py", WORKSHOP / "times.json", title, results)
             environment.session.run(sys.executable, *map(str, times), external=True, silent=False)
 
 
-def spread(arguments: list[str]) -> list[str]:
-    """Return pytest's arguments: those that were given, else such that run the tests in three processes.
+def spread(arguments: list[str], tier: str = "not full") -> list[str]:
+    """Return pytest's arguments: those that were given, else such that run the first tier's tests in three processes.
 
     Many tests wait for processes that they start: three at a time keep two cores busy.
     """
-    return arguments or ["-n", "3", "--dist", "worksteal"]
+    return arguments or ["-n", "3", "--dist", "worksteal", "-m", tier]
 
 
 @nox.session(venv_backend="none")
@@ -357,32 +368,37 @@ def lines_of(*command: str) -> list[str]:
 
 @nox.session(venv_backend="none")
 def alone(session: nox.Session) -> None:
-    """Run the session `isolated` for the packages that are named (all, if none is), two at a time.
+    """Prove of the wheels of the packages that are named (all, if none is) that each comes alone and whole.
 
-    Each runs in a nox of its own, and half of its time is spent where one process works: in pip, in imports.
+    All lie in one environment, in which Python finds for each package no more than what it declares. The session
+    `isolated` does the same, and runs a package's tests, in an environment that has nothing else.
     """
     packages, rest = chosen_packages(session)
     if rest:
         session.error(f"names of packages are all it takes; got {rest}. For pytest: nox -s 'isolated(NAME)' -- WORDS")
-    for package in packages:  # what all of them take is made before they begin
-        built(session, package)
-    Environment(session, "alone").with_torch_alone()
+    everything = {text for package in PACKAGES.values() for text in (*package.third_party, *package.testing)}
+    environment = Environment(session, "alone").provide(sorted(everything), list(PACKAGES), wheels=True)
 
-    def run(name: str) -> tuple[str, int, str, float]:
-        begun = time.monotonic()
-        command = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", f"isolated({name})"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        return name, done.returncode, done.stdout, time.monotonic() - begun
+    def prove(package: Package) -> subprocess.CompletedProcess[str]:
+        command = [str(environment.folder / "bin" / "python"), *proof(package)]
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
-    failed = []
     with ThreadPoolExecutor(2) as pool:
-        for name, code, printed, seconds in pool.map(run, [package.name for package in packages]):
-            sys.stdout.write(printed)
-            sys.stdout.flush()
-            session.log(f"* isolated({name}): {'failed' if code else 'success'}, took {seconds:.0f} seconds")
-            failed += [name] if code else []
+        done = dict(zip(packages, pool.map(prove, packages), strict=True))
+    for ended in done.values():
+        sys.stdout.write(ended.stdout)
+    sys.stdout.flush()
+    failed = [package.name for package, ended in done.items() if ended.returncode]
     if failed:
-        session.error(f"did not pass alone: {', '.join(failed)}")
+        session.error(f"not alone and whole: {', '.join(failed)}")
+
+
+def proof(package: Package) -> list[str]:
+    """Return what Python is given to prove that a package comes alone and whole."""
+    strangers = sorted(other.module for other in PACKAGES.values() if other.name not in package.siblings)
+    needed = [f"{name}[testing]" if PACKAGES[name].testing else name for name in package.siblings]
+    source = package.folder / "src" / package.module
+    return ["-I", str(ROOT / ".ci" / "alone.py"), str(source), ",".join(needed), *strangers]
 
 
 @nox.session(venv_backend="none", default=False)
@@ -396,27 +412,57 @@ def isolated(session: nox.Session, package: str) -> None:
     own = PACKAGES[package]
     requirements = own.third_party + own.groups.get("test", [])
     environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
-    strangers = sorted(other.module for other in PACKAGES.values() if other.name not in own.siblings)
-    environment.run("python", "-I", ROOT / ".ci" / "alone.py", own.folder / "src" / own.module, *strangers)
-    quick = ["-m", "not slow", f"--ignore={own.folder / 'tests' / 'ranks'}"]
+    environment.run("python", *proof(own))
+    quick = ["-m", "not slow and not full", f"--ignore={own.folder / 'tests' / 'ranks'}"]
     pytest(environment, f"isolated-{package}", own.folder / "tests", *(session.posargs or quick))
+
+
+INTEGRATION = ROOT / "tests-integration"
+
+
+def together() -> list[Path]:
+    """Return the folders and files of the tests that need all packages and nothing more."""
+    elsewhere = ("architecture", "gallery", "interop", "__pycache__")
+    everything = [path for path in sorted(INTEGRATION.iterdir()) if path.name not in elsewhere]
+    beside = [INTEGRATION / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
+    return [*everything, *beside, INTEGRATION / "gallery" / "test_quick.py"]
+
+
+def tools(session: nox.Session) -> dict[str, str]:
+    """Return the variables by which tests find Accelerate and what builds packages."""
+    builder = Environment(session, "build").provide(GROUPS["build"], [])
+    return {
+        "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),
+        "ACCEL_HATCH": str(builder.folder / "bin" / "hatch"),
+    }
 
 
 @nox.session(venv_backend="none")
 def integration(session: nox.Session) -> None:
     """Test the packages together: packaging, equivalence, faults, typing, folders exchanged, a Trainer's smoke."""
-    folder = ROOT / "tests-integration"
-    elsewhere = ("architecture", "gallery", "interop", "__pycache__")
-    everything = [path for path in sorted(folder.iterdir()) if path.name not in elsewhere]
-    beside = [folder / "interop" / f"test_{name}.py" for name in ("checkpoint_exchange", "smoke")]
-    beside.append(folder / "gallery" / "test_quick.py")
-    chosen = session.posargs or [*everything, *beside, *spread([])]
-    builder = Environment(session, "build").provide(GROUPS["build"], [])
-    variables = {
-        "ACCEL_PEER_PYTHON": str(peer(session).folder / "bin" / "python"),
-        "ACCEL_HATCH": str(builder.folder / "bin" / "hatch"),
-    }
-    pytest(tree(session), "integration", *chosen, env=variables)
+    pytest(tree(session), "integration", *(session.posargs or [*together(), *spread([])]), env=tools(session))
+
+
+@nox.session(venv_backend="none", default=False)
+def second(session: nox.Session) -> None:
+    """Run what is marked `full`, the tests of the second tier that need no environment of their own."""
+    folders = [package.folder / "tests" for package in PACKAGES.values() if (package.folder / "tests").is_dir()]
+    chosen = session.posargs or [*folders, *together(), *spread([], "full")]
+    pytest(tree(session), "second", *chosen, env=tools(session))
+
+
+SECOND = (
+    *("second", *(f"isolated({name})" for name in PACKAGES), "quickstart", "gallery", "docs", "trackers"),
+    *("interop", "deepspeed", "megatron", "floor"),
+)
+"""Sessions of the second tier, those first that take minutes."""
+
+
+@nox.session(venv_backend="none", default=False)
+def full(session: nox.Session) -> None:
+    """Run both tiers: what a bare `nox` runs, and the rest, which takes hours."""
+    for name in (*nox.options.sessions, *SECOND):
+        session.notify(name, posargs=[])
 
 
 @nox.session(venv_backend="none")

@@ -1,21 +1,75 @@
-"""Prove, in an environment that holds one package, that it came alone and whole: `alone.py SOURCE STRANGER…`.
+"""Prove, where all packages are installed, that one comes alone and whole: `alone.py SOURCE REQUIREMENTS STRANGER…`.
 
 None of the strangers can be imported, the wheel brought every file that lies in the package's source, and each of its
-modules imports with what the package declares; or lacks a stranger that one of the package's extras brings.
+modules imports with what the requirements (with commas between) bring: all else that is installed is hidden. One may
+lack a stranger that one of the package's extras brings.
 """
 
-import importlib.metadata
+import contextlib
 import importlib.util
-import re
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import (
+    Distribution,
+    DistributionFinder,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
 from pathlib import Path
+from types import ModuleType
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+class Declared:
+    """Finds modules as Python does, but for those that only distributions bring which requirements do not need."""
+
+    def __init__(self, requirements: Iterable[Requirement]) -> None:
+        self.needed = needs(requirements)
+        owners = packages_distributions().items()
+        self.hidden = {name for name, found in owners if not self.needed.intersection(map(canonicalize_name, found))}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what Python finds under a name, or nothing where the name is hidden."""
+        return None if name.partition(".")[0] in self.hidden else PathFinder.find_spec(name, path, target)
+
+    def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
+        """Return what the metadata of those distributions says that are not hidden."""
+        found = PathFinder.find_distributions(context)
+        return (one for one in found if canonicalize_name(one.metadata["Name"]) in self.needed)
+
+
+def needs(requirements: Iterable[Requirement]) -> set[str]:
+    """Return the names of the distributions that requirements bring: their own, and what these declare in turn."""
+    found: dict[str, set[str]] = {}
+    waiting = [*requirements]
+    for one in waiting:
+        name = canonicalize_name(one.name)
+        if name in found and one.extras <= found[name]:
+            continue
+        found.setdefault(name, set()).update(one.extras)
+        with contextlib.suppress(PackageNotFoundError):  # of an extra: a module that wants it will not import
+            waiting.extend(declared(distribution(name), one.extras))
+    return set(found)
+
+
+def declared(found: Distribution, extras: set[str]) -> Iterator[Requirement]:
+    """Return what a distribution requires here, with some of its extras."""
+    for text in found.requires or ():
+        other = Requirement(text)
+        if other.marker is None or any(other.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield other
 
 
 def of_extras(own: str) -> set[str]:
     """Return the modules of the siblings that a package declares as extras."""
-    (distribution,) = importlib.metadata.packages_distributions()[own]
-    requirements = importlib.metadata.requires(distribution) or []
-    return {re.split(r"[^\w-]", text)[0].replace("-", "_") for text in requirements if "extra ==" in text}
+    texts = [text for name in {*packages_distributions()[own]} for text in distribution(name).requires or ()]
+    return {canonicalize_name(Requirement(text).name).replace("-", "_") for text in texts if "extra ==" in text}
 
 
 def bring(name: str, extra: set[str]) -> None:
@@ -27,9 +81,10 @@ def bring(name: str, extra: set[str]) -> None:
             raise
 
 
-def main(source: Path, strangers: list[str]) -> int:
+def main(source: Path, requirements: list[str], strangers: list[str]) -> int:
     """Check the package whose source this is, and return an exit status."""
     own = source.name
+    sys.meta_path[sys.meta_path.index(PathFinder)] = Declared(map(Requirement, requirements))
     found = [name for name in strangers if importlib.util.find_spec(name)]
     if found:
         sys.exit(f"{own} was installed alone, yet these can be imported: {', '.join(found)}")
@@ -54,4 +109,4 @@ def main(source: Path, strangers: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]))

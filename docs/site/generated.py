@@ -197,6 +197,13 @@ def optimizers() -> str:
     return _table(("optimizer", "FSDP2, tensor parallel", "FSDP1", "what it does, and what to use"), rows)
 
 
+def abilities() -> str:
+    """Return the table of what a model may have, or do, under which way to share parameters among ranks."""
+    table = import_module("accel_parallel.sharding.abilities")
+    rows = ((name, *("yes" if able else "refused" for able in row)) for name, row in table.ABILITIES.items())
+    return _table(("what a model has, or does", *table.ENGINES), rows)
+
+
 def gallery() -> str:
     """Return a section for each example: what it says of itself, what it printed, its curve and its source."""
     lines = []

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,3 +116,13 @@ def test_a_circle_through_a_string_is_found(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text("home = 'accel_core.place.one:f'\n")
     known = {f"accel_core.place.{name}": tmp_path / f"{name}.py" for name in ("one", "two")}
     assert named_modules.circles(named_modules.edges(known)) == [["accel_core.place.one", "accel_core.place.two"]]
+
+
+def test_the_second_tier_is_listed_with_its_reasons() -> None:
+    """Each reason for which a test is left to the second tier has its row in CONTRIBUTING.md, and each row tests."""
+    root = Path(__file__).parents[2]
+    sources = [*root.glob("packages/*/tests/**/test_*.py"), *root.glob("tests-integration/**/test_*.py")]
+    given = {why for path in sources for why in re.findall(r'mark\.full\(\s*"([^"]*)"', path.read_text())}
+    table = (root / "CONTRIBUTING.md").read_text().partition("| reason, or session |")[2].partition("\n\n")[0]
+    rows = {line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]}
+    assert given == {row for row in rows if not row.startswith("`")}

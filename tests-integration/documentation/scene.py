@@ -13,10 +13,12 @@ import os
 import re
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -77,12 +79,13 @@ class Progress:
 
 @cache
 def digits(count: int = 64) -> TensorDataset:
-    """Return some of the handwritten digits that ship with scikit-learn."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    images = torch.tensor(found.data[:count], dtype=torch.float32) / 16
-    return TensorDataset(images, torch.tensor(found.target[:count]))
+    """Return some of the handwritten digits that ship with scikit-learn, whose import takes longer than most pages."""
+    library = find_spec("sklearn")
+    assert library is not None, "scikit-learn is not installed"
+    assert library.origin is not None, "scikit-learn is not installed"
+    file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    found = torch.from_numpy(numpy.loadtxt(file, delimiter=",", max_rows=count))
+    return TensorDataset(found[:, :-1].float() / 16, found[:, -1].long())
 
 
 def write_files(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Prepared loaders give each rank the batches that accelerate 1.15.0 gives it.
 
-Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch; without it these tests are skipped.
+What it gives was recorded. Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch to run it as well.
 """
 
 import json
@@ -9,34 +9,37 @@ import sys
 from pathlib import Path
 
 import pytest
+from recorded import PEER, theirs
 
 from accel_core.testing import limits
 
-PEER = os.environ.get("ACCEL_PEER_PYTHON")
 PROGRAM = Path(__file__).with_name("batches.py")
-
-pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a Python with accelerate 1.15.0")
+LIVE = pytest.mark.full("the original live")
+NEEDED = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a Python with accelerate 1.15.0")
 
 
 def batches(python: str, library: str, ranks: int) -> list[dict[str, object]]:
     """Run the program and return what each rank found."""
-    done = limits.run([python, str(PROGRAM), library, str(ranks)], quiet=24)
+    # The variable may name a tree of this project, which the original must not find.
+    path = "" if library == "accelerate" else os.environ.get("PYTHONPATH", "")
+    done = limits.run([python, str(PROGRAM), library, str(ranks)], env={**os.environ, "PYTHONPATH": path}, quiet=24)
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
+@pytest.mark.parametrize("live", [False, pytest.param(True, marks=[LIVE, NEEDED])])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_same_batches_on_each_rank(ranks: int) -> None:
+def test_same_batches_on_each_rank(ranks: int, live: bool) -> None:
     """Lengths, batch sizes, cutting, dispatching, dropping and shuffling: batches and ends are the same."""
-    assert PEER is not None
-    ours, theirs = batches(sys.executable, "accel_core", ranks), batches(PEER, "accelerate", ranks)
-    assert len(ours) == len(theirs) == ranks
+    ours = batches(sys.executable, "accel_core", ranks)
+    original = theirs(f"batches-{ranks}", live, lambda python: batches(python, "accelerate", ranks))
+    assert len(ours) == len(original) == ranks
     different = [
-        (rank, name, ours[rank][name], theirs[rank][name])
+        (rank, name, ours[rank][name], original[rank][name])
         for rank in range(ranks)
-        for name in theirs[rank]
-        if ours[rank][name] != theirs[rank][name]
+        for name in original[rank]
+        if ours[rank][name] != original[rank][name]
     ]
     assert not different, different[:5]
-    assert len(theirs[0]) > 100
+    assert len(original[0]) > 100

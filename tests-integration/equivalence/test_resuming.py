@@ -1,6 +1,6 @@
 """After `load_state`, loaders of the drop-in give each rank the batches that accelerate 1.15.0 gives it.
 
-Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch; without it these tests are skipped.
+What it gives was recorded. Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch to run it as well.
 """
 
 import json
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded import PEER, theirs
 
 from accel_core.testing import limits
 
-PEER = os.environ.get("ACCEL_PEER_PYTHON")
 PROGRAM = Path(__file__).with_name("resuming.py")
-
-pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a Python with accelerate 1.15.0")
+LIVE = pytest.mark.full("the original live")
+NEEDED = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a Python with accelerate 1.15.0")
 
 
 def resumed(python: str, ranks: int, path: str) -> list[dict[str, Any]]:
@@ -27,14 +27,15 @@ def resumed(python: str, ranks: int, path: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.parametrize("live", [False, pytest.param(True, marks=[LIVE, NEEDED])])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_scripts_go_on_with_the_same_batches(ranks: int) -> None:
+def test_scripts_go_on_with_the_same_batches(ranks: int, live: bool) -> None:
     """Interrupted in an epoch or at its end, then begun anew or skipped: batches, windows and random numbers agree."""
-    assert PEER is not None
+    ours = resumed(sys.executable, ranks, os.environ.get("PYTHONPATH", ""))
     # The variable may name a tree of this project, which the original must not find.
-    ours, theirs = resumed(sys.executable, ranks, os.environ.get("PYTHONPATH", "")), resumed(PEER, ranks, "")
-    assert len(ours) == len(theirs) == ranks
+    original = theirs(f"resuming-{ranks}", live, lambda python: resumed(python, ranks, ""))
+    assert len(ours) == len(original) == ranks
     for rank in range(ranks):
-        different = [name for name, found in theirs[rank].items() if ours[rank][name] != found]
+        different = [name for name, found in original[rank].items() if ours[rank][name] != found]
         assert not different, (rank, different[:5])
-    assert len(theirs[0]) > 60
+    assert len(original[0]) > 60

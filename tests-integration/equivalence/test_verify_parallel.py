@@ -9,8 +9,8 @@ import pytest
 
 from accel_core.testing.world import run
 from accel_verify.parallel.comparison import compare, tolerance_of
-from accel_verify.parallel.layouts import layout_asked
-from accel_verify.parallel.records import Run, read_run
+from accel_verify.parallel.layouts import requested_layout
+from accel_verify.parallel.records import RecordedRun, read_run
 from accel_verify.parallel.run import variables_of
 
 ROOT = Path(__file__).parents[2]
@@ -24,10 +24,10 @@ def _record(folder: str, parts: int) -> None:
     main([folder, "3", str(parts), "0", str(ROOT / "examples" / "train_digits.py"), "--folder", f"{folder}/run"])
 
 
-def recorded(folder: Path, name: str | None) -> Run:
+def recorded(folder: Path, name: str | None) -> RecordedRun:
     """Run the example on a layout, or on one process that reads for two ranks."""
     folder.mkdir()
-    layout = layout_asked(name) if name else None
+    layout = requested_layout(name) if name else None
     words = layout.words if layout else ("--num-processes", "1")
     failure = run(
         _record,

@@ -86,6 +86,7 @@ def test_a_script_written_for_accelerate(tmp_path: Path, monkeypatch: pytest.Mon
     assert (code, words.startswith("identical")) == (0, True), words
 
 
+@pytest.mark.full("another case of a grid")
 def test_a_script_that_skips_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the drop-in, one that loads and skips is identical, without the loaders being moved."""
     monkeypatch.chdir(tmp_path)
@@ -111,6 +112,7 @@ def test_a_script_that_skips_by_itself(tmp_path: Path, monkeypatch: pytest.Monke
     assert "load_state left loaders at the start of an epoch" in words
 
 
+@pytest.mark.full("another case of a grid")
 def test_automatic_names_and_a_script_that_resumes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pattern of the guide: identical, and the project's own folder is neither read nor written."""
     monkeypatch.chdir(tmp_path)
@@ -148,11 +150,17 @@ def test_wrong_arguments_and_scripts_are_named(tmp_path: Path) -> None:
     assert "KeyError: 'mine'" in words
 
 
+OTHER_WAYS = pytest.mark.full("another case of a grid")
+
+
 @pytest.mark.parametrize(
     ("way", "ranks"),
     [
-        *((way, "1") for way in ("sys.exit(0)", "sys.exit()", "raise SystemExit", "import os; os._exit(0)", "pass")),
-        *((way, "2") for way in ("sys.exit(0)", "import os; os._exit(0)")),
+        ("import os; os._exit(0)", "1"),
+        ("pass", "1"),
+        ("sys.exit(0)", "2"),
+        *(pytest.param(way, "1", marks=OTHER_WAYS) for way in ("sys.exit(0)", "sys.exit()", "raise SystemExit")),
+        pytest.param("import os; os._exit(0)", "2", marks=OTHER_WAYS),
     ],
 )
 def test_a_script_that_trains_nothing(tmp_path: Path, way: str, ranks: str) -> None:
@@ -173,6 +181,7 @@ def test_a_script_that_leaves_halfway(tmp_path: Path) -> None:
     assert "made 6 optimizer steps of 9" in words
 
 
+@pytest.mark.full("a whole training")
 @requires("sklearn", "tensorboard", "tqdm")
 def test_the_example_resumes_exactly(tmp_path: Path) -> None:
     """The quickstart's training script, interrupted in the middle of an epoch."""

@@ -31,7 +31,7 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 CASES = settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-SHARD_CASES = 120
+MORE = pytest.mark.full("fuzz by the hundred")
 FILES = st.sampled_from(
     [
         "model-00001-of-00002.safetensors",
@@ -198,8 +198,9 @@ def harm(place: Path, other: Path, choose: random.Random) -> str:
     return f"{name}: {what}" if content != before or what in ("gone", "a folder") else "nothing"
 
 
+@pytest.mark.parametrize("cases", [30, pytest.param(120, marks=MORE)])
 @world(2)
-def test_fuzzed_shards(tmp_path: Path) -> None:
+def test_fuzzed_shards(cases: int, tmp_path: Path) -> None:
     """With a manifest every harm is refused, without one it is refused or read: by both ranks alike, never in part."""
     run, choose = sharded_run(), random.Random(1)
     for name in ("whole", "other"):
@@ -207,7 +208,7 @@ def test_fuzzed_shards(tmp_path: Path) -> None:
         tensors_of(run)[0].add_(1)
     before = [tensor.clone() for tensor in tensors_of(run)]
     outcomes = set()
-    for number in range(SHARD_CASES):
+    for number in range(cases):
         place, listed, what = tmp_path / f"harmed {number}", number % 2 == 0, ""
         if run.world.is_main:
             shutil.copytree(tmp_path / "whole", place)

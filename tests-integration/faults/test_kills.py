@@ -178,7 +178,13 @@ def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "plain"), [("numbered", False), ("fresh", True), ("in place", False), ("in place", True)]
+    ("kind", "plain"),
+    [
+        pytest.param("numbered", False, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("fresh", True, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("in place", False, marks=pytest.mark.full("another case of a grid")),
+        ("in place", True),
+    ],
 )
 def test_killed_between_every_two_system_calls_of_a_save(
     kind: str, plain: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

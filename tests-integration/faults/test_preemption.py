@@ -47,7 +47,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.full("another case of a grid"))]
+)
 def test_asked_to_end_and_started_again(number: signal.Signals, uninterrupted: Path, tmp_path: Path) -> None:
     """In mid-epoch, with worker processes: the launcher gives 75, and the same command ends as a run without it."""
     launcher = launch(tmp_path, 0.05)

@@ -46,6 +46,7 @@ PROGRAMS = {
     "trl_command": Client("`trl sft` and `trl dpo`", "trl"),
     "diffusion": Client("offloaded and mapped models", "diffusers"),
     "diffusion_loop": Client("training loop; one process and two ranks", "diffusers"),
+    "unconditional": Client("`train_unconditional.py`, saved and resumed; one process and two ranks", "diffusers"),
     "diffusion_offload": Client("offload and device maps, simulated accelerator", "diffusers"),
     "encoder": Client("encoding and training; one process and two ranks", "sentence-transformers"),
     "fewshot": Client("training a classifier on few samples", "setfit"),
@@ -129,9 +130,12 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict
 
 @pytest.fixture(scope="session")
 def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, peer: str) -> Callable[..., Pair]:
-    """Return a function that runs a client, by name, on both sides, on as many processes as it or the caller says."""
+    """Return a function that runs a client, by name, on both sides, on as many processes as it or the caller says.
 
-    def run(name: str, ranks: int | None = None) -> Pair:
+    With phases, the client runs once for each, in the same folder, and what it found in the last one counts.
+    """
+
+    def run(name: str, ranks: int | None = None, phases: tuple[str, ...] = ()) -> Pair:
         row = pytestconfig.stash[ROWS].setdefault(name, Row())
         folder = tmp_path_factory.mktemp(name)
         words = [*_launch(PROGRAMS[name].ranks if ranks is None else ranks), str(CLIENTS / f"{name}.py")]
@@ -139,7 +143,8 @@ def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
         path = os.environ.get("PYTHONPATH", "")  # may name a tree of this project, which the original must not find
         for side, python, packages in (("ours", sys.executable, path), ("theirs", peer, "")):
             begun = time.monotonic()
-            found.append(run_client(python, words, folder / side, PYTHONPATH=packages))
+            runs = [[*words, phase] for phase in phases] or [words]
+            found.append([run_client(python, each, folder / side, PYTHONPATH=packages) for each in runs][-1])
             row.seconds.append(time.monotonic() - begun)
         return Pair(*found)
 

@@ -44,9 +44,14 @@ def act(library: str, action: str, directory: Path, size: int) -> None:
     assert [process.returncode for process in ranks] == [0] * size, "\n".join(outputs)
 
 
-@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
-    ("writer", "reader"), [("accelerate", "accel_core.accelerator"), ("accel_core.accelerator", "accelerate")]
+    ("writer", "reader", "size"),
+    [
+        ("accelerate", "accel_core.accelerator", 2),
+        ("accel_core.accelerator", "accelerate", 1),
+        pytest.param("accelerate", "accel_core.accelerator", 1, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("accel_core.accelerator", "accelerate", 2, marks=pytest.mark.full("another case of a grid")),
+    ],
 )
 def test_a_folder_of_one_is_resumed_exactly_by_the_other(writer: str, reader: str, size: int, tmp_path: Path) -> None:
     """With and without safetensors: two models, optimizers, schedule, object and random states of every rank.

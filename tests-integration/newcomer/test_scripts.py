@@ -28,6 +28,7 @@ def _accuracy(printed: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.full("a whole training")
 @requires("sklearn", "accelerate")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_plain_loop(processes: int) -> None:
@@ -38,6 +39,7 @@ def test_plain_loop(processes: int) -> None:
     assert _accuracy(printed) >= 0.95
 
 
+@pytest.mark.full("a whole training")
 @requires("sklearn", "accelerate")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_accumulation_with_metrics(processes: int, tmp_path: Path) -> None:
@@ -49,6 +51,7 @@ def test_accumulation_with_metrics(processes: int, tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.full("a whole training")
 @requires("sklearn", "accelerate")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=requires("program:g++"))])
 def test_bf16_with_compile(backend: str) -> None:

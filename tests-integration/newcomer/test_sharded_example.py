@@ -4,11 +4,14 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from accel_core.testing import limits, requires
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.full("a whole training")
 @requires("sklearn", "accel", "tensorboard")
 def test_the_example_trains_in_shards(tmp_path: Path) -> None:
     """With flags of FSDP it reaches the accuracy that it asks for, on two ranks, and writes whole weights."""

@@ -11,6 +11,8 @@ from accel_core.testing import limits
 
 ALONE = Path(__file__).resolve().parents[2] / ".ci" / "alone.py"
 FILES = {"__init__.py": "", "py.typed": "", "inner/__init__.py": "", "inner/deep.py": "import json\n"}
+LIBRARY = {"deep_library": "", "deeper_library": "deep-library", "foreign_library": "", "toy": "deeper-library"}
+"""Distributions that are installed, and what each declares."""
 
 
 @pytest.fixture
@@ -21,13 +23,20 @@ def source(tmp_path: Path) -> Path:
             path = tmp_path / place / "toy" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+    for name, needs in LIBRARY.items():
+        facts = tmp_path / "installed" / f"{name}-1.0.dist-info"
+        facts.mkdir()
+        required = f"Requires-Dist: {needs}\n" if needs else ""
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{required}")
+        (facts / "top_level.txt").write_text(f"{name}\n")
+        (tmp_path / "installed" / name).mkdir(exist_ok=True)
     return tmp_path / "source" / "toy"
 
 
 def prove(source: Path, *strangers: str) -> "subprocess.CompletedProcess[str]":
     """Run the script where the package is installed."""
     environment = os.environ | {"PYTHONPATH": str(source.parents[1] / "installed")}
-    words = [sys.executable, str(ALONE), str(source), *strangers]
+    words = [sys.executable, str(ALONE), str(source), "toy", *strangers]
     return limits.run(words, env=environment)
 
 
@@ -56,9 +65,18 @@ def test_a_file_that_the_wheel_lacks_is_named(source: Path, name: str) -> None:
     assert f"lacks files that lie in {source}: {name}" in done.stderr
 
 
-def test_a_module_that_needs_what_is_not_declared_fails(source: Path) -> None:
-    """However deep it lies."""
-    (source.parents[1] / "installed" / "toy" / "inner" / "deep.py").write_text("import no_such_library\n")
+@pytest.mark.parametrize("library", ["no_such_library", "foreign_library", "pytest"])
+def test_a_module_that_needs_what_is_not_declared_fails(source: Path, library: str) -> None:
+    """However deep it lies, and whether or not another package brought the library."""
+    (source.parents[1] / "installed" / "toy" / "inner" / "deep.py").write_text(f"import {library}\n")
     done = prove(source)
     assert done.returncode == 1
-    assert "No module named 'no_such_library'" in done.stderr
+    assert f"No module named '{library}'" in done.stderr
+
+
+def test_a_module_finds_what_a_library_of_its_own_needs(source: Path) -> None:
+    """What is declared may itself declare more."""
+    deep = source.parents[1] / "installed" / "toy" / "inner" / "deep.py"
+    deep.write_text("import deep_library, deeper_library\n")
+    done = prove(source)
+    assert done.returncode == 0, done.stderr

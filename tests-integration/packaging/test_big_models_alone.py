@@ -64,6 +64,7 @@ print("bit-equal")
 """
 
 
+@pytest.mark.full("every library at once")
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
 def test_a_language_model_generates_from_cpu_and_disk(
     environment: Any, wheels: dict[str, Path], tmp_path: Path

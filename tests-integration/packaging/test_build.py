@@ -49,7 +49,7 @@ def test_the_sdist_holds_what_a_wheel_is_built_from(built: Built, name: str) -> 
     assert {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", f"src/{MODULES[name]}/__init__.py"} <= files
 
 
-@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.full("packages from source"))])
 def test_all_install_together_and_import(environment: Any, built: Built, kind: str) -> None:
     """One pip command with all files and no index installs them; each imports and tells its version."""
     files = [pair[kind == "sdist"] for pair in built.values()]

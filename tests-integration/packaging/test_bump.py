@@ -126,6 +126,7 @@ def test_a_package_that_did_not_change_is_not_released(repository: Path) -> None
     assert contents(repository) == before
 
 
+@pytest.mark.full("packages from source")
 def test_a_pinned_bigmodel_outlives_a_bump_of_launch(environment: Any, repository: Path, tmp_path: Path) -> None:
     """A toy library that wants one exact accel-bigmodel works before and after accel-launch got a breaking version."""
     folders = [repository / "packages" / name for name in ("accel-core", "accel-bigmodel", "accel-launch")]

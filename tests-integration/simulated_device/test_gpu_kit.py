@@ -26,6 +26,9 @@ def kit(*arguments: object) -> subprocess.CompletedProcess[str]:
     return limits.run(command, quiet=30)
 
 
+KIT = pytest.mark.full("a benchmark")
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Try all rows, with nothing of this environment's path but what the kit finds itself."""
@@ -37,6 +40,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
+@KIT
 def test_every_row_is_in_the_table(found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows ran or say which library is missing, and each of their lines is in the table once."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -51,6 +55,7 @@ def test_every_row_is_in_the_table(found: dict[str, Any], monkeypatch: pytest.Mo
     ]
 
 
+@KIT
 def test_a_dry_run_shows_no_figure(found: dict[str, Any], tmp_path: Path) -> None:
     """The table says what it is and holds no number that was taken, and it is not let into the results."""
     title, _, *lines = found["table"].splitlines()

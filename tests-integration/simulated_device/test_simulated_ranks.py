@@ -4,11 +4,14 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
+
 from accel_core.testing import limits
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
 
+@pytest.mark.full("a benchmark")
 def test_training_steps_send_nothing_but_gradients(tmp_path: Path) -> None:
     """Whatever the number of ranks, 20 steps make DistributedDataParallel's reductions and no other message."""
     drawing = tmp_path / "scale.svg"

@@ -10,6 +10,7 @@ import pytest
 
 from accel_core.testing import limits
 from accel_core.testing.guards import *  # noqa: F403
+from accel_core.testing.programs import Program
 
 Accel = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -19,12 +20,19 @@ _OF_GLOO = re.compile(r".*(\[Gloo\]|peer ranks|is connected to).*|[\d\s]*")
 
 @pytest.fixture
 def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
-    """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests."""
+    """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests.
 
-    def run(*words: str, more: Mapping[str, str] | None = None, quiet: float = 6) -> "subprocess.CompletedProcess[str]":
+    The command itself is forked with torch loaded, unless `forked=False`; the ranks that it starts are processes as
+    every user's.
+    """
+
+    def run(
+        *words: str, more: Mapping[str, str] | None = None, quiet: float = 6, forked: bool = True
+    ) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "accel_launch", *words]
         environment = {**variables, **(more or {})}
-        return limits.run(command, quiet=quiet, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL)
+        options = {"quiet": quiet, "cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL}
+        return limits.run(command, started_by=Program if forked else subprocess.Popen, **options)
 
     return run
 

@@ -32,7 +32,13 @@ class Named(nn.Module):
 
 
 @world(2)
-@pytest.mark.parametrize("kind", ["named", pytest.param("sequential", marks=requires("torch:2.10"))])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("named", marks=pytest.mark.full("another case of a grid")),
+        pytest.param("sequential", marks=requires("torch:2.10")),
+    ],
+)
 def test_a_pipeline_computes_what_the_model_does(kind: str) -> None:
     """The last process, or with gathering every one, has the model's output, for whole and odd batches."""
     made = {"named": Named, "sequential": model}[kind]

@@ -12,7 +12,7 @@ __all__ = ["compile_regions_deepspeed"]
 
 
 def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
-    """Compile the repeated blocks of a model that DeepSpeed will shard, where they stand.
+    """Compile the repeated blocks of a model that DeepSpeed will shard, and what is beside them, in place.
 
     Args:
         module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.

@@ -269,7 +269,7 @@ def get_parameters_from_modules(
 
 
 def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
-    """Compile the repeated blocks of a model that FSDP2 will shard, where they stand; returns the model.
+    """Compile the repeated blocks of a model that FSDP2 will shard, and what is beside them, in place; returns it.
 
     Args:
         module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.

@@ -22,7 +22,6 @@ from accel_launch.settings import environ
 from accel_launch.settings.checks import check_settings
 from accel_launch.settings.child import child_environment, engine_environment
 from accel_launch.settings.config import BaseConfig, SageMakerConfig, load_config_from_file
-from accel_launch.settings.layout import layout_of
 from accelerate._machine import USUAL_PORT
 
 __all__ = [
@@ -67,7 +66,7 @@ def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
             `nnodes`, `node_rank` and `master_addr` or `rdzv_endpoint`.
     """
     settings = settings_from(args)
-    layout = layout_of(settings)
+    layout = settings.layout
     address, port = settings["main_process_ip"], settings["main_process_port"]
     args.main_process_port = port = port or (USUAL_PORT if port is None else get_free_port())
     args.nproc_per_node = layout.per_machine
@@ -96,7 +95,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
     """
     settings = settings_from(args)
     check_settings(settings)
-    layout = layout_of(settings)
+    layout = settings.layout
     for key in settings:
         setattr(args, key, settings[key])
     args.num_processes, args.num_machines = layout.processes, layout.machines
@@ -104,7 +103,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
     args.dynamo_backend = args.dynamo_backend or "no"
     args.use_cpu = bool(args.cpu)
     config = None if settings.file is None else load_config_from_file(settings.file)
-    return args, config, settings.said["mixed_precision"].origin == "file"
+    return args, config, settings.resolved["mixed_precision"].origin == "file"
 
 
 def _convert_nargs_to_dict(nargs: list[str]) -> dict[str, Any]:

@@ -269,10 +269,13 @@ def test_an_initializer_keeps_ties() -> None:
 
 
 def test_blocks_are_compiled_where_they_stand() -> None:
-    """Repeated blocks are compiled in place and the model is returned, so that it can be sharded afterwards."""
+    """As in Accelerate, repeated blocks and what is beside them keep their classes and call what was compiled."""
     given = Model()
+    kinds = [type(part) for part in given.modules()]
     assert compile_regions_fsdp2(given, backend="eager") is given
-    assert [name for name, part in given.named_modules() if part._compiled_call_impl] == ["layers.0", "layers.1"]
+    assert [type(part) for part in given.modules()] == kinds
+    compiled = [name for name, part in given.named_modules() if part._compiled_call_impl]
+    assert compiled == ["words", "layers.0", "layers.1", "head"]
     alone = nn.Linear(2, 2)
     assert compile_regions_fsdp2(alone, backend="eager")._compiled_call_impl is not None
 

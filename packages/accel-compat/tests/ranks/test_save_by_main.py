@@ -112,7 +112,12 @@ def by_itself(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "ending"), [(by_launcher, "end_training"), (by_launcher, "main last"), (by_itself, "main first")]
+    ("start", "ending"),
+    [
+        pytest.param(by_launcher, "end_training", marks=pytest.mark.full("another case of a grid")),
+        pytest.param(by_launcher, "main last", marks=pytest.mark.full("another case of a grid")),
+        (by_itself, "main first"),
+    ],
 )
 def test_a_script_whose_main_process_saves_alone_resumes(start: Any, ending: str, tmp_path: Path) -> None:
     """It keeps the newest checkpoints, ends on all ranks, and a resumed run ends with the weights of one in a go."""

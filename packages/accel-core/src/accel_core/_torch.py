@@ -35,6 +35,7 @@ __all__ = [
     "reduce_scatter_single",
     "ring_attention",
     "shard_groups",
+    "shard_state",
     "storage_info",
     "unscale_and_check_",
 ]
@@ -108,10 +109,15 @@ def enable_async_tp(group: dist.ProcessGroup) -> None:
 
 def shard_groups(module: Any) -> list[Any]:
     """Return torch's records of what `fully_shard` gathers and reduces together of a module: one, or none."""
-    state = module._get_fsdp_state()
+    state = shard_state(module)
     if hasattr(state, "_fsdp_param_groups"):  # later versions: a module may have several
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def shard_state(module: Any) -> Any:
+    """Return torch's record of a module that `fully_shard` sharded."""
+    return module._get_fsdp_state()
 
 
 def storage_info(file: str, offset: int, length: int) -> Any:
@@ -210,6 +216,15 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_accumulated_grad_if_needed",
         "Gradients that are reduced together have one format, also where a window added up a part of them.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._pre_forward",
+        "A method of a model gathers its parameters where it first computes; register_fsdp_forward_method does so for "
+        "each call, and would wait where one rank calls a method that only looks after the model.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._post_forward",
+        "The same, for what the method returns.",
     ),
     PrivateName(
         "torch:Tensor._backward_hooks",

@@ -216,8 +216,7 @@ class Accelerator(FunctionControl):
         self._runtime.adopt(state["prepared"])
         self.__dict__.update(state["attributes"])
 
-    @property
-    def _world(self) -> world.World:
+    def _find_world(self) -> world.World:
         return self._runtime.world
 
     @property

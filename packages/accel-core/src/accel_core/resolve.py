@@ -175,6 +175,7 @@ def _publish(
 ) -> AcceleratorState:
     """Show users what was decided: their views on the process and the run, and the variables that libraries read."""
     parts = runtime.strategy.parts
+    flag = choice.flag if choice.flag and not environ.flag(choice.flag) else None
     state = AcceleratorState(
         mixed_precision=parts.precision.name, cpu=given.cpu, dynamo_plugin=parts.compilation, _from_accelerator=True
     )
@@ -192,9 +193,10 @@ def _publish(
         _layout=parts.layout,
         backend=parts.world.backend,
         _engine=choice if choice.is_engine else None,
+        _flag=flag,
     )
-    if choice.flag:
-        environ.write(choice.flag, "true")
+    if flag:
+        environ.write(flag, "true")
     return state
 
 

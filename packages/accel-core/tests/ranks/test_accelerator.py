@@ -255,7 +255,7 @@ def test_model_spread_over_devices_is_refused() -> None:
         Accelerator().prepare(model)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.full("compiled once more")), 2])
 @world(2)
 def test_model_compiled_before_prepare_trains_as_one_process(accumulation: int) -> None:
     """Two ranks that prepare a compiled model end with the weights of one process over all the data."""

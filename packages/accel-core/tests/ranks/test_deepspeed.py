@@ -797,3 +797,55 @@ def test_training_goes_on_bit_by_bit_after_a_rank_was_killed_in_a_save(tmp_path:
     assert run(dies_in_a_save, 2, (tmp_path, stage), quiet=20) is not None
     failure = run(goes_on, 2, (tmp_path, stage), quiet=20)
     assert failure is None, failure
+
+
+class Adapted(nn.Module):
+    """A layer that bitsandbytes packed, which does not train, and an adapter, which does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        library: Any = importlib.import_module("bitsandbytes")
+        self.base = library.nn.Linear4bit(64, 64, bias=False, compute_dtype=torch.float32).to("cpu")
+        self.a, self.b = nn.Linear(64, 4, bias=False), nn.Linear(4, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return numbers for numbers."""
+        found: torch.Tensor = self.base(x) + self.b(self.a(x))
+        return found
+
+
+@requires("bitsandbytes")
+@world(2, quiet=30)
+def test_packed_weights_train_whole_and_are_refused_in_parts() -> None:
+    """They compute as on one process, after an evaluation too; stage 3 on a CPU, where they would not, is refused."""
+    begin()
+    warnings.filterwarnings("ignore", "bitsandbytes::", UserWarning)  # torch warns of a kernel without a derivative
+    batch = torch.randn(BATCH, 64, generator=torch.Generator().manual_seed(1))
+
+    def losses(net: Any, optimizer: Any, backward: Any) -> list[float]:
+        found = []
+        for trains in (True, False, True, True):
+            net.train(trains)
+            with torch.set_grad_enabled(trains):
+                loss = (net(batch) - 1).square().mean()
+            found.append(loss.item())
+            if trains:
+                backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        return found
+
+    def adapters(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+
+    alone, ours, parts = Adapted(), Adapted(), Adapted()
+    expected = losses(alone, adapters(alone), torch.Tensor.backward)
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(2))
+    assert losses(*accelerator.prepare(ours, adapters(ours)), accelerator.backward) == pytest.approx(expected, abs=1e-6)
+    reset_all()
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(3, {"stage3_param_persistence_threshold": 0}))
+    before = dict(parts.named_parameters())
+    with pytest.raises(PreparationError, match="got Adapted in 4 bits on cpu"):
+        accelerator.prepare(parts, adapters(parts))
+    assert all(before[name] is parameter for name, parameter in parts.named_parameters())

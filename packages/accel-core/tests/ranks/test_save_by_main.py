@@ -355,3 +355,33 @@ def test_another_process_group_has_calls_of_its_own(leave: Callable[[], None], t
             leave()
             environ.write("ACCELERATE_DEBUG_RDV_FILE", f"{meeting}-again")
             own.accelerator.state._reset_state(reset_partial_state=True)
+
+
+@world(2)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_hooks_get_the_model_that_was_prepared(tmp_path: Path, compiled: bool) -> None:
+    """Save and load hooks see the user's own models, not their wrappers; what a load hook takes out is not loaded."""
+    accelerator = Accelerator(cpu=True, **({"dynamo_backend": "eager"} if compiled else {}))
+    own = [nn.Linear(2, 2), nn.Linear(3, 3)]
+    prepared = [accelerator.prepare(model) for model in own]
+    assert all(type(model) is not nn.Linear for model in prepared)
+    before = [model.weight.detach().clone() for model in own]
+    seen: list[bool] = []
+
+    def save(models: list[Any], weights: list[Any], folder: str) -> None:
+        seen.append([*map(id, models)] == [*map(id, own)])
+
+    def load(models: list[Any], folder: str) -> None:
+        seen.append([*map(id, models)] == [*map(id, own)])
+        models.pop()
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    accelerator.save_state(str(tmp_path / "saved"))
+    with torch.no_grad():
+        for model in own:
+            model.weight.zero_()
+    accelerator.load_state(str(tmp_path / "saved"))
+    assert seen == [True, True]
+    assert torch.equal(own[0].weight, before[0])
+    assert not own[1].weight.any()

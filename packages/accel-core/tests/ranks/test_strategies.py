@@ -150,12 +150,28 @@ class TestDataParallel(StrategyConformance):
     """Data parallel."""
 
     strategy = DataParallelStrategy
+    sizes = (2,)
+
+
+@pytest.mark.full("another case of a grid")
+class TestDataParallelOnFour(TestDataParallel):
+    """The same on four ranks."""
+
+    sizes = (4,)
 
 
 class TestPaired(StrategyConformance):
     """A replica of two ranks, with gradients of its own."""
 
     strategy = PairedStrategy
+    sizes = (4,)
+
+
+@pytest.mark.full("another case of a grid")
+class TestPairedOnTwo(TestPaired):
+    """The same on two ranks, which are one replica."""
+
+    sizes = (2,)
 
 
 class Unscaled(PairedStrategy):

@@ -126,8 +126,19 @@ def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None
     assert type(second._runtime.strategy) is Sharded
     assert second._runtime.strategy.parts.plugin is plugin
     AcceleratorState._reset_state(reset_partial_state=True)
-    os.environ["ACCELERATE_USE_FSDP"] = ""
     assert type(Accelerator()._runtime.strategy) is SingleStrategy
+
+
+@pytest.mark.usefixtures("engines")
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_reset_forgets_the_engine_that_a_plugin_chose(launched: bool) -> None:
+    """The variable that the run set for libraries chooses no later run; what a launcher set does, and stays."""
+    os.environ["ACCELERATE_USE_FSDP"] = "1" if launched else ""
+    Accelerator(fsdp_plugin=ShardedPlugin())
+    assert os.environ["ACCELERATE_USE_FSDP"] == ("1" if launched else "true")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert os.environ.get("ACCELERATE_USE_FSDP") == ("1" if launched else None)
+    assert type(Accelerator()._runtime.strategy) is (Sharded if launched else SingleStrategy)
 
 
 @pytest.mark.usefixtures("engines")

@@ -117,9 +117,9 @@ class Parser(argparse.ArgumentParser):
         for known in PUBLIC:
             if flags and flags[0].replace("-", "_").startswith(f"__{known.word}_"):
                 require(known.word, f"the option {flags[0].partition('=')[0]}")
-        told = f"unknown option {flags[0]}." if flags else f"got {unknown[0]!r}, which nothing takes."
+        message = f"unknown option {flags[0]}." if flags else f"got {unknown[0]!r}, which nothing takes."
         near = get_close_matches(flags[0].partition("=")[0].replace("_", "-"), self.flags(), n=1) if flags else []
-        self.error(told + (f" Did you mean {near[0]}?" if near else ""))
+        self.error(message + (f" Did you mean {near[0]}?" if near else ""))
 
     def subcommands(self) -> "dict[str, Parser]":
         """Return the parsers of the sub-commands by name; empty where there are none."""

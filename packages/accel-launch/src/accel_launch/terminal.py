@@ -6,7 +6,7 @@ from typing import TextIO
 
 from accel_launch.settings import environ
 
-__all__ = ["colors_wanted", "flush_output", "paint", "say"]
+__all__ = ["colors_wanted", "flush_output", "paint", "progress", "say"]
 
 _CODES = {"heading": "1", "flag": "36", "error": "1;31", "faint": "2", "good": "32", "warning": "33"}
 
@@ -16,6 +16,12 @@ def say(text: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(text, file=sys.stderr, flush=True)
+
+
+def progress(text: str) -> None:
+    """Tell a person at a terminal what takes a while."""
+    if colors_wanted(sys.stderr):
+        say(paint(text, "faint", True))
 
 
 def flush_output() -> None:

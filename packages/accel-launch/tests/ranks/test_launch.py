@@ -78,7 +78,7 @@ def test_a_hangup_does_not_end_what_nohup_started(accel, script, printed, ranks:
             (signal.SIG_DFL, 128 + signal.SIGHUP, []),
         ):
             signal.signal(signal.SIGHUP, handler)  # which what is started inherits
-            done = accel("launch", "--cpu", "--num-processes", ranks, name)
+            done = accel("launch", "--cpu", "--num-processes", ranks, name, forked=False)
             assert (done.returncode, printed(done.stdout)) == (status, words), done.stderr
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -71,6 +71,7 @@ def machines() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
+@pytest.mark.full("a whole training")
 def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Path, variables: dict[str, str]) -> None:
     """Machine 1 is killed in the middle; machine 0 goes on alone from the last state to the end."""
     (tmp_path / "train.py").write_text(TRAIN)

@@ -76,6 +76,25 @@ def test_two_processes_succeed_and_fail(
     assert done.stderr.count("Traceback (most recent call last)") == 2, "one of the notebook, one of the rank"
 
 
+def test_state_that_a_forked_rank_reset_says_so(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Under `debug_launcher` the old object has no facts and waits for nobody; the next one knows both ranks."""
+    source = (
+        "def reset():\n    import os\n    from accel_core.state import PartialState\n"
+        "    old = PartialState()\n    PartialState._reset_state()\n    missed = []\n"
+        "    for ask in (lambda: old.process_index, old.wait_for_everyone, lambda: repr(old)):\n"
+        "        try: missed.append(ask())\n"
+        "        except AttributeError as error: missed.append(str(error).split('`')[3])\n"
+        "    new = PartialState()\n"
+        "    open('said' + os.environ['RANK'], 'w').write(f'{missed} {new.num_processes} {old.process_index}')\n"
+        "debug_launcher(reset, num_processes=2)\n"
+    )
+    done = run(tmp_path, variables, source)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        expected = f"['process_index', 'distributed_type', 'distributed_type'] 2 {rank}"
+        assert (tmp_path / f"said{rank}").read_text() == expected
+
+
 def test_restarted_ranks_do_not_look_for_those_that_ended(tmp_path: Path, variables: dict[str, str]) -> None:
     """After a failure all ranks are started again, find one another, and what went wrong was said; signals are back."""
     source = (
@@ -131,6 +150,7 @@ def test_import_that_initializes_cuda_is_found(tmp_path: Path, monkeypatch: pyte
     assert initialized_by(["innocent", "culprit", "json"]) == "culprit"
 
 
+@pytest.mark.full("every library at once")
 @pytest.mark.skipif(
     find_spec("nbclient") is None or find_spec("ipykernel") is None, reason="nbclient and ipykernel are not installed"
 )

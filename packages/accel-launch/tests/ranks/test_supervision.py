@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from accel_core.testing import limits
+from accel_core.testing.programs import Program
 from accel_launch.supervision.orphans import find_orphans
 
 SLEEPER = """
@@ -48,7 +49,7 @@ def started(tmp_path: Path, variables: dict[str, str]) -> Callable[..., "subproc
 
     def start(ranks: int) -> "subprocess.Popen[str]":
         words = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(ranks), "sleep.py"]
-        process = subprocess.Popen(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+        process = Program(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
         files = [tmp_path / f"ready{rank}" for rank in range(ranks)]
         limits.wait_until(lambda: process.poll() is not None or all(map(_is_written, files)))
         assert process.poll() is None, process.stderr and process.stderr.read()
@@ -201,7 +202,7 @@ for batch in loader:
     optimizer.zero_grad()
     if end is None:
         noisy.clear()
-        end = time.monotonic() + 2.3
+        end = time.monotonic() + float(sys.argv[1])
     time.sleep(0.02)
     if time.monotonic() > end:
         stuck_here()
@@ -210,7 +211,8 @@ for batch in loader:
 
 def test_watchdog_goes_by_the_training_loop(accel, script, tmp_path: Path) -> None:
     """A loop that trains for long without output goes on; once it hangs it is ended, though a thread prints on."""
-    done = accel("launch", "--cpu", "--watchdog", "1.5", script(SILENT_THEN_STUCK))
+    seconds = 1.5 * limits.slowness()
+    done = accel("launch", "--cpu", "--watchdog", str(seconds), script(SILENT_THEN_STUCK), str(seconds + 0.8))
     assert (tmp_path / "trained").exists(), done.stderr
     assert done.returncode == 134
     assert "in stuck_here" in done.stderr
@@ -287,7 +289,7 @@ def test_eight_launches_at_once_all_succeed(tmp_path: Path, variables: dict[str,
     )
     words = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", "2", "port.py"]
     running = [
-        subprocess.Popen(words, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        Program(words, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(8)
     ]
     ports = set()
@@ -331,9 +333,7 @@ def two_machines(
         line = [sys.executable, "-m", "accel_launch", "launch", *TWO_MACHINES, "--main-process-port", port]
         line += ["--machine-rank", rank, *options, "meet.py", *words]
         running.append(
-            subprocess.Popen(
-                line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            Program(line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
     done = []
     for process in running:

@@ -17,7 +17,6 @@ from accel_launch.commands.start import settings_from
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import child
 from accel_launch.settings.checks import check_script, check_settings
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
 HERE = Path(__file__).parents[1] / "peer"
@@ -166,7 +165,7 @@ def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
     if "kind" not in theirs:
         assert case in NOT_REFUSED or launcher.name == "tpu"
         return
-    alone = layout_of(settings).per_machine == 1
+    alone = settings.layout.per_machine == 1
     assert differences(case, ours, theirs["environment"], alone) == {}
     command = ["PYTHON" if word == sys.executable else word for word in launcher.command(settings)]
     if case in OTHER_KIND:
@@ -202,7 +201,7 @@ def refuse(settings: Settings) -> None:
 
 def compare_with_torchrun(case: str, command: list[str], settings: Any, theirs: Mapping[str, Any]) -> None:
     """Compare what torchrun is told."""
-    layout = layout_of(settings)
+    layout = settings.layout
     if theirs["nproc_per_node"] != "0":
         assert str(layout.per_machine) == theirs["nproc_per_node"]
     assert (layout.machines, layout.machine_rank) == (int(theirs["nnodes"].split(":")[0]), theirs["node_rank"])

@@ -70,7 +70,14 @@ def _forms() -> dict[str, nn.Module]:
     }
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", pytest.param("fsdp2", marks=requires("torch:2.8"))])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "ddp",
+        pytest.param("fsdp1", marks=pytest.mark.full("compiled once more")),
+        pytest.param("fsdp2", marks=requires("torch:2.8")),
+    ],
+)
 @world(2)
 def test_states_have_the_names_of_the_bare_model(engine: str, tmp_path: Path) -> None:
     """However a model is compiled, what is saved of it loads into a plain one, and holds what was trained."""

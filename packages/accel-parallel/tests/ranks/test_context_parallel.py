@@ -391,6 +391,7 @@ def test_a_backward_pass_after_its_block_is_refused_where_it_computes_attention_
         batch = batch_of()
 
 
+@pytest.mark.full("compiled once more")
 @world(2)
 def test_a_compiled_model_attends_over_all_ranks() -> None:
     """A model compiled in a block, or before, computes in it what one process computes, and outside too."""
@@ -582,6 +583,7 @@ class Projected(nn.Module):
         return scores
 
 
+@pytest.mark.full("more axes at once")
 @requires("torch:2.8")
 @world(4)
 def test_ranks_share_sequences_and_products() -> None:

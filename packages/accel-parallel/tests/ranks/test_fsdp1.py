@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +228,16 @@ def test_what_cannot_be_flattened_is_refused_before_anything_changes() -> None:
         Accelerator(
             fsdp_plugin=plugin(sharding_strategy="HYBRID_SHARD"), parallelism_config=ParallelismConfig(dp_shard_size=2)
         )
+
+
+@world(1)
+def test_a_model_after_a_run_with_fsdp_can_be_pickled() -> None:
+    """A forward pass, unwrapped and pickled: nothing of the earlier run's engine is on it."""
+    Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
+    reset_all()
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2))
+    unwrapped = accelerator.unwrap_model(model)
+    again = pickle.loads(pickle.dumps(unwrapped))
+    assert torch.equal(again.weight, unwrapped.weight)

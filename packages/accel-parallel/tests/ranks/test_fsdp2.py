@@ -42,10 +42,18 @@ class TestSharded(StrategyConformance):
     """Each layer on its own, freed after its forward pass."""
 
     strategy = FullyShardStrategy
+    sizes = (2,)
 
     def arguments(self) -> dict[str, Any]:
         """Return a plugin."""
         return {"fsdp_plugin": plugin()}
+
+
+@pytest.mark.full("another case of a grid")
+class TestShardedOnFour(TestSharded):
+    """The same on four ranks."""
+
+    sizes = (4,)
 
 
 class Hybrid(TestSharded):
@@ -305,7 +313,7 @@ def test_half_precision_keeps_masters_and_skips_together(word: str, dtype: torch
     assert all(same) if word == "fp16" else not all(same)
 
 
-@pytest.mark.parametrize("regional", [True, False])
+@pytest.mark.parametrize("regional", [True, pytest.param(False, marks=pytest.mark.full("compiled once more"))])
 @world(2)
 def test_compiled_models_are_sharded_too(regional: bool) -> None:
     """Blocks, or the whole, compile and train as one process; unwrapping gives the sharded model."""

@@ -211,8 +211,10 @@ def test_activation_checkpointing_runs_blocks_twice(settings: dict[str, Any]) ->
         assert len(ran) == (2 if given else 1)
 
 
-@pytest.mark.parametrize("gathered", [False, True])
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("version", "gathered"),
+    [pytest.param(1, False, marks=pytest.mark.full("another case of a grid")), (1, True), (2, False), (2, True)],
+)
 @world(2)
 def test_layers_of_torchao_train_in_shards(version: int, gathered: bool) -> None:
     """In fp8, losses and weights are those of whole copies on as many ranks, also where torchao gathers 8 bits."""

@@ -152,6 +152,7 @@ def test_overlap_is_switched_on_by_torchs_own_names() -> None:
         assert not warned
 
 
+@pytest.mark.full("compiled once more")
 @requires("torch:2.11")  # before, torch's compiler could not look up axes of any mesh
 @world(2)
 def test_the_compiler_traces_the_mesh_of_a_run() -> None:
@@ -250,6 +251,7 @@ class OnThreeAxes(StrategyConformance):
         return {"parallelism_config": axes(**self.sizes_of_axes), **plugin}
 
 
+@pytest.mark.full("more axes at once")
 @requires("torch:2.8")
 @world(8)
 def test_eight_ranks_on_three_axes_equal_one_process(tmp_path: Path) -> None:

@@ -140,3 +140,24 @@ def test_sparse_gradients_are_refused_before_anything_changed(version: int) -> N
     if version == 2:
         net[0].requires_grad_(False)
         run.backward(run.prepare(net)(torch.arange(8)).sum())
+
+
+@requires("torch:2.8")
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "tp"])
+@world(2)
+def test_a_model_that_no_rank_has_weights_of_is_refused(engine: str) -> None:
+    """Every rank names the way before anything changed, and what it names trains."""
+    if engine == "tp":
+        handler = TorchTensorParallelConfig(tp_plan={"layers.0": "colwise", "layers.2": "rowwise"})
+        run = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=handler))
+    else:
+        run = Accelerator(cpu=True) if engine == "ddp" else accelerator(int(engine[4]))
+    with torch.device("meta"):
+        net = Net()
+    before = dict(net.named_parameters())
+    with pytest.raises(PreparationError, match=r"got Net .*the meta device.*model\.to_empty\(device=\"cpu\"\)"):
+        run.prepare(net)
+    assert all(before[name] is parameter for name, parameter in net.named_parameters())
+    net.to_empty(device="cpu").load_state_dict(Net().state_dict())
+    prepared = run.prepare(net)
+    torch.testing.assert_close(prepared(torch.ones(1, 6)), Net()(torch.ones(1, 6)))

@@ -159,12 +159,14 @@ def test_the_table_is_what_fsdp2_gives() -> None:
     check_the_table("fsdp2", "distributed")
 
 
+@pytest.mark.full("a table under every engine")
 @world(2, quiet=30)
 def test_the_table_is_what_tensor_parallel_gives() -> None:
     """The same where two ranks split the layers."""
     check_the_table("tp", "distributed")
 
 
+@pytest.mark.full("a table under every engine")
 @requires("torch:2.10")
 @world(4, quiet=60)
 def test_the_table_is_what_fsdp2_with_tensor_parallel_gives() -> None:
@@ -172,6 +174,7 @@ def test_the_table_is_what_fsdp2_with_tensor_parallel_gives() -> None:
     check_the_table("fsdp2tp", "distributed")
 
 
+@pytest.mark.full("a table under every engine")
 @pytest.mark.parametrize("visible", [True, False])
 @world(2, quiet=30)
 def test_the_table_is_what_fsdp1_gives(visible: bool) -> None:

@@ -144,7 +144,9 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(
+    "chain", ["fsdp2", pytest.param("fsdp1", marks=pytest.mark.full("another case of a grid")), "across"]
+)
 def test_a_run_goes_on_with_other_ranks_and_strategies(chain: str, tmp_path: Path) -> None:
     """Weights and moments are bit-equal on every number of ranks and under every strategy, and so are the losses."""
     for number, (kind, size) in enumerate(CHAINS[chain]):

@@ -237,6 +237,7 @@ def test_norms_and_ties_train_as_in_one_process() -> None:
         assert bool(whole) == (plan == "auto")
 
 
+@pytest.mark.full("compiled once more")
 @world(2)
 def test_split_models_are_compiled_and_compute_in_bf16() -> None:
     """A compiled model has the losses of one process; one in bf16 has them to its precision, with weights in fp32."""

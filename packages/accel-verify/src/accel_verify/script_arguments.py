@@ -4,7 +4,27 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["ScriptArguments"]
+__all__ = ["ScriptArguments", "add_script"]
+
+
+def add_script(
+    parser: argparse.ArgumentParser,
+    options: Callable[[argparse.ArgumentParser], None],
+    *,
+    needed: Sequence[str],
+    script: str,
+) -> None:
+    """Declare a command's options, the script that it runs, and the script's arguments."""
+    options(parser)
+    parser.add_argument("script", help=script)
+    parser.add_argument(
+        "script_arguments",
+        nargs=argparse.REMAINDER,
+        action=ScriptArguments,
+        needed=needed,
+        options=options,
+        help=f"Arguments of the script. Options may follow them, from {' or '.join(needed)} on.",
+    )
 
 
 class ScriptArguments(argparse.Action):
@@ -16,12 +36,14 @@ class ScriptArguments(argparse.Action):
 
     def __init__(
         self,
-        *words: Any,
+        option_strings: Sequence[str],
+        dest: str,
+        *,
         needed: Sequence[str],
         options: Callable[[argparse.ArgumentParser], None],
         **settings: Any,
     ) -> None:
-        super().__init__(*words, **settings)
+        super().__init__(option_strings, dest, **settings)
         self._needed, self._options = needed, options
 
     def __call__(

@@ -9,6 +9,7 @@ from accel_launch.cli import main
 from accel_verify.diagnosis.collective import check_collective
 
 
+@pytest.mark.full("every library at once")
 def test_findings_of_this_machine(accel) -> None:
     """As JSON there is a finding for every part, two ranks meet, and a warning alone does not change the status."""
     done = accel("doctor", "--json", more={"ACCEL_NUM_PROCESESS": "2"}, quiet=30)

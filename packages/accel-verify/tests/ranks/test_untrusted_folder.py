@@ -35,12 +35,15 @@ def data():
 """
 
 
+OTHERS = pytest.mark.full("another case of a grid")
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        ["doctor"],
-        ["check-resume", "--cpu", "--steps", "2", "--at", "1", "SCRIPT"],
-        ["verify-parallel", "--cpu", "--steps", "1", "--layouts", "dp2", "SCRIPT"],
+        pytest.param(["doctor"], marks=OTHERS),
+        pytest.param(["check-resume", "--cpu", "--steps", "2", "--at", "1", "SCRIPT"], marks=OTHERS),
+        pytest.param(["verify-parallel", "--cpu", "--steps", "1", "--layouts", "dp2", "SCRIPT"], marks=OTHERS),
         ["test"],
         ["launch", "--cpu", "--num-processes", "2", "SCRIPT"],
     ],

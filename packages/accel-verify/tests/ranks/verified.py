@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
+from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.random import set_seed
 
 TOKENS, LENGTH, WIDTH = 12, 6, 16
@@ -49,6 +51,35 @@ class Net(nn.Module):
         """Return scores."""
         values = self.table(tokens)
         return self.head(self.drop(values + self.attention(values, mask)).mean(1))
+
+
+class Expert(nn.Module):
+    """A block of experts, of which a row uses the one that its first number names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # No list: its parts would be sharded one by one, and ranks have to run the same ones of these.
+        self.experts = nn.ModuleDict({str(number): nn.Linear(4, 4) for number in range(3)})
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Add what one expert makes of numbers, and so little that the next block chooses alike."""
+        mixed = [self.experts[str(int(row[0]) % 2)](row) for row in rows]
+        return rows + torch.stack(mixed).tanh() / 10
+
+
+class Whole(torch.optim.Optimizer):
+    """Steps along gradients that are scaled by the norm of the whole parameter's."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad / (parameter.grad.norm() + 1e-3) * group["lr"])
 
 
 class Split(nn.Module):
@@ -170,65 +201,6 @@ def split() -> None:
         optimizer.zero_grad()
 
 
-class Experts(nn.Module):
-    """Four experts in one block, of which a sequence uses the one that its tokens choose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-
-    def forward(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """Add what the experts make of sequences."""
-        chosen = [int(number) % len(self.experts) for number in tokens.sum(1)]
-        return values + torch.stack([self.experts[one](part) for one, part in zip(chosen, values, strict=True)])
-
-
-class Routed(nn.Module):
-    """A table, two blocks of experts, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(TOKENS, WIDTH)
-        self.blocks = nn.ModuleList(Experts() for _ in range(2))
-        self.head = nn.Linear(WIDTH, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return scores."""
-        values = self.table(tokens)
-        for block in self.blocks:
-            values = block(values, tokens)
-        return self.head(values.mean(1))
-
-
-def experts() -> None:
-    """Train a model of whose experts ranks use different ones."""
-    _route()
-
-
-def hooked() -> None:
-    """Train it with a hook on the gradient of a parameter."""
-    _route(hook=True)
-
-
-def not_elementwise() -> None:
-    """Train it with an optimizer whose step looks at whole matrices."""
-    _route(optimizer=torch.optim.Adafactor)
-
-
-def _route(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, hook: bool = False) -> None:
-    accelerator = Accelerator()
-    set_seed(5)
-    net = Routed()
-    if hook:
-        net.head.weight.register_hook(lambda gradient: gradient / 2)
-    data = DataLoader(samples(16), batch_size=1, shuffle=True)
-    model, stepped, loader = accelerator.prepare(net, optimizer(net.parameters(), lr=1e-2), data)
-    for tokens, classes in loader:
-        accelerator.backward(F.cross_entropy(model(tokens), classes))
-        stepped.step()
-        stepped.zero_grad()
-
-
 def shared() -> None:
     """Train a Llama of transformers on text, whose sequences ranks may share."""
     warnings.filterwarnings("ignore", r"`?torch\.distributed[\w.]+`? is deprecated", FutureWarning)  # DeepSpeed's calls
@@ -250,6 +222,41 @@ def shared() -> None:
         loss = F.cross_entropy(scores, shifted.flatten(), reduction="sum")
         accelerator.backward(loss, weight=(shifted != -100).sum())
         accelerator.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def experts() -> None:
+    """Train experts that rows choose, so that ranks use different ones in each step."""
+    branches(torch.optim.AdamW)
+
+
+def hooked() -> None:
+    """Train them with a hook on a parameter of each."""
+    branches(torch.optim.AdamW, hooks=True)
+
+
+def factored() -> None:
+    """Train them with an optimizer of torch that looks at whole matrices."""
+    branches(torch.optim.Adafactor)
+
+
+def whole() -> None:
+    """Train them with an optimizer of one's own that does."""
+    branches(Whole)
+
+
+def branches(kind: Callable[..., torch.optim.Optimizer], *, hooks: bool = False) -> None:
+    """Train blocks of experts; of two ranks, one reads the even rows of the data and the other one the odd ones."""
+    accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
+    set_seed(5)
+    net = nn.Sequential(Expert(), Expert(), nn.Linear(4, 1))
+    for block in (net[0], net[1]) if hooks else ():
+        block.experts["0"].weight.register_hook(lambda gradient: 2 * gradient)
+    rows = torch.arange(16.0)[:, None] + torch.linspace(0.4, 0.6, 4)
+    model, optimizer, loader = accelerator.prepare(net, kind(net.parameters()), DataLoader(rows))
+    for batch in loader:
+        accelerator.backward(model(batch).square().mean() / 100)
         optimizer.step()
         optimizer.zero_grad()
 

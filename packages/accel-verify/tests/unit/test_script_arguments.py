@@ -40,7 +40,7 @@ def test_either_of_several_needed_options_begins_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("verify-parallel train.py --lr 1", "the following arguments are required: --layouts"),
         ("verify-parallel train.py", "the following arguments are required: --layouts"),
@@ -48,9 +48,9 @@ def test_either_of_several_needed_options_begins_them() -> None:
         ("check-resume train.py --steps 3", "the following arguments are required: --at"),
     ],
 )
-def test_what_is_missing_is_named(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_named(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A needed option that stands nowhere, and an unknown one behind the script."""
     with pytest.raises(SystemExit) as ended:
         parsed(line)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -255,7 +255,13 @@ COSTLY = {
     ("compile", placement)
     for placement in ("cpu, ahead", "cpu, with buffers", "disk", "disk, ahead in little room", "map", "map to disk")
 }
-CASES = [(m, p) for m in MODES for p in PLACEMENTS if (m, p) not in SENSELESS | COSTLY]
+FULL = pytest.mark.full("compiled once more")
+CASES = [
+    pytest.param(m, p, marks=[FULL] if m == "compile" and p not in ("cpu", "disk, ahead") else [])
+    for m in MODES
+    for p in PLACEMENTS
+    if (m, p) not in SENSELESS | COSTLY
+]
 
 
 @pytest.mark.slow

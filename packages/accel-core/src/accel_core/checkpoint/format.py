@@ -238,7 +238,8 @@ class CheckpointFormat(Protocol):
             writes: Whether this rank writes what all ranks of its disk share.
             exchange: How ranks agree on who writes what.
             safe_serialization: Use safetensors for weights.
-            **kwargs: What the user passed to `save_state`.
+            **kwargs: What else may be passed to `save_state`. It refuses a keyword that is no parameter here, so a
+                format that reads one of its own names it.
         """
 
     def recognises(self, source: Source) -> bool:

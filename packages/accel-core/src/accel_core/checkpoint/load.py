@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +28,12 @@ from accel_core.checkpoint.format import CheckpointFormat, Run, Source
 from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.places import loaded_from
+from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.comm.disagreement import ranks_text
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
+from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
 
 __all__ = ["load_state", "placement"]
@@ -60,6 +63,7 @@ def load_state(
         CheckpointDamagedError: A file is truncated, altered or lost.
         CheckpointMismatchError: The checkpoint is whole but does not fit the run.
         UnsafeCheckpointError: The checkpoint would run code, or leads outside its folder.
+        ConfigurationError: A keyword was given that the models' `load_state_dict` does not take.
         TypeError: `map_location` is something else.
     """
     background.finish()
@@ -108,7 +112,14 @@ def read_and_compare(
 ) -> Reading:
     """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
     for attempt in range(_ATTEMPTS):
-        selected = _select(run, input_dir, load_kwargs, model_kwargs, ranks)
+        series = _series(run, input_dir)
+        try:
+            selected = _select(run, input_dir, load_kwargs, model_kwargs, ranks)
+        except CheckpointError:  # the same on every rank
+            if not any(ranks.exchange(_series(run, input_dir) != series)):
+                raise
+            time.sleep(_PAUSE * 2**attempt)
+            continue
         read = sorted(selected.read_by(run.world.rank, run.world))
         snapshot = FileSnapshot.take(selected.target, selected.source.folder, read)
         failure: CheckpointError | None = None
@@ -129,6 +140,12 @@ def read_and_compare(
     )
 
 
+def _series(run: Run, input_dir: str | os.PathLike[str] | None) -> list[Path]:
+    """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
+    automatic = input_dir is None and run.project.automatic_checkpoint_naming
+    return commit.numbered(loaded_from(run, None)) if automatic else []
+
+
 def _select(
     run: Run,
     input_dir: str | os.PathLike[str] | None,
@@ -139,6 +156,7 @@ def _select(
     """Agree on the save that is loaded, and see which format it is in."""
     given = Path()
     with together(ranks, f"Opening the checkpoint {str(input_dir)!r}"):
+        _check_keywords(run, model_kwargs)
         given = loaded_from(run, input_dir)
     if input_dir is None:
         given = agree_on_latest(given, ranks)
@@ -151,6 +169,20 @@ def _select(
         source = Source(folder, manifest, size, load_kwargs, model_kwargs)
         own = recognise(source, run.strategy.format)
     return Selected(target, source, own, whole=held is not None and held.whole)
+
+
+def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
+    """Refuse keywords of `load_state` that a model's `load_state_dict` does not take."""
+    for model in run.models if given else ():
+        method = extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict
+        try:
+            inspect.signature(method).bind({}, strict=False, **given)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"load_state passes {', '.join(sorted(given))} on to the models' load_state_dict; got one of "
+                f"{type(model).__name__} that does not take it ({error}). Leave it out, or pass it in load_kwargs, "
+                "which reads optimizers and schedules."
+            ) from error
 
 
 def _compare(run: Run, selected: Selected, snapshot: FileSnapshot, ranks: Ranks, *, strict: bool) -> Reading:
@@ -252,12 +284,14 @@ def exchange_findings(report: RestoreReport, plans: list[Restoration], ranks: Ra
 
 def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: Reading, ranks: Ranks) -> list[Restoration]:
     """Let load hooks do their part, and compare the models that they left to be loaded."""
-    models = list(run.models)
+    models = models_for_hooks(run)
+    prepared = dict(zip(map(id, models), run.models, strict=True))
     doing = f"Calling the load hooks for the checkpoint {str(reading.source.folder)!r}"
     with together(ranks, doing, "What they loaded stays; start the run again."):
         for hook in hooks:
             hook(models, str(reading.source.folder))
-    late = compare_on_all(lambda: model_plans(run, models, reading), ranks)
+    left = [prepared.get(id(model), model) for model in models]
+    late = compare_on_all(lambda: model_plans(run, left, reading), ranks)
     if any(ranks.exchange(reading.snapshot.replaced())):
         raise CheckpointError(
             f"The checkpoint {str(reading.source.folder)!r} was replaced while load hooks read it; got another save "
@@ -400,7 +434,10 @@ class FileSnapshot:
         """Return whether any name means another file now, or another save counts."""
         if any(_seen(self.folder / name) != seen for name, seen in self.files.items()):
             return True
-        return not any(_same(held.folder, self.folder) for held in commit.saves_of(self.target))
+        try:
+            return not any(_same(held.folder, self.folder) for held in commit.saves_of(self.target))
+        except (FileNotFoundError, NotADirectoryError):  # another process deletes the checkpoint at this moment
+            return True
 
     def altered(self) -> bool:
         """Return whether anything was written into a file that has its name still, which no save of accel does."""

@@ -15,9 +15,10 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import is_spread
+from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import ensure
 
-__all__ = ["PLAIN", "PlainFormat", "load", "parts", "save"]
+__all__ = ["PLAIN", "PlainFormat", "load", "models_for_hooks", "parts", "save"]
 
 
 class PlainFormat:
@@ -68,6 +69,13 @@ def parts(run: Run, weights: Sequence[dict[str, Any]], *, safe: bool) -> list[Pa
         _refuse_spread(state, f"optimizer {index}")
         found.append(FilePart(names.optimizer_name(index), "object", state))
     return found
+
+
+def models_for_hooks(run: Run) -> list[Any]:
+    """Return the models as Accelerate's hooks know them: whole ones as they were before `prepare` wrapped them."""
+    if type(run.strategy.format) is not PlainFormat:
+        return list(run.models)
+    return [extract_model_from_parallel(model, keep_torch_compile=False) for model in run.models]
 
 
 def _refuse_spread(state: Mapping[str, Any], component: str) -> None:

@@ -13,10 +13,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from accel_core.checkpoint.digest import digest_of
 from accel_core.checkpoint.format import Exchange, Part, Run, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.places import saved_to
-from accel_core.checkpoint.plain import PlainFormat
+from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call
@@ -49,6 +50,10 @@ _AFTER_COMMIT = "What each rank says of its disk holds; load_state takes the new
 
 _buffers = Buffers()
 
+_HARMLESS = frozenset({"exclude_frozen_parameters", "save_latest"})
+"""Keywords of `save_state` that Accelerate passes on to DeepSpeed, without which a checkpoint has all that it has with
+them."""
+
 
 def save_state(
     run: Run,
@@ -66,7 +71,7 @@ def save_state(
 
     Raises:
         CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
-        ConfigurationError: No folder was given, or the automatic name is taken.
+        ConfigurationError: No folder was given, the automatic name is taken, or a keyword that nobody reads was given.
         RankDisagreementError: Only some ranks called it, and those cannot save without the others.
         RemoteRankError: A rank neither called it nor went on before the process group's timeout.
     """
@@ -77,6 +82,7 @@ def save_state(
     automatic = run.project.automatic_checkpoint_naming
     given = Path()
     with together(ranks, "Preparing a checkpoint") as exchange:
+        _check_keywords(run, save_model_func_kwargs)
         if automatic:
             # A rank that was absent from a save did not count it.
             run.project.iteration = max(exchange(run.project.iteration))
@@ -98,7 +104,7 @@ def save_state(
         with together(ranks, doing):
             weights = run.strategy.format.weights(run)
             for hook in list(run.save_state_pre_hooks.values()):
-                hook(run.models, weights, str(transaction.staging))
+                hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with together(ranks, doing) as exchange:
             options = {"safe_serialization": safe_serialization} | save_model_func_kwargs
@@ -123,6 +129,19 @@ def save_state(
         deferred_delete.wait()
 
     return background.start(write, given)
+
+
+def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
+    """Refuse keywords of `save_state` that nobody reads."""
+    parameters = inspect.signature(run.strategy.format.parts).parameters.values()
+    read = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - {"writes", "exchange"}
+    unknown = sorted(given.keys() - read - _HARMLESS)
+    if unknown:
+        raise ConfigurationError(
+            f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which nobody "
+            "reads. Pass blocking=False to write in the background, call save_model for weights in several files, and "
+            "register_for_checkpointing for objects of your own."
+        )
 
 
 def _absent(run: Run) -> int:

@@ -69,14 +69,13 @@ def compile_regions(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.
 
 
 def compile_regions_in_place(module: torch.nn.Module, **compile_kwargs: Any) -> torch.nn.Module:
-    """Compile each block of a model's repeated blocks where it stands, so that the model can still be sharded."""
+    """Compile each repeated block, and each module beside them, where it stands: the model can still be sharded."""
     if is_repeated_blocks(module):
         for block in module.children():
             block.compile(**compile_kwargs)
     elif has_repeated_blocks(module):
         for child in module.children():
-            if has_repeated_blocks(child):
-                compile_regions_in_place(child, **compile_kwargs)
+            compile_regions_in_place(child, **compile_kwargs)
     else:
         module.compile(**compile_kwargs)
     return module

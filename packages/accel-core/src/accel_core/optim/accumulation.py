@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from accel_core.comm.collectives import reduce
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, StateError
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
 
@@ -30,6 +31,11 @@ class Accumulation:
         models: The models that the current batch trains; empty for all.
     """
 
+    _inside: ClassVar[int | None] = None
+    """The thread that is inside a batch."""
+    _counted: ClassVar[tuple[int | None, int | None]] = (None, None)
+    """The thread and the Accelerator that counted the last batch of a longer window."""
+
     def __init__(self, gradient_state: GradientState) -> None:
         self.gradient_state = gradient_state
         self.step = 0
@@ -42,6 +48,8 @@ class Accumulation:
         """Count one batch, and decide whether it synchronizes gradients."""
         state = self.gradient_state
         num_steps = state.num_steps
+        if num_steps > 1:
+            self._refuse_threads(num_steps)
         loader = state.training_dataloader()
         if num_steps == 1:  # every batch is a window: nothing cuts it short
             self._window = 1
@@ -62,6 +70,23 @@ class Accumulation:
             sync = self.step % num_steps == 0
         state.sync_gradients = sync
         return sync
+
+    def _refuse_threads(self, num_steps: int) -> None:
+        """Claim the windows for this thread and Accelerator.
+
+        Raises:
+            StateError: Another thread is inside a batch, or its Accelerator counted one since this window began.
+        """
+        own = threading.get_ident()
+        last, whose = Accumulation._counted
+        between = last if self.step % num_steps and whose != id(self) else None
+        others = {Accumulation._inside, between} - {None, own}
+        if others and not others.isdisjoint(thread.ident for thread in threading.enumerate()):
+            raise StateError(
+                "The Accelerators of a process count one accumulation window; got batches from two threads in it, "
+                f"with {num_steps} steps. Train in one thread at a time, or in processes of their own."
+            )
+        Accumulation._counted = own, id(self)
 
     @property
     def divisor(self) -> int:
@@ -135,8 +160,10 @@ class Batch:
 
     def __enter__(self) -> None:
         accumulation = self._accumulation
+        sync = accumulation.advance()
         accumulation.models = self._models
-        if accumulation.advance() or accumulation.gradient_state.sync_each_batch:
+        Accumulation._inside = threading.get_ident()
+        if sync or accumulation.gradient_state.sync_each_batch:
             return
         for model in self._models:
             context = self._no_sync(model)
@@ -146,5 +173,6 @@ class Batch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        Accumulation._inside = None
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)

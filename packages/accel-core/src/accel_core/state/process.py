@@ -108,8 +108,8 @@ class PartialState(FunctionControl):
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"This PartialState was reset while it lived; got a request for its {name!r}. "
-                "Make a new PartialState() or Accelerator()."
+                f"`PartialState` object has no attribute `{name}`. This happens if `PartialState._reset_state()` was "
+                "called while the object lived. Make a new PartialState() or Accelerator()."
             )
         raise AttributeError(f"'PartialState' object has no attribute '{name}'")
 
@@ -118,6 +118,10 @@ class PartialState(FunctionControl):
         """Empty the shared state. The process group stays; the next PartialState finds it again."""
         PartialState._shared_state.clear()
         world.forget()
+
+    def _find_world(self) -> world.World:
+        _ = self.distributed_type  # a state that was reset says so, and finds no other world
+        return world.ensure()
 
     @property
     def initialized(self) -> bool:

@@ -47,8 +47,7 @@ class ProcessControl:
         def is_last_process(self) -> bool:
             """Whether this is the highest rank."""
 
-    @property
-    def _world(self) -> World:
+    def _find_world(self) -> World:
         return ensure()
 
     def wait_for_everyone(self) -> None:
@@ -67,7 +66,7 @@ class ProcessControl:
             >>> accelerator.wait_for_everyone()
             >>> weights = torch.load("everyone.pt")  # every process finds the file
         """
-        control.wait_for_all(self._world)
+        control.wait_for_all(self._find_world())
 
     @contextmanager
     def split_between_processes(
@@ -106,7 +105,7 @@ class ProcessControl:
             >>> with accelerator.main_process_first():
             ...     samples = list(data)  # the first process fills a cache, the others find it
         """
-        return control.main_first(self._world, self.is_main_process)
+        return control.main_first(self._find_world(), self.is_main_process)
 
     def local_main_process_first(self) -> AbstractContextManager[None]:
         """Let the first process of each machine through a `with` block before the others.
@@ -118,7 +117,7 @@ class ProcessControl:
             >>> with accelerator.local_main_process_first():
             ...     samples = list(data)  # one process of each machine fills its cache, the others find it
         """
-        return control.main_first(self._world, self.is_local_main_process)
+        return control.main_first(self._find_world(), self.is_local_main_process)
 
     def print(self, *args: object, **kwargs: Any) -> None:
         """Print once per machine.

@@ -171,14 +171,18 @@ class AcceleratorState(ProcessControl):
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"This AcceleratorState was reset while it lived; got a request for its {name!r}. "
-                "Make a new Accelerator()."
+                f"`AcceleratorState` object has no attribute `{name}`. This happens if "
+                "`AcceleratorState._reset_state()` was called while the object lived. Make a new Accelerator()."
             )
         raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays."""
+        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays.
+
+        The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
+        """
+        environ.remove(AcceleratorState._shared_state.pop("_flag", ""))
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()

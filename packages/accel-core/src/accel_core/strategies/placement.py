@@ -9,7 +9,7 @@ import torch
 from accel_core.errors import PreparationError
 from accel_core.host.versions import compare_versions
 
-__all__ = ["devices_of", "is_spread", "move", "refuse_misplaced", "refuse_offloaded", "refuse_sharded"]
+__all__ = ["devices_of", "is_spread", "move", "refuse_empty", "refuse_misplaced", "refuse_offloaded", "refuse_sharded"]
 
 _Place = int | str | torch.device
 
@@ -39,6 +39,23 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
     placed = is_spread(model) or (_maps(model) and "_hf_hook" in model.__dict__) or "disk" in devices_of(model)
     if not placed:
         model.to(device)
+
+
+def refuse_empty(model: torch.nn.Module) -> None:
+    """Refuse a model that would be moved, and has parameters or buffers on the meta device.
+
+    Raises:
+        PreparationError: It has, and no hooks that fetch them.
+    """
+    if _maps(model) or any("_hf_hook" in vars(module) for module in model.modules()):
+        return
+    found = next((name for name, each in (*model.named_parameters(), *model.named_buffers()) if each.is_meta), None)
+    if found is not None:
+        raise PreparationError(
+            f"A model without weights cannot be trained; got {type(model).__name__} with {found} on the meta device. "
+            'Load it without a meta device, or call model.to_empty(device="cpu") and give it its weights, before '
+            "prepare()."
+        )
 
 
 def refuse_offloaded(model: torch.nn.Module) -> None:

@@ -104,6 +104,9 @@ class Strategy(ABC):
     divides_loss: ClassVar[bool] = True
     """Whether the run divides a loss by the length of its accumulation window; an engine may do it itself."""
 
+    receives_weights: ClassVar[bool] = False
+    """Whether `prepare` gives a rank that has a model without weights those of another."""
+
     format: CheckpointFormat = PLAIN
     """How models and optimizers lie in a checkpoint. A strategy with several forms sets its own when it is made."""
 
@@ -204,12 +207,14 @@ class Strategy(ABC):
             bundle: The objects passed to `prepare`.
 
         Raises:
-            PreparationError: A model that is trained has weights on disk, packed weights are on another device, an
-                optimizer holds parameters that its model lost, or ranks of a replica would read different data.
+            PreparationError: A model has no weights, or is trained and has them on disk, packed weights are on another
+                device, an optimizer holds parameters that its model lost, or ranks of a replica would read other data.
         """
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
+            if not self.receives_weights and (self.parts.device_placement if slot.place is None else slot.place):
+                placement.refuse_empty(slot.given)
         for slot in bundle.optimizers:
             self._names.check(slot.given)
         for slot in bundle.loaders:

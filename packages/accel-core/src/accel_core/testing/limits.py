@@ -85,7 +85,12 @@ def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[
 
 
 def run(
-    command: Sequence[str] | str, *, quiet: float = 6.0, check: bool = False, **options: Any
+    command: Sequence[str] | str,
+    *,
+    quiet: float = 6.0,
+    check: bool = False,
+    started_by: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, as `subprocess.run` with captured text does.
 
@@ -94,7 +99,7 @@ def run(
         subprocess.TimeoutExpired: It hangs; it has been killed.
     """
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    with subprocess.Popen(command, text=True, **streams) as process:
+    with started_by(command, text=True, **streams) as process:
         out, errors = communicate(process, quiet=quiet)
     done = subprocess.CompletedProcess(process.args, process.returncode, out, errors)
     if check:

@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ import torch.distributed as dist
 from accel_core.errors import TorchVersionError
 from accel_core.testing.limits import Deadline, slowness
 
-__all__ = ["RankFailure", "run", "world"]
+__all__ = ["RankFailure", "run", "server", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _PRELOAD = [__name__, "accel_core.testing._preload"]
@@ -71,6 +72,13 @@ def world(size: int, *, quiet: float = 6.0, environment: dict[str, str] | None =
     return decorate
 
 
+def server() -> ForkServerContext:
+    """Return the context of `multiprocessing` whose processes are forked from one that has torch and accel loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
 def run(
     body: Callable[..., None],
     size: int,
@@ -85,8 +93,7 @@ def run(
 
     A rank that skips (`pytest.skip`) skips the test.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context = server()
     source = inspect.getsourcefile(body)
     assert source is not None, "a test body comes from a file"
     with tempfile.TemporaryDirectory(prefix="accel-ranks-") as folder:

@@ -12,7 +12,7 @@ from accel_core.testing import limits
 
 SCRIPT = """
 import atexit, json, multiprocessing, os, sys, time, torch
-from accel_core.checkpoint import pickles
+from accel_core.checkpoint import background, pickles
 from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.run import BareRun
 from accel_core.errors import CheckpointError
@@ -73,7 +73,7 @@ sys.exit(child.exitcode)
 ASKED = """
 save(target, full)
 try:
-    folder.background.finish()
+    background.finish()
 except CheckpointError as failure:
     print("told", failure)
 notes.close()

@@ -607,3 +607,29 @@ def test_additional_ranks_derive_their_random_states(make_run: Make, tmp_path: P
         drawn.append((torch.rand(1).item(), random.random()))
     assert drawn[1] == drawn[3]
     assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize("given", ["background", "max_shard_size", "client_state", "kwargs", "exchange"])
+def test_a_keyword_that_nobody_reads_is_refused_by_a_save(given: str, make_run: Make, tmp_path: Path) -> None:
+    """A save names it, writes nothing and counts nothing; what DeepSpeed's own save takes is no error elsewhere."""
+    run = make_run()
+    with pytest.raises(ConfigurationError, match=rf"got {given}, which nobody reads\. Pass blocking=False"):
+        save_state(run, tmp_path / "ckpt", **{given: True})
+    assert os.listdir(tmp_path) == []
+    save_state(run, tmp_path / "ckpt", save_latest=True, exclude_frozen_parameters=True)
+
+
+def test_a_keyword_that_no_model_takes_is_refused_by_a_load(
+    make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
+) -> None:
+    """A load names it before anything changes, and passes on what `load_state_dict` takes."""
+    save_state(make_run(1), tmp_path / "ckpt")
+    run = make_run(2)
+    before = state_of(run)
+    with pytest.raises(
+        ConfigurationError, match=r"passes nonsense on .* unexpected keyword argument 'nonsense'\)\. Leave"
+    ):
+        load_state(run, tmp_path / "ckpt", nonsense=1)
+    assert differing(before, state_of(run)) == []
+    load_state(run, tmp_path / "ckpt", assign=False)
+    assert differing(before, state_of(run))

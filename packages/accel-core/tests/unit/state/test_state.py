@@ -33,10 +33,22 @@ def test_old_object_after_a_reset_says_so() -> None:
     process, run = PartialState(), Accelerator().state
     AcceleratorState._reset_state(reset_partial_state=True)
     for state in (process, run):
-        with pytest.raises(StateResetError, match=r"was reset while it lived; got .*'device'"):
+        name = type(state).__name__
+        wanted = rf"^`{name}` object has no attribute `device`\. This happens if `{name}\._reset_state\(\)` was called"
+        with pytest.raises(StateResetError, match=wanted):
             _ = state.device
         assert not hasattr(state, "num_processes")
         assert getattr(state, "num_processes", 7) == 7
+
+
+def test_old_object_after_a_reset_waits_for_nobody() -> None:
+    """What needs the other processes is the same error, and sets up no state of its own."""
+    process = PartialState()
+    PartialState._reset_state()
+    for ask in (process.wait_for_everyone, process.local_main_process_first, lambda: repr(process)):
+        with pytest.raises(StateResetError, match="no attribute `distributed_type`"):
+            ask()
+    assert PartialState._shared_state == {}
 
 
 def test_state_of_a_run_before_there_is_one_is_refused() -> None:

@@ -44,8 +44,10 @@ def _type(setting: Setting) -> Callable[[str], Any]:
 
 
 def _help(setting: Setting) -> str:
-    told = "" if setting.default in (None, False, "") or setting.kind != "value" else f" (default: {setting.default})"
-    return (setting.help + told).replace("%", "%%")
+    message = (
+        "" if setting.default in (None, False, "") or setting.kind != "value" else f" (default: {setting.default})"
+    )
+    return (setting.help + message).replace("%", "%%")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

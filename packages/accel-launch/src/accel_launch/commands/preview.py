@@ -12,9 +12,10 @@ from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.batch import batch_of
 from accel_launch.settings.child import switched
 from accel_launch.settings.engines import asked_for, describe, engine_rows
-from accel_launch.settings.layout import counted, layout_of
+from accel_launch.settings.layout import counted
 from accel_launch.settings.mesh import Mesh, mesh_of
-from accel_launch.settings.resolve import Resolved, Settings
+from accel_launch.settings.resolve import Settings
+from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
 from accel_launch.terminal import colors_wanted, paint
 
@@ -40,7 +41,7 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
                 if weaker.origin != "default"
             ],
         }
-        for key, said in {**settings.said, **_decided_by_files(settings)}.items()
+        for key, said in {**settings.resolved, **_decided_by_files(settings)}.items()
     ]
     return [*rows, {"key": _ENGINES, "value": _engines(settings), "origin": "installed", "where": "", "over": []}]
 
@@ -53,7 +54,7 @@ def _engines(settings: Settings) -> list[dict[str, Any]]:
 def _decided_by_files(settings: Settings) -> dict[str, Resolved]:
     """Return the settings that a file of the engine's own decides, over what was set elsewhere."""
     return {
-        key: replace(found, overridden=(settings.said[key], *settings.said[key].overridden))
+        key: replace(found, overridden=(settings.resolved[key], *settings.resolved[key].overridden))
         for engine in switched(settings)
         if engine.decides
         for key, found in load(engine.decides)(settings).items()
@@ -91,10 +92,12 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
 
 def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
     """Return what would be started, machine by machine."""
-    layout, mesh, batch = layout_of(settings), mesh_of(settings), batch_of(settings)
+    layout, mesh, batch = settings.layout, mesh_of(settings), batch_of(settings)
     machines = []
     for rank in range(layout.machines):
-        there = replace(settings, said={**settings.said, "machine_rank": Resolved(rank, "flag", "--machine-rank")})
+        there = replace(
+            settings, resolved={**settings.resolved, "machine_rank": Resolved(rank, "flag", "--machine-rank")}
+        )
         first = rank * layout.per_machine
         machines.append(
             {

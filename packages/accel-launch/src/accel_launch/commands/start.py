@@ -24,14 +24,14 @@ def settings_from(args: argparse.Namespace) -> Settings:
     """Resolve a parsed command line."""
     inherited = environ.snapshot()
     file = _configuration(args, inherited)
-    said = {} if file is None else file.settings_of(written_in(ALL, args))
+    in_file = {} if file is None else file.settings_of(written_in(ALL, args))
     return Settings(
-        resolve(ALL, args, environment=inherited, cluster=recognise(inherited), file=said),
+        resolve(ALL, args, environment=inherited, cluster=recognise(inherited), file=in_file),
         script=args.training_script,
         arguments=tuple(args.training_script_args),
         inherited=inherited,
         file=None if file is None else str(file.path),
-        file_order=tuple(said),
+        file_order=tuple(in_file),
         config={} if file is None else file.config,
     )
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.deepspeed_hosts import MPI, check_hosts, launcher_of
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.reading import read_text, shortened
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.run import supervise
@@ -63,7 +62,7 @@ class DeepSpeedLauncher(Launcher):
 
     def command(self, settings: Settings) -> list[str]:
         """Return the command line of DeepSpeed's launcher."""
-        launcher, layout = launcher_of(settings) or "pdsh", layout_of(settings)
+        launcher, layout = launcher_of(settings) or "pdsh", settings.layout
         words = ["deepspeed", "--hostfile", str(settings["deepspeed_hostfile"]), "--no_local_rank"]
         if launcher == "nossh":
             words += ["--no_ssh", "--node_rank", str(layout.machine_rank)]

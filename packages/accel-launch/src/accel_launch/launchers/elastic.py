@@ -28,7 +28,7 @@ from accel_launch.launchers.machines import GRACE_S, OtherMachines
 from accel_launch.launchers.preflight import check_main_machine, own_address
 from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvous
 from accel_launch.launchers.torch_loggers import torch_loggers
-from accel_launch.settings.layout import Layout, layout_of
+from accel_launch.settings.layout import ProcessLayout
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.signals import SIGNALS
 from accel_launch.supervision.streams import RankLog
@@ -62,7 +62,7 @@ class _FollowedStreams(LogsSpecs):
         return LogsDest(paths["stdout"], paths["stderr"], {}, {}, dict.fromkeys(envs, ""))
 
 
-class _Agent(LocalElasticAgent):
+class _SupervisedAgent(LocalElasticAgent):
     """torch's agent, telling the supervisor about every process that it starts, and ending all when one failed."""
 
     def __init__(
@@ -147,7 +147,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
         # What Python buffers for a pipe is lost when a rank is killed:
         # https://docs.python.org/3/using/cmdline.html#cmdoption-u
         command.insert(1, "-u")
-    agent: _Agent | None = None
+    agent: _SupervisedAgent | None = None
     failed = True
     with Supervisor(settings, command, _raise_signal) as supervisor:
         machines = OtherMachines(settings, supervisor)
@@ -155,9 +155,9 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
         try:
             # torch's agent handles the signals that this names; what is inherited may leave some of them out.
             write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
-            rendezvous = _rendezvous(settings, layout_of(settings))
+            rendezvous = _rendezvous(settings, settings.layout)
             spec = _specification(settings, command, rendezvous)
-            agent = _Agent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
+            agent = _SupervisedAgent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
             with torch_loggers(talk=bool(settings["debug"])):
                 result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without one
             failed = result is None or result.is_failed()
@@ -189,7 +189,7 @@ def _specification(
 ) -> WorkerSpec:
     return WorkerSpec(
         role=str(settings["role"]),
-        local_world_size=layout_of(settings).per_machine,
+        local_world_size=settings.layout.per_machine,
         entrypoint=command[0],
         args=tuple(command[1:]),
         rdzv_handler=rendezvous,
@@ -199,7 +199,7 @@ def _specification(
     )
 
 
-def _rendezvous(settings: Settings, layout: Layout) -> LocalRendezvous | MachinesRendezvous:
+def _rendezvous(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | MachinesRendezvous:
     if layout.machines == 1:
         return LocalRendezvous(uuid.uuid4().hex, int(settings["main_process_port"] or 0))
     configuration: dict[str, Any] = dict(

@@ -7,7 +7,6 @@ import tempfile
 import threading
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from accel_core.errors import LaunchError
 from accel_core.host.environ import text, write
 from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvous
 from accel_launch.launchers.torch_loggers import torch_loggers
-from accel_launch.supervision.orphans import RUN_VARIABLE, kill_orphans, run_mark
+from accel_launch.supervision.orphans import RunMark
 from accel_launch.supervision.report import report_left_behind
 from accel_launch.supervision.signals import SIGNALS
 from accel_launch.terminal import say
@@ -68,14 +67,15 @@ class _Forked:
         self.logs = folder / "logs"
         self._notes = folder / "notes"
         self._notes.mkdir()
-        self._run_id = uuid.uuid4().hex
+        self._mark = RunMark()
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with its exceptions noted."""
 
         @functools.wraps(function, assigned=("__module__", "__doc__"))
         def run(*args: object) -> Any:
-            write(RUN_VARIABLE, run_mark(self._run_id, text(RUN_VARIABLE)))
+            for name, value in self._mark.variables().items():
+                write(name, value)
             try:
                 return function(*args)
             except BaseException as error:
@@ -85,9 +85,9 @@ class _Forked:
 
         return run
 
-    def _note(self, told: str) -> None:
+    def _note(self, raised: str) -> None:
         attempt, rank = int(text("TORCHELASTIC_RESTART_COUNT") or 0), int(text("RANK") or 0)
-        note = {"attempt": attempt, "when": time.monotonic(), "rank": rank, "traceback": told}
+        note = {"attempt": attempt, "when": time.monotonic(), "rank": rank, "traceback": raised}
         begun = self._notes / f"{attempt}-{rank}.begun"
         begun.write_text(json.dumps(note))
         begun.replace(begun.with_suffix(".json"))  # whole or not there: a rank may be stopped while it writes
@@ -103,12 +103,12 @@ class _Forked:
 
     def end_what_is_left(self) -> None:
         """End processes that outlived the ranks that started them."""
-        left = kill_orphans(self._run_id)
+        left = self._mark.end_orphans()
         if left:
             report_left_behind(left)
 
 
-class _Agent(LocalElasticAgent):
+class _ForkedAgent(LocalElasticAgent):
     """torch's agent, telling a person when it starts the ranks again."""
 
     def __init__(self, forked: _Forked, spec: WorkerSpec, prefix: str | None) -> None:
@@ -118,9 +118,9 @@ class _Agent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         raised = self._forked.first_exception()
-        told = "a rank failed" if raised is None else f"rank {raised[0]} failed first, with an exception:\n{raised[1]}"
+        cause = "a rank failed" if raised is None else f"rank {raised[0]} failed first, with an exception:\n{raised[1]}"
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
-        say(f"accel: {told}\nAll ranks start again (restart {attempt} of {worker_group.spec.max_restarts}).")
+        say(f"accel: {cause}\nAll ranks start again (restart {attempt} of {worker_group.spec.max_restarts}).")
         super()._restart_workers(worker_group)
 
 
@@ -172,7 +172,7 @@ def run_forked(
             monitor_interval=monitor_interval,
             local_addr=rendezvous.address,
         )
-        agent = _Agent(forked, spec, log_line_prefix_template)
+        agent = _ForkedAgent(forked, spec, log_line_prefix_template)
         try:
             result: RunResult | None = agent.run()
         finally:
@@ -208,8 +208,8 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
             if raised is None and isinstance(error, ProcessExitedException):
                 message = f"Rank {error.error_index} failed first: {error.msg}"
                 raise SpawnedRankExitError(message, error.error_index, _pid_of(error), error.exit_code) from None
-            rank, told = raised or (error.error_index, error.msg)
-            raise SpawnedRankError(f"Rank {rank} failed first: {told}", rank, _pid_of(error)) from None
+            rank, cause = raised or (error.error_index, error.msg)
+            raise SpawnedRankError(f"Rank {rank} failed first: {cause}", rank, _pid_of(error)) from None
 
 
 def _pid_of(error: ProcessException) -> int:

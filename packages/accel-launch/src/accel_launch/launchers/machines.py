@@ -6,7 +6,6 @@ import threading
 from typing import Any
 
 from accel_launch.launchers.preflight import check_agreement, facts_of_machine
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.supervisor import Supervisor
 
@@ -40,7 +39,7 @@ class OtherMachines:
         Raises:
             LaunchError: A machine has another version, script or number of processes.
         """
-        layout = layout_of(self._settings)
+        layout = self._settings.layout
         facts = facts_of_machine(self._settings.script, layout.processes)
         elastic = layout.fewest_machines != layout.machines
         check_agreement(store, machine, machines, facts, elastic=elastic)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher, script_command
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["MpiLauncher", "flavor"]
@@ -62,7 +61,7 @@ class MpiLauncher(Launcher):
             )
         kind = flavor(str(shutil.which(program, path=search)))
         hosts, each, more = _FLAGS[kind]
-        layout = layout_of(settings)
+        layout = settings.layout
         words = [
             program,
             hosts,

@@ -34,7 +34,7 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
         check_free(port)
         return
     deadline = time.monotonic() + seconds
-    told = False
+    announced = False
     while True:
         trouble = _try_to_reach(host, port)
         if trouble is None:
@@ -45,9 +45,9 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
                 f"{trouble}. Check --main-process-ip, --main-process-port, the firewall, and that machine 0 was "
                 "started."
             )
-        if not told:
+        if not announced:
             print(f"accel launch: waiting for machine 0 at {host}:{port} ({trouble})", file=sys.stderr, flush=True)
-            told = True
+            announced = True
         time.sleep(0.5)
 
 
@@ -114,8 +114,8 @@ def check_agreement(store: Any, rank: int, size: int, facts: dict[str, Any], *, 
             continue
         others = {machine: found[name] for machine, found in everybody.items() if found[name] != value}
         if others:
-            told = ", ".join(f"{found} on machine {machine}" for machine, found in others.items())
+            differing = ", ".join(f"{found} on machine {machine}" for machine, found in others.items())
             raise LaunchError(
-                f"The machines differ in {name}; got {value} on machine 0 and {told}. Give all machines the same, "
+                f"The machines differ in {name}; got {value} on machine 0 and {differing}. Give all machines the same, "
                 "then start again."
             )

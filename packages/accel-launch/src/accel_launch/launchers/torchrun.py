@@ -5,7 +5,6 @@ import sys
 from accel_launch.imports import load
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.child import switched
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["TorchrunLauncher"]
@@ -18,13 +17,13 @@ class TorchrunLauncher(Launcher):
 
     def claims(self, settings: Settings) -> bool:
         """Take every run of several processes or machines, and the engines that want a process group even for one."""
-        layout = layout_of(settings)
+        layout = settings.layout
         several = layout.processes > 1 or layout.machines > 1 or bool(settings["max_restarts"])
         return several or bool(switched(settings) or settings["use_parallelism_config"] or settings["multi_gpu"])
 
     def command(self, settings: Settings) -> list[str]:
         """Return the equivalent command line of torchrun; `run` does the same in this process."""
-        layout = layout_of(settings)
+        layout = settings.layout
         words = [
             sys.executable,
             "-m",

@@ -46,7 +46,7 @@ def batch_of(settings: Settings) -> StepBatch:
 
 
 def _accumulated(settings: Settings) -> int | None:
-    said = settings.said["gradient_accumulation_steps"]
+    said = settings.resolved["gradient_accumulation_steps"]
     return _number(said.value) if said.origin == "environment" else None
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.options.engines import Engine, load, require_switched
 from accel_launch.settings.child import switched
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["check_installed", "check_script", "check_settings"]
@@ -60,8 +59,8 @@ def check_settings(settings: Settings) -> None:
         if len(said) > 1:
             names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
             raise ConfigurationError(f"These settings exclude each other; got {names}. Leave one out.")
-    layout = layout_of(settings)
-    if settings["multi_gpu"] and settings.said["multi_gpu"].origin == "flag" and layout.processes < 2:
+    layout = settings.layout
+    if settings["multi_gpu"] and settings.resolved["multi_gpu"].origin == "flag" and layout.processes < 2:
         raise ConfigurationError(
             f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
         )

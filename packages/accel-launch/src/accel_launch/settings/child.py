@@ -6,7 +6,6 @@ from typing import Any
 
 from accel_core.options.engines import Engine, engines, load
 from accel_launch.settings.devices import visible_variable
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import BY_KEY
 
@@ -34,7 +33,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
         "ACCELERATE_MIXED_PRECISION": settings["mixed_precision"] or "no",
         "OMP_NUM_THREADS": str(_threads(settings)),
     }
-    if settings["cpu"] and layout_of(settings).per_machine == 1:
+    if settings["cpu"] and settings.layout.per_machine == 1:
         found.update({"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"})
     if settings["gpu_ids"] not in (None, "all"):
         found[visible_variable(settings.config.get("distributed_type"))] = str(settings["gpu_ids"])
@@ -72,7 +71,7 @@ def _threads(settings: Settings) -> int:
         return int(said)
     if not settings["cpu"]:
         return 1
-    return max(1, physical_cores() // layout_of(settings).per_machine)
+    return max(1, physical_cores() // settings.layout.per_machine)
 
 
 def physical_cores() -> int:

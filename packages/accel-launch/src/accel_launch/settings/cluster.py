@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from accel_core.errors import ConfigurationError
 from accel_core.process.rendezvous import LAUNCHERS, expand_hosts, slurm_port
 from accel_launch.settings.reading import shortened
-from accel_launch.settings.resolve import Resolved
+from accel_launch.settings.resolved import Resolved
 
 __all__ = ["recognise"]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.reading import read_json, shortened
-from accel_launch.settings.resolve import Resolved, Settings
+from accel_launch.settings.resolve import Settings
+from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
 
 __all__ = [
@@ -19,7 +20,7 @@ __all__ = [
     "deepspeed_file",
     "environment",
     "keys_beside_file",
-    "said_by_file",
+    "values_from_file",
 ]
 
 KEYS_IN_FILE: dict[str, tuple[str, ...]] = {
@@ -54,7 +55,7 @@ def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
     return found
 
 
-def said_by_file(settings: Settings) -> dict[str, Resolved]:
+def values_from_file(settings: Settings) -> dict[str, Resolved]:
     """Return the settings that DeepSpeed's file decides, each with its place in the file.
 
     Raises:
@@ -110,7 +111,7 @@ def check(settings: Settings) -> None:
         ConfigurationError: As for `check_deepspeed_file`; or a precision or an offload that DeepSpeed does not do.
     """
     check_deepspeed_file(settings)
-    decided = {**settings.said, **said_by_file(settings)}
+    decided = {**settings.resolved, **values_from_file(settings)}
     precision = decided["mixed_precision"]
     if settings["cpu"] and precision.value in ("fp16", "fp8"):
         raise ConfigurationError(
@@ -181,7 +182,7 @@ def _in_file(settings: Settings, key: str) -> bool:
 
 
 def _of_file(settings: Settings, key: str) -> Resolved | None:
-    said = settings.said[key]
+    said = settings.resolved[key]
     return next((source for source in (said, *said.overridden) if source.origin == "file"), None)
 
 

@@ -5,12 +5,10 @@ has reached other hosts.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.settings.layout import counted, layout_of, said_by_cluster
+from accel_launch.settings.layout import counted
 from accel_launch.settings.reading import read_text, shortened
 from accel_launch.settings.resolve import Settings
 
@@ -27,14 +25,14 @@ Hosts = dict[str, list[int]]
 """Numbers of the slots in use, by host."""
 
 
-def launcher_of(settings: Mapping[str, Any]) -> str | None:
+def launcher_of(settings: Settings) -> str | None:
     """Return which launcher of DeepSpeed's reaches the other machines; None where torchrun starts this one.
 
     Where nobody chooses it is pdsh, but under a scheduler, which has started every machine already.
     """
-    if not settings["use_deepspeed"] or layout_of(settings).machines == 1:
+    if not settings["use_deepspeed"] or settings.layout.machines == 1:
         return None
-    scheduled = any(said_by_cluster(settings, key) for key in ("num_machines", "nnodes"))
+    scheduled = any(settings.resolved[key].origin == "cluster" for key in ("num_machines", "nnodes"))
     name = str(settings["deepspeed_multinode_launcher"] or ("standard" if scheduled else "pdsh"))
     return None if name == "standard" else name
 
@@ -46,7 +44,7 @@ def check_hosts(settings: Settings) -> None:
         ConfigurationError: No hostfile is named, it cannot be read, the filters do not fit it or the launcher, or
             it has other hosts or slots than the run.
     """
-    launcher, layout = launcher_of(settings), layout_of(settings)
+    launcher, layout = launcher_of(settings), settings.layout
     _check_filters(settings, launcher)
     if launcher == "slurm" and (settings["module"] or settings["no_python"]):
         raise ConfigurationError(

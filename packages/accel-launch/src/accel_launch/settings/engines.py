@@ -5,7 +5,6 @@ from typing import Any
 
 from accel_core.options.engines import Engine, engines, require_switched
 from accel_launch.settings.child import active, switched
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.mesh import mesh_of
 from accel_launch.settings.resolve import Settings
 
@@ -35,7 +34,7 @@ def _names(settings: Settings) -> Iterator[str]:
         version = f"{engine.name}_version"  # an engine of several versions has a row for each
         chosen.append(f"{engine.name}{settings[version]}" if version in settings else engine.name)
     yield from chosen
-    if not chosen and layout_of(settings).processes > 1:
+    if not chosen and settings.layout.processes > 1:
         yield "ddp"
     if active("parallelism", settings):
         yield from (axis for axis, size in mesh_of(settings).sizes.items() if size > 1)

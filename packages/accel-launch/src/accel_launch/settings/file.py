@@ -20,10 +20,13 @@ from accel_launch.settings.location import default_file
 from accel_launch.settings.migrate import SCHEMA, migrate
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import read_text, shortened
-from accel_launch.settings.resolve import Resolved, read
+from accel_launch.settings.resolve import resolve_file
+from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import ALL, BY_KEY, BY_PATH, ENGINES
 
 __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "read_document", "sections", "write"]
+
+_THREADS = "num_cpu_threads_per_process"
 
 CLUSTER_ONLY = {
     "compute_environment",
@@ -33,7 +36,7 @@ CLUSTER_ONLY = {
     "command_file",
     "commands",
     "schema",
-    "num_cpu_threads_per_process",
+    _THREADS,
 }
 """Keys of a cluster's file that are no launch setting themselves."""
 
@@ -87,12 +90,12 @@ class ConfigFile:
         return f"{self.path}:{line}" if line else str(self.path)
 
     def settings_of(self, written: set[str]) -> dict[str, Resolved]:
-        """Return what the file says about a launch.
+        """Return what the file says about a launch whose command line has `written` some settings.
 
         Raises:
             ConfigurationError: A value cannot be read or is not allowed.
         """
-        said: dict[str, Resolved] = {}
+        found: dict[str, tuple[object, str]] = {}
         for path in sorted(BY_PATH, key=lambda path: self.lines.get(path, 0)):
             setting = BY_PATH[path]
             value: Any = self.config
@@ -100,15 +103,12 @@ class ConfigFile:
                 value = value.get(key) if isinstance(value, dict) else None
             if value is None or (setting.key == "cpu" and written & {"multi_gpu", "tpu"}):
                 continue
-            said[setting.key] = Resolved(_value(setting, value, self.where(*path)), "file", self.where(*path))
-        threads = self.config.get("num_cpu_threads_per_process")
+            found[setting.key] = _text_of(setting, value, self.where(*path)), self.where(*path)
+        threads = self.config.get(_THREADS)
         if threads is not None:
-            place = self.where("num_cpu_threads_per_process")
-            said["num_cpu_threads_per_process"] = Resolved(
-                _value(BY_KEY["num_cpu_threads_per_process"], threads, place), "file", place
-            )
-        said.update(_hardware(self, written))
-        return said
+            found[_THREADS] = _text_of(BY_KEY[_THREADS], threads, self.where(_THREADS)), self.where(_THREADS)
+        found.update(_hardware(self, written))
+        return resolve_file(BY_KEY, found)
 
 
 def sections() -> set[str]:
@@ -253,31 +253,36 @@ def _type(file: ConfigFile) -> str:
     return "NO" if kind is False else str(kind)
 
 
-def _hardware(file: ConfigFile, written: set[str]) -> dict[str, Resolved]:
-    kind, place = _type(file), file.where("distributed_type")
-    found: dict[str, Resolved] = {}
-    if not written & _HARDWARE and _ENGINE_OF_TYPE.get(kind):
-        found[_ENGINE_OF_TYPE[kind]] = Resolved(True, "file", place)
+def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, str]]:
+    """Return the switches that the kind of run turns on, each with its place."""
+    engine = _ENGINE_OF_TYPE.get(_type(file))
+    found: dict[str, tuple[object, str]] = {}
+    if engine and not written & _HARDWARE:
+        found[engine] = True, file.where("distributed_type")
     if file.config.get("parallelism_config") and _WITH_AXES & {*found, *written}:
-        found["use_parallelism_config"] = Resolved(True, "file", file.where("parallelism_config"))
+        found["use_parallelism_config"] = True, file.where("parallelism_config")
     return found
 
 
-def _value(setting: Setting, value: object, where: str) -> Any:
+def _text_of(setting: Setting, value: object, where: str) -> object:
+    """Return a value of the file as the text that a setting is read from; what needs no reading is returned as it is.
+
+    Raises:
+        ConfigurationError: The file groups something where a value belongs.
+    """
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, (dict, list)) for part in parts):
         raise ConfigurationError(
             f"{where}: {setting.key} takes one value or a list of values; got {shortened(value)}. Correct it."
         )
+    words = [str(part) for part in parts]
     if setting.kind == "append":
-        return [str(part) for part in value] if isinstance(value, list) else [str(value)]
+        return words
     if setting.key == "fp8_override_linear_precision" and isinstance(value, list):
         return tuple(bool(part) for part in value)
-    if isinstance(value, list):
-        value = ",".join(map(str, value))
     if value is False and "no" in setting.choices:
         return "no"
-    return read(setting, str(value), where)
+    return ",".join(words)
 
 
 def write(config: Mapping[str, Any], path: Path) -> None:

@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.devices import count_gpus
-from accel_launch.settings.resolve import Settings
+from accel_launch.settings.resolved import Resolved
 
-__all__ = ["Layout", "counted", "layout_of", "said_by_cluster"]
+__all__ = ["ProcessLayout", "counted", "layout_of"]
 
 _MOST_PROCESSES, _MOST_MACHINES = 1 << 12, 1 << 17
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProcessLayout:
     """Processes and machines of a run.
 
     Attributes:
@@ -39,23 +38,23 @@ class Layout:
         )
 
 
-def layout_of(settings: Mapping[str, Any]) -> Layout:
-    """Work out where the processes are.
+def layout_of(settings: Mapping[str, Resolved], environment: Mapping[str, str]) -> ProcessLayout:
+    """Work out where the processes are; the environment says which GPUs they see.
 
     Raises:
         ConfigurationError: The numbers are not valid, or contradict each other.
     """
     fewest, machines = _machines(settings)
-    wanted, each = settings["num_processes"], settings["nproc_per_node"]
+    wanted, each = settings["num_processes"].value, settings["nproc_per_node"].value
     if each is None:
-        each = _per_machine(settings, wanted, machines)
-    elif wanted and wanted != each * machines and not said_by_cluster(settings, "nproc_per_node"):
+        each = _per_machine(settings, environment, machines)
+    elif wanted and wanted != each * machines and settings["nproc_per_node"].origin != "cluster":
         raise ConfigurationError(
             f"The numbers of processes contradict each other; got {wanted} from {_source(settings, 'num_processes')}, "
             f"and {each} per machine on {counted(machines, 'machine')} from {_source(settings, 'nproc_per_node')}. "
             "Leave one out."
         )
-    rank = settings["machine_rank"] or 0
+    rank = settings["machine_rank"].value or 0
     if rank >= machines:
         raise ConfigurationError(
             f"machine_rank is less than the number of machines; got {rank} from {_source(settings, 'machine_rank')} "
@@ -66,17 +65,11 @@ def layout_of(settings: Mapping[str, Any]) -> Layout:
             f"A run has at most {_MOST_PROCESSES} processes on each of {_MOST_MACHINES} machines; got {each} on "
             f"{machines}. Lower --num-processes or --num-machines."
         )
-    return Layout(each * machines, each, machines, fewest, rank)
+    return ProcessLayout(each * machines, each, machines, fewest, rank)
 
 
-def said_by_cluster(settings: Mapping[str, Any], key: str) -> bool:
-    """Return whether a scheduler's variables gave a setting its value."""
-    said = getattr(settings, "said", {}).get(key)
-    return said is not None and said.origin == "cluster"
-
-
-def _source(settings: Mapping[str, Any], key: str) -> str:
-    return settings.source(key) if isinstance(settings, Settings) else key
+def _source(settings: Mapping[str, Resolved], key: str) -> str:
+    return settings[key].source(key)
 
 
 def counted(number: object, noun: str, plural: str = "s") -> str:
@@ -84,22 +77,24 @@ def counted(number: object, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if str(number) == '1' else plural}"
 
 
-def _machines(settings: Mapping[str, Any]) -> tuple[int, int]:
-    said = settings["nnodes"]
-    if said is None:
-        return settings["num_machines"], settings["num_machines"]
-    low, _, high = str(said).partition(":")
+def _machines(settings: Mapping[str, Resolved]) -> tuple[int, int]:
+    """Return the fewest machines and the most."""
+    both = settings["nnodes"].value
+    if both is None:
+        return settings["num_machines"].value, settings["num_machines"].value
+    low, _, high = str(both).partition(":")
     return int(low), int(high or low)
 
 
-def _per_machine(settings: Mapping[str, Any], wanted: int | None, machines: int) -> int:
+def _per_machine(settings: Mapping[str, Resolved], environment: Mapping[str, str], machines: int) -> int:
+    wanted = settings["num_processes"].value
     if not wanted:
-        if settings["cpu"] or settings["tpu"]:
+        if settings["cpu"].value or settings["tpu"].value:
             return 1
-        return max(1, count_gpus(getattr(settings, "inherited", {}), settings["gpu_ids"]))
+        return max(1, count_gpus(environment, settings["gpu_ids"].value))
     if wanted % machines:
         raise ConfigurationError(
             f"Processes spread evenly over machines; got {wanted} from {_source(settings, 'num_processes')} on "
             f"{machines} machines. Give a multiple of {machines}, or pass --nproc-per-node."
         )
-    return wanted // machines
+    return int(wanted // machines)

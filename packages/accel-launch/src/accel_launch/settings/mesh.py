@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from accel_core.options.engines import load
 from accel_launch.settings.child import active, switched
-from accel_launch.settings.layout import layout_of
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["Mesh", "mesh_of"]
@@ -49,7 +48,7 @@ class Mesh:
 
 def mesh_of(settings: Settings) -> Mesh:
     """Return the axes that the settings give the processes."""
-    processes = layout_of(settings).processes
+    processes = settings.layout.processes
     for engine in switched(settings):
         if engine.mesh:
             return Mesh(load(engine.mesh)(settings, processes), processes)

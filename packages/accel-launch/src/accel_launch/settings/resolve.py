@@ -3,32 +3,17 @@
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.given import given
+from accel_launch.settings.layout import ProcessLayout, layout_of
 from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import shortened
+from accel_launch.settings.resolved import Resolved
 
-__all__ = ["Resolved", "Settings", "checked", "read", "resolve", "wanted", "written_in"]
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """The value of a setting and where it comes from.
-
-    Attributes:
-        value: The value, parsed.
-        origin: The kind of source, the strongest first: flag, environment, cluster (a scheduler's own variables), file
-            or default.
-        where: The flag, the variable, the file and line, or a few words.
-        overridden: The values of weaker sources, the strongest first.
-    """
-
-    value: Any
-    origin: str
-    where: str
-    overridden: tuple["Resolved", ...] = ()
+__all__ = ["Settings", "checked", "read", "resolve", "resolve_file", "wanted", "written_in"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +21,7 @@ class Settings(Mapping[str, Any]):
     """The settings of a run, each with its origin.
 
     Attributes:
-        said: Value and origin by key.
+        resolved: Value and origin by key.
         script: The script, module or program to start, or None where only a look was asked for.
         arguments: Words after the script.
         inherited: Environment that the launcher itself runs in.
@@ -45,7 +30,7 @@ class Settings(Mapping[str, Any]):
         config: Everything that it says, by its own keys.
     """
 
-    said: Mapping[str, Resolved]
+    resolved: Mapping[str, Resolved]
     script: str | None = None
     arguments: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=dict)
@@ -55,24 +40,32 @@ class Settings(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a setting."""
-        return self.said[key].value
+        return self.resolved[key].value
 
     def __iter__(self) -> Iterator[str]:
         """Walk over the keys."""
-        return iter(self.said)
+        return iter(self.resolved)
 
     def __len__(self) -> int:
         """Return the number of settings."""
-        return len(self.said)
+        return len(self.resolved)
 
     def source(self, key: str) -> str:
         """Return who says a setting, as a message names it: the flag, the variable, the file and line."""
-        said = self.said[key]
-        return f"the default of {key}" if said.origin == "default" else said.where
+        return self.resolved[key].source(key)
 
     def is_set(self, key: str) -> bool:
         """Return whether anybody said the setting, so that it is not merely a default."""
-        return self.said[key].origin != "default"
+        return self.resolved[key].origin != "default"
+
+    @cached_property
+    def layout(self) -> ProcessLayout:
+        """Where the processes are, worked out once.
+
+        Raises:
+            ConfigurationError: The numbers are not valid, or contradict each other.
+        """
+        return layout_of(self.resolved, self.inherited)
 
 
 def resolve(
@@ -111,6 +104,18 @@ def resolve(
         first = sources[0]
         decided[setting.key] = Resolved(first.value, first.origin, first.where, tuple(sources[1:]))
     return decided
+
+
+def resolve_file(settings: Mapping[str, Setting], values: Mapping[str, tuple[object, str]]) -> dict[str, Resolved]:
+    """Return the values of a file, given with their places, texts read as their settings ask.
+
+    Raises:
+        ConfigurationError: A text cannot be read or is not allowed.
+    """
+    return {
+        key: Resolved(read(settings[key], value, where) if isinstance(value, str) else value, "file", where)
+        for key, (value, where) in values.items()
+    }
 
 
 def written_in(table: Iterable[Setting], args: argparse.Namespace) -> set[str]:

@@ -11,17 +11,20 @@ import os
 import select
 import signal
 import time
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
+
+from accel_launch.settings import environ
 
 __all__ = [
     "RUN_VARIABLE",
     "OrphanReaper",
+    "RunMark",
     "alive",
     "find_orphans",
     "kill_orphans",
     "open_standard_descriptors",
-    "run_mark",
     "signal_group",
 ]
 
@@ -29,9 +32,24 @@ RUN_VARIABLE = "ACCEL_RUN_ID"
 """Variable that marks every process of one run: its id, after those of the runs that it was started in."""
 
 
-def run_mark(run_id: str, around: str | None) -> str:
-    """Return the value of `RUN_VARIABLE` for the processes of a run."""
-    return f"{around} {run_id}" if around else run_id
+class RunMark:
+    """The sign that every process of one run bears, by which those that outlive it are found.
+
+    Attributes:
+        run_id: Name of the run.
+    """
+
+    def __init__(self) -> None:
+        self.run_id = uuid.uuid4().hex
+
+    def variables(self) -> dict[str, str]:
+        """Return the variable for processes of the run: its id, after those of the runs around it."""
+        around = environ.text(RUN_VARIABLE)
+        return {RUN_VARIABLE: f"{around} {self.run_id}" if around else self.run_id}
+
+    def end_orphans(self) -> list[int]:
+        """End the processes that outlived those that started them, and return their numbers."""
+        return kill_orphans(self.run_id)
 
 
 def alive(pid: int) -> bool:

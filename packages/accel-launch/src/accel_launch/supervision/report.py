@@ -37,8 +37,7 @@ _NOT_A_STACK = re.compile(r"^(?:Fatal Python error: Aborted\n+|Extension modules
 
 def report_left_behind(pids: Sequence[int]) -> None:
     """Say which processes outlived the ranks that started them, and were ended."""
-    told = ", ".join(map(str, pids))
-    say(f"accel launch: ended processes that outlived their ranks: {told}")
+    say(f"accel launch: ended processes that outlived their ranks: {', '.join(map(str, pids))}")
 
 
 def failure_record(
@@ -83,7 +82,7 @@ def report_failure(
     outcomes: Sequence[ExitOutcome],
     logs: Mapping[int, RankLog],
     record: Mapping[str, Any],
-    told: str,
+    message: str,
     *,
     log_dir: Path | None,
     quiet: bool = False,
@@ -93,17 +92,17 @@ def report_failure(
     path = path or _write_record(record, logs, None)
     if not quiet:
         folder = path.parent if path is not None else log_dir
-        say(_summary(outcomes, folder, path, told, float(record["seconds"]), str(record["reason"])))
+        say(_summary(outcomes, folder, path, message, float(record["seconds"]), str(record["reason"])))
     return path
 
 
-def report_restart(outcomes: Sequence[ExitOutcome], told: str, attempt: int, most: int) -> None:
+def report_restart(outcomes: Sequence[ExitOutcome], message: str, attempt: int, most: int) -> None:
     """Tell a person that the ranks are started again, and why."""
     first = first_failure(outcomes)
     if first is not None:
         named = f"rank {first.rank} failed first: {first.how}; all ranks start again (restart {attempt} of {most})"
         colors = colors_wanted(sys.stderr)
-        say(f"{paint('accel launch:', 'warning', colors)} {named}{_below(told)}")
+        say(f"{paint('accel launch:', 'warning', colors)} {named}{_below(message)}")
 
 
 def report_stacks(rank: int, printed: bytes) -> None:
@@ -120,8 +119,8 @@ def pass_on(text: str) -> None:
         say(kept)
 
 
-def _below(told: str) -> str:
-    return f"\n{told}" if told else ""
+def _below(message: str) -> str:
+    return f"\n{message}" if message else ""
 
 
 def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder: Path | None) -> Path | None:
@@ -152,7 +151,7 @@ def forget_old_failures(place: Path) -> None:
 
 
 def _summary(
-    outcomes: Sequence[ExitOutcome], folder: Path | None, path: Path | None, told: str, seconds: float, reason: str
+    outcomes: Sequence[ExitOutcome], folder: Path | None, path: Path | None, message: str, seconds: float, reason: str
 ) -> str:
     colors = colors_wanted(sys.stderr)
     first, cause = first_failure(outcomes), cause_of(outcomes)
@@ -176,4 +175,4 @@ def _summary(
         lines.append(f"Every rank left with exit code {outcomes[0].status}, to be tried again: start the run again.")
     elif first is not None:
         lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colors))
-    return "\n".join(lines) + _below(told)
+    return "\n".join(lines) + _below(message)

@@ -14,22 +14,18 @@ import os
 import signal
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from accel_core.errors import LaunchError
-from accel_launch.settings import environ
 from accel_launch.settings.rules import tee_of
 from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.orphans import (
-    RUN_VARIABLE,
     OrphanReaper,
-    kill_orphans,
+    RunMark,
     open_standard_descriptors,
-    run_mark,
     signal_group,
 )
 from accel_launch.supervision.outcome import (
@@ -78,10 +74,10 @@ class Supervisor:
         self.signals = SignalHandlers(on_signal or self._end_groups, self.kill, self.forward_signal)
         self._settings, self._command = settings, command
         self._began = time.monotonic()
-        self._run_id = uuid.uuid4().hex
+        self._mark = RunMark()
         open_standard_descriptors()
         self._logs = LogFolder(Path(settings["log_dir"]).expanduser()) if settings["log_dir"] else None
-        self._reaper = OrphanReaper(self._run_id)  # a fork: before the threads of streams and watchdog
+        self._reaper = OrphanReaper(self._mark.run_id)  # a fork: before the threads of streams and watchdog
         self.streams = Streams(self._logs, hold=hold and not settings["quiet"])
         self._memory = MemoryKills()
         self._reasons: list[str] = []
@@ -114,7 +110,7 @@ class Supervisor:
     def variables(self, local_rank: int) -> dict[str, str]:
         """Return what a process needs in its environment to be watched."""
         watched = {} if self._watchdog is None else self._watchdog.variables(local_rank)
-        return {RUN_VARIABLE: run_mark(self._run_id, environ.text(RUN_VARIABLE)), **watched}
+        return {**self._mark.variables(), **watched}
 
     def follow(self, rank: int, local_rank: int) -> dict[str, Followed]:
         """Begin the record of a rank that is about to start, and make the streams that it writes to."""
@@ -177,7 +173,7 @@ class Supervisor:
         for log in self.streams.ranks.values():
             if log.pid:
                 signal_group(log.pid, signal.SIGTERM)  # the group outlives the rank that led it
-        left = kill_orphans(self._run_id)
+        left = self._mark.end_orphans()
         if left and not self._settings["quiet"]:
             import_module(_REPORT).report_left_behind(left)
         # After the last process has ended, so that what they printed on the way out is read.
@@ -225,40 +221,40 @@ class Supervisor:
     def restarting(self, statuses: Mapping[int, int], most: int) -> None:
         """Tell a person why the ranks are started again."""
         ended = self._outcomes(statuses)
-        told = self._settle(ended)
+        message = self._finish(ended)
         if first_failure(ended) is not None and not self._settings["quiet"]:
-            import_module(_REPORT).report_restart(ended, told, self.attempt + 1, most)
+            import_module(_REPORT).report_restart(ended, message, self.attempt + 1, most)
         self._reasons.clear()  # the next failure has a reason of its own
 
-    def _settle(self, ended: Sequence[ExitOutcome]) -> str:
+    def _finish(self, ended: Sequence[ExitOutcome]) -> str:
         """Return the text that ends the report: the traceback of the cause, where it was not passed on already.
 
         What was held back of other ranks that raised is dropped, since they failed because of the cause; the files of
         the failure have it. Anything else that was held back is passed on.
         """
-        cause, told = cause_of(ended), ""
+        cause, message = cause_of(ended), ""
         for outcome in ended:
             log = self.streams.ranks[outcome.rank]
             if "watchdog" in self._reasons:
                 import_module(_REPORT).report_stacks(outcome.rank, self.streams.take_held(log))
             elif outcome is cause and outcome.traceback:
-                told = outcome.traceback
+                message = outcome.traceback
                 held = self.streams.take_held(log).decode(errors="replace").replace("\r\n", "\n")
                 before, found, after = held.partition(outcome.traceback)
                 import_module(_REPORT).pass_on(before + after)
                 if not found:
-                    told = told.splitlines()[-1]  # the process lived on after its traceback, which was shown then
+                    message = message.splitlines()[-1]  # the process lived on after its traceback, which was shown then
             elif cause is not None and (outcome.stopped or outcome.traceback):
                 self.streams.take_held(log)
             else:
                 self.streams.release(log)
-        return told
+        return message
 
     def _tell(self, ended: Sequence[ExitOutcome], reason: str) -> None:
         report = import_module(_REPORT)
         record = report.failure_record(
             ended,
-            run_id=self._run_id,
+            run_id=self._mark.run_id,
             command=self._command,
             seconds=time.monotonic() - self._began,
             reason=reason,
@@ -266,8 +262,8 @@ class Supervisor:
         )
         logs = {outcome.rank: self.streams.ranks[outcome.rank] for outcome in ended}
         folder = None if self._logs is None else self._logs.path
-        told = self._settle(ended)
-        report.report_failure(ended, logs, record, told, log_dir=folder, quiet=bool(self._settings["quiet"]))
+        message = self._finish(ended)
+        report.report_failure(ended, logs, record, message, log_dir=folder, quiet=bool(self._settings["quiet"]))
 
 
 def cannot_start(program: str, error: OSError) -> LaunchError:

@@ -1,5 +1,7 @@
 """What contradicts itself is refused before anything starts, with both places named."""
 
+from dataclasses import replace
+
 import pytest
 
 from accel_core.errors import ConfigurationError
@@ -7,6 +9,7 @@ from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.checks import check_settings
 from accel_launch.settings.devices import count_gpus
+from accel_launch.settings.resolved import Resolved
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,17 @@ def test_contradiction_is_refused(words: list[str], told: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         check_settings(settings_from(launch_command_parser().parse_args([*words, "s.py"])))
     assert told in str(caught.value)
+
+
+def test_the_layout_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks settings for their layout gets the same object, and settings that replace them have their own."""
+    asked: list[object] = []
+    monkeypatch.setattr("accel_launch.settings.layout.count_gpus", lambda *words: asked.append(words) or 3)
+    settings = settings_from(launch_command_parser().parse_args(["--num-machines", "2", "s.py"]))
+    assert settings.layout is settings.layout
+    assert (settings.layout.processes, settings.layout.machine_rank, len(asked)) == (6, 0, 1)
+    there = replace(settings, resolved={**settings.resolved, "machine_rank": Resolved(1, "flag", "--machine-rank")})
+    assert (there.layout.machine_rank, settings.layout.machine_rank) == (1, 0)
 
 
 def test_gpus_are_counted_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from accel_core.options.option import boolean
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.settings.file import read_document
 from accel_launch.settings.model import Setting
-from accel_launch.settings.resolve import Resolved, resolve
+from accel_launch.settings.resolve import resolve
+from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import ALL, BY_KEY
 
 PARSER = launch_command_parser()

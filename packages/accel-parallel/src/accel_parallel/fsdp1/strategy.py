@@ -42,6 +42,7 @@ from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.fsdp1.states import in_shards, inside
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.loading import Empty, receive, views_of
+from accel_parallel.sharding.methods import RefusingMethods
 from accel_parallel.sharding.replaced import refuse_mixed
 from accel_parallel.sharding.strategy import ShardedStrategy
 from accel_parallel.sharding.whole import gather
@@ -194,6 +195,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 if all(parameter is not one for one in whole):
                     self._flattened[parameter] = ref(model)
         self._wrappers[model] = ref(wrapper)
+        RefusingMethods(model, wrapper)
         self.averaging.watch(model, whole)
         self._names.remember(model)
         return wrapper
@@ -267,6 +269,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         bare = self._bare(model)
         if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
             self._wrappers[bare] = ref(model)
+            RefusingMethods(bare, model)
             with (
                 in_step(self.world, "prepare: FullyShardedDataParallel", {}),
                 FullyShardedDataParallel.summon_full_params(model, writeback=False),

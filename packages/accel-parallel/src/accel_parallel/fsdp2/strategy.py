@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import PreparationError
 from accel_core.host.versions import is_torch_version, require_torch
@@ -21,6 +22,7 @@ from accel_parallel.fsdp2.in_place import is_sharded, shard
 from accel_parallel.fsdp2.participation import Participation
 from accel_parallel.sharding.guards import cut_what_is_loaded
 from accel_parallel.sharding.loading import receive_new
+from accel_parallel.sharding.methods import GatheringMethods
 from accel_parallel.sharding.replaced import keeping_marks
 from accel_parallel.sharding.scaler import together
 from accel_parallel.sharding.strategy import ShardedStrategy
@@ -52,6 +54,7 @@ class FullyShardStrategy(ShardedStrategy):
         super().__init__(parts)
         self.context = ContextParallel.of(parts)
         self.participation = Participation(self.world, self._readers(parts))
+        self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that split a model skip a step together.
@@ -84,7 +87,7 @@ class FullyShardStrategy(ShardedStrategy):
             shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
         self._names.remember(model)
         self.averaging.watch(model, plan.whole(model))
-        self.participation.watch(model)
+        self._watch(model)
         cut_what_is_loaded(model)
         return model
 
@@ -124,9 +127,16 @@ class FullyShardStrategy(ShardedStrategy):
         new = self.averaging.lacks(bare)
         receive_new(new, self.world)
         self.averaging.watch(bare, list(new.values()))
-        self.participation.watch(bare)
+        self._watch(bare)
         if self.tensor is not None:
             self.tensor.watch(bare, again=bool(new))
+
+    def _watch(self, model: torch.nn.Module) -> None:
+        """Follow what a model that was sharded in place computes, and when."""
+        self.participation.watch(model)
+        if model not in self._methods:
+            self._methods[model] = GatheringMethods(model)
+        self._methods[model].watch(model)
 
     def check_sharded(self, model: torch.nn.Module) -> None:
         """Refuse a model that was sharded before `prepare` over a part of the ranks.

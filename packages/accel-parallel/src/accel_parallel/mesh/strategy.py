@@ -24,7 +24,7 @@ from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.context.strategy import SequenceStrategy
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.format import FullyShardedFormat
-from accel_parallel.sharding.guards import cut_what_is_loaded
+from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_resizing
 from accel_parallel.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
 from accel_parallel.sharding.mixed import step_one_by_one
 from accel_parallel.sharding.optimizers import check_optimizer
@@ -175,6 +175,7 @@ class MeshStrategy(SequenceStrategy):
             self.tensor.split(bare, plan)
             self.tensor.watch(bare)
             cut_what_is_loaded(bare)
+            refuse_resizing(bare)
         else:
             refuse_empty(bare, self.world)
             if starts_from_main(bare, self.world, asked=False):

@@ -12,7 +12,13 @@ from torch.utils._pytree import tree_leaves
 from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import is_spread, placed_like
 
-__all__ = ["cut_what_is_loaded", "refuse_copies", "refuse_gradients_of_gradients", "refuse_sparse_gradients"]
+__all__ = [
+    "cut_what_is_loaded",
+    "refuse_copies",
+    "refuse_gradients_of_gradients",
+    "refuse_resizing",
+    "refuse_sparse_gradients",
+]
 
 
 def cut_what_is_loaded(model: torch.nn.Module) -> None:
@@ -37,6 +43,23 @@ def _refuse_copy(kind: str, memo: object) -> None:
     raise EngineUnavailableError(
         f"A sharded model cannot be copied; got a {kind}. Copy it, or make the AveragedModel of it, before prepare(), "
         "and prepare both."
+    )
+
+
+def refuse_resizing(model: torch.nn.Module) -> None:
+    """Let transformers' `resize_token_embeddings` of a model, or of one inside it, end in an error that names the way.
+
+    It would make whole embeddings of what shards and optimizers go on with.
+    """
+    for module in model.modules():
+        if hasattr(module, "resize_token_embeddings"):
+            module.__dict__["resize_token_embeddings"] = partial(_refuse_resizing, type(module).__name__)
+
+
+def _refuse_resizing(kind: str, *args: object, **kwargs: object) -> None:
+    raise EngineUnavailableError(
+        f"Embeddings of a sharded model cannot be replaced; got resize_token_embeddings of a prepared {kind}. "
+        "Call it before prepare(), and create the optimizer after it."
     )
 
 

@@ -16,7 +16,7 @@ from accel_core.comm.control import Channel, in_step
 from accel_core.errors import CheckpointMismatchError, PartView, PreparationError
 from accel_core.mesh.tensor import fill, local_part, spread_like
 from accel_core.process.world import World
-from accel_parallel.sharding.alike import fingerprint
+from accel_core.strategies.alike import fingerprint
 
 __all__ = [
     "Empty",
@@ -57,7 +57,8 @@ def refuse_empty(model: nn.Module, world: World) -> None:
     if Channel(world, "prepare: weights").broadcast(_has_no_values(model)):
         raise PreparationError(
             f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
-            "Load its weights there, or initialize them, before prepare()."
+            'Load it there without a meta device, or call model.to_empty(device="cpu") and give it its weights, before '
+            "prepare()."
         )
 
 

@@ -26,6 +26,7 @@ from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
+from accel_core.strategies.quantized import refuse_packed
 from accel_parallel.averaging import Averaging, reading_groups
 from accel_parallel.context.strategy import SequenceStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
@@ -34,13 +35,13 @@ from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.guards import (
     refuse_copies,
     refuse_gradients_of_gradients,
+    refuse_resizing,
     refuse_sparse_gradients,
 )
 from accel_parallel.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_parallel.sharding.mesh import data_mesh
 from accel_parallel.sharding.mixed import step_one_by_one
 from accel_parallel.sharding.optimizers import check_optimizer
-from accel_parallel.sharding.quantized import refuse_packed
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.replaced import keeping_marks, refuse_hooks, refuse_mixed
 from accel_parallel.sharding.whole import gather
@@ -73,6 +74,7 @@ class ShardedStrategy(SequenceStrategy):
     """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
     plugin_type = FullyShardedDataParallelPlugin
+    receives_weights = True
     combines: ClassVar[tuple[str, ...]] = ()
     """Axes along which ranks read the same data, and with which sharding is combined."""
     shards_integers: ClassVar[bool] = False
@@ -179,6 +181,7 @@ class ShardedStrategy(SequenceStrategy):
             model = recipe.compile_whole(model, self.parts.compilation)
         if self.forms:
             refuse_copies(recipe.inside(model))
+            refuse_resizing(self._bare(model))
             refuse_gradients_of_gradients(self._bare(model))
         self._own(model)
         return model

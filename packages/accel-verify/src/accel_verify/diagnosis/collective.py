@@ -9,19 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from accel_core.host.program.run_module import own_command
-from accel_verify.diagnosis.finding import Finding, ok, problem
-from accel_verify.diagnosis.variables import KNOWN
+from accel_verify.diagnosis.finding import DoctorFinding, ok, problem
+from accel_verify.diagnosis.variables import without_settings
 
 __all__ = ["check_collective"]
 
 _TOPIC = "Two ranks"
-_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SHUTDOWN_S = 15.0
 
 
-def check_collective(hardware: str, environment: Mapping[str, str], seconds: float) -> Finding:
+def check_collective(hardware: str, environment: Mapping[str, str], seconds: float) -> DoctorFinding:
     """Start two ranks that gather from one another."""
-    inherited = {name: value for name, value in environment.items() if name not in {*KNOWN, *_OF_RANKS}}
     words = ["launch", hardware, "--num-processes", "2", *own_command("accel_launch.selfcheck", "gather")[1:]]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +27,7 @@ def check_collective(hardware: str, environment: Mapping[str, str], seconds: flo
         empty.write_text("compute_environment: LOCAL_MACHINE\n")
         process = subprocess.Popen(
             own_command("accel_launch", *words[:1], "--config-file", str(empty), *words[1:]),
-            env=inherited,
+            env=without_settings(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -40,13 +38,13 @@ def check_collective(hardware: str, environment: Mapping[str, str], seconds: flo
             printed = process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
             _end(process)
-            told = f"two ranks ({hardware}) did not gather within {seconds:g} s"
+            message = f"two ranks ({hardware}) did not gather within {seconds:g} s"
             remedy = f"Pass a longer --timeout, or see where they wait: `accel {' '.join(words)}` with `--watchdog 30`."
-            return problem(_TOPIC, told, remedy)
+            return problem(_TOPIC, message, remedy)
     if process.returncode == 0:
         return ok(_TOPIC, f"two ranks ({hardware}) started and gathered in {time.monotonic() - begun:.1f} s")
-    told = f"two ranks ({hardware}) failed with status {process.returncode}; got {_last_line(printed)}"
-    return problem(_TOPIC, told, f"See all that they print: `accel {' '.join(words)}`.")
+    message = f"two ranks ({hardware}) failed with status {process.returncode}; got {_last_line(printed)}"
+    return problem(_TOPIC, message, f"See all that they print: `accel {' '.join(words)}`.")
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

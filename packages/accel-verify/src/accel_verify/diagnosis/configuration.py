@@ -6,7 +6,7 @@ from accel_core.errors import AccelError
 from accel_launch.settings.checks import check_installed, check_settings
 from accel_launch.settings.file import load
 from accel_launch.settings.resolve import Settings
-from accel_verify.diagnosis.finding import Finding, from_error, ok, warning
+from accel_verify.diagnosis.finding import DoctorFinding, from_error, ok, warning
 from accel_verify.diagnosis.network import check_port
 
 __all__ = ["check_configuration"]
@@ -14,7 +14,7 @@ __all__ = ["check_configuration"]
 _TOPIC = "Configuration"
 
 
-def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]], Settings]) -> list[Finding]:
+def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]], Settings]) -> list[DoctorFinding]:
     """Examine the configuration file, and what a launch without flags would be."""
     try:
         file = load(path)

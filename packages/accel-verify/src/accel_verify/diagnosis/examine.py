@@ -12,10 +12,10 @@ from accel_launch.commands.start import settings_from
 from accel_launch.settings import environ
 from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
-from accel_launch.terminal import colors_wanted, flush_output, paint, say
+from accel_launch.terminal import colors_wanted, flush_output, paint, progress
 from accel_verify.diagnosis.collective import check_collective
 from accel_verify.diagnosis.configuration import check_configuration
-from accel_verify.diagnosis.finding import Finding
+from accel_verify.diagnosis.finding import DoctorFinding
 from accel_verify.diagnosis.libraries import Probe
 from accel_verify.diagnosis.machine import check_disks, check_open_files, check_shared_memory
 from accel_verify.diagnosis.network import check_network
@@ -29,7 +29,7 @@ _KINDS = {"ok": "good", "warning": "warning", "problem": "error"}
 
 def diagnose(args: argparse.Namespace) -> int:
     """Examine this machine and show what was found."""
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     for finding in _examine(args):
         if not args.json:
             _show(finding, found[-1].topic if found else "")
@@ -43,7 +43,7 @@ def diagnose(args: argparse.Namespace) -> int:
     return 1 if counts["problem"] else 0
 
 
-def _examine(args: argparse.Namespace) -> Iterator[Finding]:
+def _examine(args: argparse.Namespace) -> Iterator[DoctorFinding]:
     """Return the findings one after another; imports go on in another process beside the quick examinations."""
     environment, probe = environ.snapshot(), Probe()
     yield from check_packages()
@@ -53,12 +53,12 @@ def _examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield from check_open_files()
     yield from check_variables(environment)
     yield from check_configuration(args.config_file, settings_of)
-    _progress("Importing libraries ...")
+    progress("Importing libraries ...")
     seen = probe.findings(args.timeout)
     yield from seen
     if args.no_collective or any(each.state == "problem" and each.topic == "Libraries" for each in seen):
         return
-    _progress("Starting two ranks ...")
+    progress("Starting two ranks ...")
     yield check_collective("--cpu", environment, args.timeout)
     if sum(" computes" in each.what for each in seen if each.topic == "Devices") > 1:
         yield check_collective("--multi-gpu", environment, args.timeout)
@@ -69,13 +69,7 @@ def settings_of(words: Sequence[str]) -> Settings:
     return settings_from(launch_command_parser().parse_args(words))
 
 
-def _progress(text: str) -> None:
-    """Tell a person at a terminal what takes a while."""
-    if colors_wanted(sys.stderr):
-        say(paint(text, "faint", True))
-
-
-def _show(finding: Finding, topic: str) -> None:
+def _show(finding: DoctorFinding, topic: str) -> None:
     colors = colors_wanted(sys.stdout)
     if finding.topic != topic:
         print(("\n" if topic else "") + paint(f"{finding.topic}:", "heading", colors))

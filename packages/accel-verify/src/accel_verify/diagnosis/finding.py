@@ -4,13 +4,13 @@ from typing import Literal, NamedTuple
 
 from accel_core.errors import AccelError
 
-__all__ = ["Finding", "State", "from_error", "ok", "problem", "warning"]
+__all__ = ["DoctorFinding", "State", "from_error", "ok", "problem", "warning"]
 
 State = Literal["ok", "warning", "problem"]
 """Nothing to do; worth a look; runs will fail or go wrong."""
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """One thing that was examined.
 
     Attributes:
@@ -26,22 +26,22 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def ok(topic: str, what: str) -> Finding:
+def ok(topic: str, what: str) -> DoctorFinding:
     """Return a finding that needs no remedy."""
-    return Finding(topic, "ok", what)
+    return DoctorFinding(topic, "ok", what)
 
 
-def warning(topic: str, what: str, remedy: str) -> Finding:
+def warning(topic: str, what: str, remedy: str) -> DoctorFinding:
     """Return a finding that may explain trouble, and does not stop a run."""
-    return Finding(topic, "warning", what, remedy)
+    return DoctorFinding(topic, "warning", what, remedy)
 
 
-def problem(topic: str, what: str, remedy: str) -> Finding:
+def problem(topic: str, what: str, remedy: str) -> DoctorFinding:
     """Return a finding with which runs fail or go wrong."""
-    return Finding(topic, "problem", what, remedy)
+    return DoctorFinding(topic, "problem", what, remedy)
 
 
-def from_error(topic: str, error: AccelError) -> Finding:
+def from_error(topic: str, error: AccelError) -> DoctorFinding:
     """Return the problem that an error describes: its message says what is wrong, and then what to do."""
     what, _, remedy = str(error).partition(". ")
     return problem(topic, what, remedy)

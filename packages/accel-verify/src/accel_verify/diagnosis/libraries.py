@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.host.program.run_module import own_command
-from accel_verify.diagnosis.finding import Finding, ok, problem, warning
+from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 from accel_verify.diagnosis.packages import module_of, optional_libraries
 
 __all__ = ["Probe"]
@@ -32,7 +32,7 @@ class Probe:
             text=True,
         )
 
-    def findings(self, seconds: float) -> list[Finding]:
+    def findings(self, seconds: float) -> list[DoctorFinding]:
         """Wait for the imports, and return what they showed."""
         try:
             printed = self._process.communicate(timeout=seconds)[0]
@@ -49,7 +49,7 @@ class Probe:
         seen = next((answer["torch"] for answer in answers if "torch" in answer), None)
         return [*self._libraries(errors), *(_devices(seen) if seen else [])]
 
-    def _libraries(self, errors: dict[str, str]) -> list[Finding]:
+    def _libraries(self, errors: dict[str, str]) -> list[DoctorFinding]:
         findings = []
         for module, error in errors.items():
             name = self._distributions[module]
@@ -75,7 +75,7 @@ class Probe:
         return findings
 
 
-def _devices(seen: dict[str, Any]) -> list[Finding]:
+def _devices(seen: dict[str, Any]) -> list[DoctorFinding]:
     """Return what there is to say of the devices that torch sees, and of those that it does not see."""
     built = f"built for {seen['built']}" if seen["built"] else "built for the CPU"
     findings = [ok(_DEVICES, f"torch {seen['version']}, {built}")]
@@ -85,7 +85,7 @@ def _devices(seen: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def _device(device: dict[str, Any]) -> Finding:
+def _device(device: dict[str, Any]) -> DoctorFinding:
     name = device["name"] + (f", {device['model']}" if "model" in device else "")
     if device["error"]:
         return problem(
@@ -95,13 +95,13 @@ def _device(device: dict[str, Any]) -> Finding:
         )
     if "total" not in device:
         return ok(_DEVICES, f"{name} computes")
-    told = f"{name} computes; {device['free'] / _GIB:.1f} of {device['total'] / _GIB:.1f} GiB are free"
+    message = f"{name} computes; {device['free'] / _GIB:.1f} of {device['total'] / _GIB:.1f} GiB are free"
     if device["free"] < _LITTLE_MEMORY * device["total"]:
-        return warning(_DEVICES, told, "Another program holds its memory: find it with `nvidia-smi`, and end it.")
-    return ok(_DEVICES, told)
+        return warning(_DEVICES, message, "Another program holds its memory: find it with `nvidia-smi`, and end it.")
+    return ok(_DEVICES, message)
 
 
-def _without_devices(seen: dict[str, Any]) -> Finding:
+def _without_devices(seen: dict[str, Any]) -> DoctorFinding:
     vendor = next((vendor for vendor, folder in _VENDORS if _lists(folder)), None)
     if vendor is None:
         return ok(_DEVICES, "no accelerator on this machine; training runs on the CPU")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from accel_launch.settings import environ
 from accel_launch.settings.location import config_folder
-from accel_verify.diagnosis.finding import Finding, ok, problem, warning
+from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 
 __all__ = ["check_disks", "check_open_files", "check_shared_memory"]
 
@@ -18,7 +18,7 @@ _FEW_INODES = 1000
 _FEW_FILES = 1024
 
 
-def check_disks(checkpoints: Path) -> list[Finding]:
+def check_disks(checkpoints: Path) -> list[DoctorFinding]:
     """Examine the folders that a run writes to, by writing to them."""
     findings = [_folder("checkpoints", checkpoints)]
     temporary = environ.text("TMPDIR")
@@ -35,7 +35,7 @@ def check_disks(checkpoints: Path) -> list[Finding]:
     return findings
 
 
-def _folder(name: str, folder: Path) -> Finding:
+def _folder(name: str, folder: Path) -> DoctorFinding:
     """Write to a folder, or to the one in which it would be made, and look at what is free there."""
     there = next((place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()), folder)
     try:
@@ -51,19 +51,21 @@ def _folder(name: str, folder: Path) -> Finding:
             f"Free space, correct the rights of {there}, or use another folder.",
         )
     free = space.f_bavail * space.f_frsize
-    told = f"{name}: {folder} has {_size(free)} free"
+    message = f"{name}: {folder} has {_size(free)} free"
     if free < _LITTLE:
-        return warning(_DISK, told, "Delete what is not needed, or use another disk.")
+        return warning(_DISK, message, "Delete what is not needed, or use another disk.")
     if space.f_files and space.f_favail < _FEW_INODES:
-        return warning(_DISK, f"{told}, and room for {space.f_favail} files", "Delete small files that are not needed.")
-    return ok(_DISK, told)
+        return warning(
+            _DISK, f"{message}, and room for {space.f_favail} files", "Delete small files that are not needed."
+        )
+    return ok(_DISK, message)
 
 
 def _size(amount: int) -> str:
     return f"{amount / _GIB:,.1f} GiB" if amount >= _GIB else f"{amount / _MIB:,.0f} MiB"
 
 
-def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[DoctorFinding]:
     """Examine the memory through which the workers of a loader hand over batches, by writing to it."""
     remedy = "Start the container with `--shm-size=8g` or `--ipc=host`, or set num_workers=0."
     try:
@@ -72,23 +74,23 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
             file.flush()
         space = os.statvfs(folder)
     except OSError as error:
-        told = f"{folder} cannot be written; got {error.strerror or error}"
-        return [problem(_MEMORY, told, remedy)]
+        message = f"{folder} cannot be written; got {error.strerror or error}"
+        return [problem(_MEMORY, message, remedy)]
     free = space.f_bavail * space.f_frsize
-    told = f"{folder} has {_size(free)} free"
-    return [ok(_MEMORY, told) if free >= _LITTLE else warning(_MEMORY, told, remedy)]
+    message = f"{folder} has {_size(free)} free"
+    return [ok(_MEMORY, message) if free >= _LITTLE else warning(_MEMORY, message, remedy)]
 
 
-def check_open_files() -> list[Finding]:
+def check_open_files() -> list[DoctorFinding]:
     """Examine how many files a process may have open: loaders with workers and many ranks need them."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "any number of" if limit == resource.RLIM_INFINITY else str(limit)
-    told = f"a process may open {shown} files"
+    message = f"a process may open {shown} files"
     if limit == resource.RLIM_INFINITY or limit >= _FEW_FILES:
-        return [ok(_FILES, told)]
+        return [ok(_FILES, message)]
     wanted = 65536 if most == resource.RLIM_INFINITY else min(65536, most)
     if wanted > limit:
         remedy = f"Run `ulimit -n {wanted}` before the launch."
     else:
         remedy = "Raise the hard limit in /etc/security/limits.conf, or in the settings of the container."
-    return [warning(_FILES, told, remedy)]
+    return [warning(_FILES, message, remedy)]

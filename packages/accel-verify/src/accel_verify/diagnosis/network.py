@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from accel_core.errors import LaunchError
 from accel_core.host.ports import get_free_port
 from accel_launch.launchers.preflight import check_free
-from accel_verify.diagnosis.finding import Finding, from_error, ok, problem, warning
+from accel_verify.diagnosis.finding import DoctorFinding, from_error, ok, problem, warning
 
 __all__ = ["check_network", "check_port"]
 
@@ -18,7 +18,7 @@ _SELECTORS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SECONDS = 5.0
 
 
-def check_network(environment: Mapping[str, str]) -> list[Finding]:
+def check_network(environment: Mapping[str, str]) -> list[DoctorFinding]:
     """Examine interfaces, the machine's name, and the loopback interface by a connection over it."""
     addresses = {name: _address(name) for _, name in socket.if_nameindex()}
     shown = ", ".join(f"{name} {address or 'without an IPv4 address'}" for name, address in addresses.items())
@@ -40,7 +40,7 @@ def _address(interface: str) -> str:
         return socket.inet_ntoa(found[20:24])
 
 
-def _selection(variable: str, said: str, interfaces: list[str]) -> Finding:
+def _selection(variable: str, said: str, interfaces: list[str]) -> DoctorFinding:
     """Check that a variable leaves an interface; NCCL takes beginnings of names, = for whole ones and ^ for others."""
     words, nccl = said.split(","), variable.startswith("NCCL")
     others, exact = nccl and said.startswith("^"), not nccl or said.lstrip("^").startswith("=")
@@ -57,7 +57,7 @@ def _selection(variable: str, said: str, interfaces: list[str]) -> Finding:
     )
 
 
-def _own_name() -> Finding:
+def _own_name() -> DoctorFinding:
     name = socket.gethostname()
     try:
         found = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
@@ -70,7 +70,7 @@ def _own_name() -> Finding:
     return ok(_TOPIC, f"the machine's name {name} has the address {found}")
 
 
-def _loopback() -> Finding:
+def _loopback() -> DoctorFinding:
     """Meet over the loopback interface as the ranks of one machine do."""
     sent = b"accel"
     try:
@@ -92,7 +92,7 @@ def _loopback() -> Finding:
     return ok(_TOPIC, f"a connection over 127.0.0.1 works, and port {get_free_port()} is free")
 
 
-def check_port(port: int, source: str) -> Finding:
+def check_port(port: int, source: str) -> DoctorFinding:
     """Examine whether a port that somebody asked for is free."""
     try:
         check_free(port)

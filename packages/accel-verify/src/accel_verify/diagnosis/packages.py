@@ -7,7 +7,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
 
-from accel_verify.diagnosis.finding import Finding, ok, problem, warning
+from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 
 __all__ = ["check_packages", "module_of", "optional_libraries"]
 
@@ -19,7 +19,7 @@ _WITHOUT_EXTRA = ("torchao", "transformer_engine", "transformers")
 """Libraries that accel uses where they are, and that no package of it has as an extra."""
 
 
-def check_packages() -> list[Finding]:
+def check_packages() -> list[DoctorFinding]:
     """Examine Python and the packages of accel."""
     findings = [ok(_TOPIC, f"Python {platform.python_version()} in {sys.prefix}")]
     for ours in _installed_ours():
@@ -53,7 +53,7 @@ def _installed(name: str) -> Distribution | None:
         return None
 
 
-def _misfits(ours: Distribution) -> list[Finding]:
+def _misfits(ours: Distribution) -> list[DoctorFinding]:
     """Return a finding for each requirement of a package that is not met."""
     findings = []
     for requirement, extra in _requirements(ours):
@@ -64,8 +64,8 @@ def _misfits(ours: Distribution) -> list[Finding]:
             if not extra:
                 findings.append(problem(_TOPIC, f"{who} needs {wanted}; it is not installed", remedy))
         elif not requirement.specifier.contains(there.version, prereleases=True):
-            told = f"{who}{f'[{extra}]' if extra else ''} needs {wanted}; got {there.version}"
-            findings.append((warning if extra else problem)(_TOPIC, told, remedy))
+            message = f"{who}{f'[{extra}]' if extra else ''} needs {wanted}; got {there.version}"
+            findings.append((warning if extra else problem)(_TOPIC, message, remedy))
     return findings
 
 

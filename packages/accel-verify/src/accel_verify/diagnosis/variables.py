@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from accel_core.options.fp8 import Fp8Options
 from accel_core.options.option import options_of
 from accel_launch.settings.table import ALL
-from accel_verify.diagnosis.finding import Finding, ok, problem, warning
+from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 
-__all__ = ["KNOWN", "check_variables"]
+__all__ = ["KNOWN", "check_variables", "without_settings"]
 
 _TOPIC = "Environment variables"
 _PREFIXES = ("ACCEL_", "ACCELERATE_")
@@ -43,14 +43,22 @@ KNOWN: frozenset[str] = frozenset(
 """Every variable that accel reads or sets under a name of its own."""
 
 
-def check_variables(environment: Mapping[str, str]) -> list[Finding]:
+_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what accel reads, and without what a launcher tells a rank."""
+    return {name: value for name, value in environment.items() if name not in KNOWN and name not in _OF_RANKS}
+
+
+def check_variables(environment: Mapping[str, str]) -> list[DoctorFinding]:
     """Examine the variables that processes will inherit."""
     found = [*_unknown(environment), *_contradictions(environment)]
     said = sorted(name for name in environment if name in KNOWN)
     return found or [ok(_TOPIC, f"no contradiction; accel reads {', '.join(said) or 'none that is set'}")]
 
 
-def _unknown(environment: Mapping[str, str]) -> Iterator[Finding]:
+def _unknown(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     for name in sorted(environment):
         if not name.startswith(_PREFIXES) or name in KNOWN:
             continue
@@ -59,7 +67,7 @@ def _unknown(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield warning(_TOPIC, f"nothing reads {name}", remedy)
 
 
-def _contradictions(environment: Mapping[str, str]) -> Iterator[Finding]:
+def _contradictions(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     yield from _ranks(environment)
     device, visible = environment.get("ACCELERATE_TORCH_DEVICE", ""), environment.get("CUDA_VISIBLE_DEVICES")
     if _on(environment, "ACCELERATE_USE_CPU") and device.partition(":")[0] not in ("", "cpu"):
@@ -86,7 +94,7 @@ def _contradictions(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield warning(_TOPIC, "CUDA_LAUNCH_BLOCKING makes every kernel wait", "Unset it unless you look for an error.")
 
 
-def _ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
+def _ranks(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     """Look for what a launcher sets for its processes, in a shell that is none."""
     said = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if environment.get(name)]
     if not said:
@@ -97,10 +105,10 @@ def _ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
     if rank.isdecimal() and size.isdecimal() and int(rank) >= int(size):
         yield problem(_TOPIC, f"RANK has to be below WORLD_SIZE; got {shown}", unset)
     elif size != "1" or len(said) < 3:
-        told = (
+        message = (
             f"this shell has variables of a started process ({shown}): a script run without a launcher waits for others"
         )
-        yield warning(_TOPIC, told, unset)
+        yield warning(_TOPIC, message, unset)
 
 
 def _on(environment: Mapping[str, str], name: str) -> bool:

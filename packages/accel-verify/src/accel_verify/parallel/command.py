@@ -4,7 +4,7 @@ import argparse
 
 from accel_core.mesh.spec import LAYOUT_HELP
 from accel_launch.command import Command
-from accel_verify.script_arguments import ScriptArguments
+from accel_verify.script_arguments import add_script
 
 __all__ = ["COMMAND"]
 
@@ -45,16 +45,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_options(parser)
-    parser.add_argument("script", help="The script, which uses an Accelerator; `script.py:function` for a function.")
-    parser.add_argument(
-        "script_arguments",
-        nargs=argparse.REMAINDER,
-        action=ScriptArguments,
-        needed=("--layouts",),
-        options=_add_options,
-        help="Arguments of the script. Options may follow them, from --layouts on.",
-    )
+    script = "The script, which uses an Accelerator; `script.py:function` for a function."
+    add_script(parser, _add_options, needed=("--layouts",), script=script)
 
 
 COMMAND = Command(

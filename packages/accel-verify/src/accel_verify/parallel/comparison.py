@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_verify.parallel.records import Run
+from accel_verify.parallel.records import RecordedRun
 
 __all__ = ["Finding", "Largest", "Tolerance", "compare", "largest_difference", "own_draw", "tolerance_of"]
 
@@ -102,7 +102,7 @@ class Largest:
     where: str
 
 
-def tolerance_of(run: Run) -> Tolerance:
+def tolerance_of(run: RecordedRun) -> Tolerance:
     """Return how far the values of a run may lie from those of another one in the same number format."""
     name = _OF_PRECISION.get(run.precision)
     if name is None:
@@ -112,7 +112,7 @@ def tolerance_of(run: Run) -> Tolerance:
     return _TOLERANCES[name]
 
 
-def compare(one: Run, ranks: Run) -> list[Finding]:
+def compare(one: RecordedRun, ranks: RecordedRun) -> list[Finding]:
     """Return what differs between one process and ranks, in the order in which it appears."""
     noise = _Noise(tolerance_of(one))
     found: list[Finding] = []
@@ -131,7 +131,7 @@ def compare(one: Run, ranks: Run) -> list[Finding]:
     return found
 
 
-def largest_difference(one: Run, ranks: Run) -> Largest | None:
+def largest_difference(one: RecordedRun, ranks: RecordedRun) -> Largest | None:
     """Return the largest difference of any element of the weights after the last step; `None` without weights."""
     step = min(len(one.steps), len(ranks.steps))
     if not step:
@@ -145,7 +145,7 @@ def largest_difference(one: Run, ranks: Run) -> Largest | None:
     return max(pairs, key=lambda each: each.value, default=None)
 
 
-def own_draw(one: Run, ranks: Run, last: int) -> str | None:
+def own_draw(one: RecordedRun, ranks: RecordedRun, last: int) -> str | None:
     """Find a rank that draws random numbers that one process does not draw.
 
     Ranks that draw for each sample, or for all of them and use their part, draw what one process draws too.
@@ -184,7 +184,7 @@ def floor_of(gradients: dict[str, Tensor], tolerance: Tolerance) -> float:
     return tolerance.noise * max(sizes, default=0.0)
 
 
-def _dropout(ranks: Run, step: int) -> Iterator[Finding]:
+def _dropout(ranks: RecordedRun, step: int) -> Iterator[Finding]:
     """Find ranks that drop the same elements of different data, or different ones of the same."""
     lines = ranks.steps[step - 1]
     seen: dict[str, int] = {}
@@ -203,7 +203,7 @@ def _dropout(ranks: Run, step: int) -> Iterator[Finding]:
             return
 
 
-def _masks(one: Run, ranks: Run, step: int) -> Iterator[Finding]:
+def _masks(one: RecordedRun, ranks: RecordedRun, step: int) -> Iterator[Finding]:
     expected = one.steps[step - 1][0]["masks"]
     for rank, line in enumerate(ranks.steps[step - 1]):
         for number, (ours, theirs) in enumerate(zip(expected, line["masks"], strict=False), 1):
@@ -215,7 +215,7 @@ def _masks(one: Run, ranks: Run, step: int) -> Iterator[Finding]:
                 return
 
 
-def _losses(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[Finding]:
+def _losses(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[Finding]:
     expected, found = one.loss(step), ranks.loss(step)
     if _apart(expected, found, tolerance.loss):
         place = _first_module(one, ranks, tolerance) if step == 1 else None
@@ -236,7 +236,7 @@ def _apart(one: float, other: float, relative: float) -> bool:
     return not abs(one - other) <= relative * max(abs(one), abs(other), 1e-12)  # not a number is apart
 
 
-def _rows(run: Run, step: int) -> list[str]:
+def _rows(run: RecordedRun, step: int) -> list[str]:
     """Return the rows that were read for a step, part after part, batch after batch."""
     batches = [run.steps[step - 1][rank]["rows"] for rank in run.readers]
     return [row for together in zip(*batches, strict=False) for rows in together for row in rows]
@@ -245,7 +245,7 @@ def _rows(run: Run, step: int) -> list[str]:
 _Output = tuple[str, str, int, float, float]
 
 
-def _first_module(one: Run, ranks: Run, tolerance: Tolerance) -> tuple[str, str] | None:
+def _first_module(one: RecordedRun, ranks: RecordedRun, tolerance: Tolerance) -> tuple[str, str] | None:
     """Return the name and class of the first module whose outputs in the first batch differ, over all ranks."""
     expected: list[_Output] = one.steps[0][0]["outputs"]
     lines: list[list[_Output]] = [line["outputs"] for line in ranks.steps[0]]
@@ -265,7 +265,7 @@ def _first_module(one: Run, ranks: Run, tolerance: Tolerance) -> tuple[str, str]
     return None
 
 
-def _gradients(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[Finding]:
+def _gradients(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[Finding]:
     ours, theirs = one.tensors(step, "gradients"), ranks.tensors(step, "gradients")
     floor = floor_of(ours, tolerance)
     lines = ranks.steps[step - 1]
@@ -288,7 +288,7 @@ def _gradients(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterato
         yield Finding(step, "gradient", f"`{name}`", "there is one, and one process has none")
 
 
-def _strays(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[Finding]:
+def _strays(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[Finding]:
     """Find optimizers that were not prepared and step with gradients that ranks do not share."""
     lines = ranks.steps[step - 1]
     for name in one.steps[step - 1][0]["strays"]:
@@ -324,7 +324,7 @@ def _by_how_much(one: Tensor, other: Tensor) -> str:
     return f"norm {norms[0]:.6g} instead of {norms[1]:.6g}; largest difference {float(apart.max()):.2g} at {index}"
 
 
-def _clipping(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[Finding]:
+def _clipping(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[Finding]:
     expected = one.steps[step - 1][0]["clipped"]
     for rank, line in enumerate(ranks.steps[step - 1]):
         found = line["clipped"]
@@ -338,7 +338,7 @@ def _clipping(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator
             return
 
 
-def _rates(one: Run, ranks: Run, step: int) -> Iterator[Finding]:
+def _rates(one: RecordedRun, ranks: RecordedRun, step: int) -> Iterator[Finding]:
     expected = one.steps[step - 1][0]["rates"]
     for rank, line in enumerate(ranks.steps[step - 1]):
         for group, (ours, theirs) in enumerate(zip(expected, line["rates"], strict=False)):
@@ -350,7 +350,7 @@ def _rates(one: Run, ranks: Run, step: int) -> Iterator[Finding]:
                 return
 
 
-def _updates(one: Run, ranks: Run, step: int, tolerance: Tolerance, noise: _Noise) -> Iterator[Finding]:
+def _updates(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Tolerance, noise: _Noise) -> Iterator[Finding]:
     before, ours = one.tensors(0, "weights"), one.tensors(step, "weights")
     began, theirs = ranks.tensors(0, "weights"), ranks.tensors(step, "weights")
     lines = ranks.steps[step - 1]
@@ -378,7 +378,7 @@ def _updates(one: Run, ranks: Run, step: int, tolerance: Tolerance, noise: _Nois
             yield Finding(step, "update", f"`{name}`", text, found[0] / (found[1] or 1.0))
 
 
-def _metrics(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[Finding]:
+def _metrics(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Tolerance) -> Iterator[Finding]:
     """Compare what was gathered between this step and the next one."""
     of_one, of_ranks = ([each for each in run.metrics if _belongs(each, step, run)] for run in (one, ranks))
     for number, (ours, theirs) in enumerate(zip(of_one, of_ranks, strict=False), 1):
@@ -403,6 +403,6 @@ def _metrics(one: Run, ranks: Run, step: int, tolerance: Tolerance) -> Iterator[
         yield Finding(step, "metrics", "", text)
 
 
-def _belongs(metric: dict[str, Any], step: int, run: Run) -> bool:
+def _belongs(metric: dict[str, Any], step: int, run: RecordedRun) -> bool:
     """Return whether a metric was gathered after a step; what came before the first belongs to it."""
     return bool(max(1, metric["step"]) == step) and len(run.steps) >= step

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.mesh.tensor import local_part
+from accel_verify.patch import replace
 
 __all__ = ["DrawWatch"]
 
@@ -26,7 +26,7 @@ _METHODS = (
     "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",
     "random_", "uniform_",
 )  # fmt: skip
-_ORDERS = ("torch.utils.data.", "accel_core.", "accel_launch.")
+_ORDERS = ("torch.utils.data.", "accel_core.", "accel_verify.")
 """Modules whose own draws decide which samples are read; a sample's rows are compared in their stead."""
 
 
@@ -43,18 +43,17 @@ class DrawWatch:
 
     def install(self) -> None:
         """Exchange torch's functions that draw by what watches them."""
-        changed: Any
-        for changed, names in ((torch, _FUNCTIONS), (Tensor, _METHODS)):
+        for owner, names in ((torch, _FUNCTIONS), (Tensor, _METHODS)):
             for name in names:
-                setattr(changed, name, self._watched(getattr(changed, name)))
+                replace(owner, name, self._watched(getattr(owner, name)))
 
     def next_step(self) -> None:
         """Begin the record of the next step."""
         self.drawn = {}
 
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, original: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(original)
-        def drawing(*args: Any, **kwargs: Any) -> Any:
+        def drawing(*args: object, **kwargs: object) -> object:
             found = original(*args, **kwargs)
             if not torch.compiler.is_compiling() and isinstance(found, Tensor) and not found.is_meta and self._wanted():
                 self._note(found, sys._getframe(1))

@@ -9,15 +9,16 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from accel_core.host.availability import has_module
 from accel_core.modules.unwrap import canonical_name
 from accel_verify.parallel.values import first_tensor, generator_state, sums
+from accel_verify.patch import replace
 
 __all__ = ["ForwardWatch"]
 
@@ -33,6 +34,7 @@ class ForwardWatch:
             and sum of squares of the elements of its first output, in the order in which calls ended.
         masks: For each call of attention in the step, `causal`, `mask` or `none`.
         seed: A digest of the generator's state where dropout would first draw in the step; `None` without dropout.
+        listening: Whether the outputs of modules are noted.
         in_backward: Whether a backward pass runs, in which what is computed may be computed again.
     """
 
@@ -40,9 +42,9 @@ class ForwardWatch:
         self.outputs: list[tuple[str, str, int, float, float]] = []
         self.masks: list[str] = []
         self.seed: str | None = None
-        self._listening = True
+        self.listening = True
         self.in_backward = False
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._recurrent: list[nn.Module] = []
 
     def install(self) -> None:
@@ -50,11 +52,10 @@ class ForwardWatch:
         if has_module("accel_parallel"):
             # It binds the attention of torch when it is imported, which has to be torch's own.
             importlib.import_module("accel_parallel.context.attention")
-        functions: Any = F
         for name, rate in _DROPOUT.items():
-            setattr(functions, name, self._without(getattr(F, name), rate, training=name != "feature_alpha_dropout"))
-        functions.alpha_dropout = self._without(F.alpha_dropout, 0.5, training=False)
-        functions.scaled_dot_product_attention = self._attention(F.scaled_dot_product_attention)
+            replace(F, name, self._without(getattr(F, name), rate, training=name != "feature_alpha_dropout"))
+        replace(F, "alpha_dropout", self._without(F.alpha_dropout, 0.5, training=False))
+        replace(F, "scaled_dot_product_attention", self._attention(F.scaled_dot_product_attention))
 
     def watch(self, model: nn.Module) -> None:
         """Note what the modules of a model return in the first batch; a compiled model is left alone."""
@@ -71,7 +72,7 @@ class ForwardWatch:
 
     def backward_begins(self, models: list[nn.Module]) -> None:
         """Note that a forward pass is over: what is computed now is computed again."""
-        self._listening, self.in_backward = False, True
+        self.listening, self.in_backward = False, True
         modules = [module for model in models for module in model.modules()]
         drops = any(isinstance(each, _DROPOUT_MODULES) and each.p > 0 and each.training for each in modules)
         if drops or any(module.training for module in self._recurrent):
@@ -88,7 +89,7 @@ class ForwardWatch:
         self._handles, self.outputs, self.masks, self.seed = [], [], [], None
 
     def _returned(self, name: str, module: nn.Module, _: object, output: object) -> None:
-        if not self._listening or not module.training:
+        if not self.listening or not module.training:
             return
         tensor = first_tensor(output)
         if tensor is not None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.spec import LayoutSpec, parse_layout, parse_layouts
 
-__all__ = ["LayoutAsked", "layout_asked", "layouts_asked"]
+__all__ = ["RequestedLayout", "requested_layout", "requested_layouts"]
 
 _GATHERED = 3
 """The stage of ZeRO whose weights are gathered to be compared."""
 
 
 @dataclass(frozen=True)
-class LayoutAsked:
+class RequestedLayout:
     """A layout that was named.
 
     Attributes:
@@ -30,13 +30,13 @@ class LayoutAsked:
     words: tuple[str, ...]
 
 
-def layouts_asked(text: str, most: int) -> list[LayoutAsked]:
+def requested_layouts(text: str, most: int) -> list[RequestedLayout]:
     """Read a comma-separated list of layouts.
 
     Raises:
         ConfigurationError: A layout is unknown or comes twice, none is there, or one needs more processes, or one only.
     """
-    found = [_asked(spec) for spec in parse_layouts(text)]
+    found = [_requested(spec) for spec in parse_layouts(text)]
     for layout in found:
         if layout.ranks > most:
             raise ConfigurationError(
@@ -46,16 +46,16 @@ def layouts_asked(text: str, most: int) -> list[LayoutAsked]:
     return found
 
 
-def layout_asked(text: str) -> LayoutAsked:
+def requested_layout(text: str) -> RequestedLayout:
     """Return what a layout asks for.
 
     Raises:
         ConfigurationError: There is no such layout, or it is one process by itself.
     """
-    return _asked(parse_layout(text))
+    return _requested(parse_layout(text))
 
 
-def _asked(spec: LayoutSpec) -> LayoutAsked:
+def _requested(spec: LayoutSpec) -> RequestedLayout:
     if spec.ranks < 2:
         raise ConfigurationError(
             f"A layout that is compared with one process has several; got {spec.name!r}. Give it at least 2 ranks, as "
@@ -74,4 +74,4 @@ def _asked(spec: LayoutSpec) -> LayoutAsked:
             words += [f"--parallelism-config-{axis.replace('_', '-')}-size", str(size)]
     if spec.size("sp") > 1:
         words += ["--parallelism-config-sp-backend", "deepspeed"]
-    return LayoutAsked(spec.name, spec.ranks, spec.layout().replicas, tuple(words))
+    return RequestedLayout(spec.name, spec.ranks, spec.layout().replicas, tuple(words))

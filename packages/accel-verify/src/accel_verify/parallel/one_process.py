@@ -9,11 +9,11 @@ statistics of each rank's share, as ranks do; running statistics are those of th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data import RandomSampler as _RandomSampler
@@ -23,6 +23,7 @@ from accel_core.data.loader import PreparedLoader
 from accel_core.data.samplers import get_sampler
 from accel_core.errors import DataError
 from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_verify.patch import replace, wrap
 
 __all__ = ["read_for_all"]
 
@@ -53,24 +54,25 @@ class _Joined(BatchSampler):
 
 def read_for_all(parts: int, *, counts: bool = False) -> None:
     """Let the Accelerators of this process read, and schedule, for several ranks."""
-    facade: Any = Accelerator
-    prepare = Accelerator.prepare_data_loader
 
-    @functools.wraps(prepare)
-    def prepared(accelerator: Accelerator, data_loader: DataLoader[Any], *args: Any, **kwargs: Any) -> Any:
+    def prepared(
+        prepare: Callable[..., object],
+        accelerator: Accelerator,
+        data_loader: DataLoader[Any],
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         if not isinstance(data_loader, PreparedLoader):
             data_loader = _joined(accelerator, data_loader, parts)
         return prepare(accelerator, data_loader, *args, **kwargs)
 
-    facade.prepare_data_loader = prepared
+    wrap(Accelerator, "prepare_data_loader", prepared)
     if parts == 1:
         return
     if counts:
-        facade.num_processes = property(lambda accelerator: parts)
-    schedule: Any = AcceleratedScheduler
-    schedule._times = property(lambda scheduler: 1 if scheduler.split_batches else parts)
-    normalization: Any = _BatchNorm
-    normalization.forward = _by_share(_BatchNorm.forward, parts)
+        replace(Accelerator, "num_processes", property(lambda accelerator: parts))
+    replace(AcceleratedScheduler, "_times", property(lambda scheduler: 1 if scheduler.split_batches else parts))
+    wrap(_BatchNorm, "forward", functools.partial(_by_share, parts))
 
 
 def _joined(accelerator: Accelerator, loader: DataLoader[Any], parts: int) -> DataLoader[Any]:
@@ -109,19 +111,14 @@ def _draw_order_as_ranks(accelerator: Accelerator, loader: DataLoader[Any]) -> N
     sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
 
 
-def _by_share(forward: Any, parts: int) -> Any:
-    @functools.wraps(forward)
-    def normalize(layer: nn.Module, input: Tensor) -> Tensor:
-        own: Any = layer
-        if not own.training or len(input) < parts:
-            found: Tensor = forward(own, input)
-            return found
-        outputs, tracks = [], own.track_running_stats
-        for number, share in enumerate(input.chunk(parts)):
-            kept = [(each, each.clone()) for each in own.buffers()] if number and tracks else []
-            outputs.append(forward(own, share))
-            for buffer, before in kept:
-                buffer.copy_(before)
-        return torch.cat(outputs)
-
-    return normalize
+def _by_share(parts: int, forward: Callable[..., Tensor], layer: _BatchNorm, input: Tensor) -> Tensor:
+    """Normalize each rank's share of a batch by itself."""
+    if not layer.training or len(input) < parts:
+        return forward(layer, input)
+    outputs = []
+    for number, share in enumerate(input.chunk(parts)):
+        kept = [(each, each.clone()) for each in layer.buffers()] if number and layer.track_running_stats else []
+        outputs.append(forward(layer, share))
+        for buffer, before in kept:
+            buffer.copy_(before)
+    return torch.cat(outputs)

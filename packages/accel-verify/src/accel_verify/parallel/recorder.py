@@ -17,12 +17,11 @@ import json
 import math
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_core import errors
@@ -38,8 +37,9 @@ from accel_verify.parallel.draws import DrawWatch
 from accel_verify.parallel.forward import ForwardWatch
 from accel_verify.parallel.one_process import read_for_all
 from accel_verify.parallel.values import generator_state, gradients, peak_memory, row_digests, sketch, weights
+from accel_verify.patch import wrap
 
-__all__ = ["Recorder", "main"]
+__all__ = ["StepRecorder", "main"]
 
 REFUSALS = (
     errors.ConfigurationError,
@@ -60,7 +60,7 @@ class Finished(SystemExit):
     """Ends a script that would train on."""
 
 
-class Recorder:
+class StepRecorder:
     """Watches the Accelerator of a script."""
 
     def __init__(self, folder: Path, steps: int, parts: int, *, counts: bool = False) -> None:
@@ -89,14 +89,27 @@ class Recorder:
         self._draw_watch.install()
         if self._parts:
             read_for_all(self._parts, counts=self._counts)
-        self._watch_accelerator()
-        self._watch_steps()
-        self._watch_metrics()
-        self._leave_out_files()
+        around_members: dict[str, Callable[..., object]] = {
+            "__init__": self._begun,
+            "prepare_model": self._prepared,
+            "backward": self._backward,
+            "clip_grad_norm_": self._clipped_norm,
+            "clip_grad_value_": self._clipped_value,
+            "gather_for_metrics": functools.partial(self._gathered, "gather_for_metrics"),
+            "gather": functools.partial(self._gathered, "gather"),
+            # The script runs several times, and not to its end: nothing of it is to be saved.
+            "save_state": lambda save, accelerator, output_dir=None, *args, **kwargs: output_dir,
+            "save_model": lambda *args, **kwargs: None,
+            "save": lambda *args, **kwargs: None,
+        }
+        for name, around in around_members.items():
+            wrap(Accelerator, name, around)
+        wrap(AcceleratedOptimizer, "step", self._stepped)
+        register_optimizer_step_pre_hook(self._note_stray)
         for kind in (DataLoaderShard, DataLoaderDispatcher):
-            self._watch_loader(kind)
+            wrap(kind, "__iter__", self._batches)
 
-    def write(self, kind: str, **facts: Any) -> None:
+    def write(self, kind: str, **facts: object) -> None:
         """Write a line of the record."""
         self._record.write(json.dumps({"kind": kind, **facts}) + "\n")
         self._record.flush()
@@ -110,34 +123,32 @@ class Recorder:
         self.write("end", steps=self.step, **facts)
         self._record.close()
 
-    def _watch_accelerator(self) -> None:
-        recorder, facade = self, Accelerator
-        begin, prepare, backward = facade.__init__, facade.prepare_model, facade.backward
+    def _begun(self, begin: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object) -> None:
+        begin(accelerator, *args, **kwargs)
+        self._begins(accelerator)
 
-        @functools.wraps(begin)
-        def begun(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
-            begin(accelerator, *args, **kwargs)
-            recorder._begins(accelerator)
+    def _prepared(self, prepare: Callable[..., nn.Module], *args: object, **kwargs: object) -> nn.Module:
+        model = prepare(*args, **kwargs)
+        if self.step == 0:
+            self._forward.watch(model)
+        return model
 
-        @functools.wraps(prepare)
-        def prepared(accelerator: Accelerator, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-            found = prepare(accelerator, model, *args, **kwargs)
-            if recorder.step == 0:
-                recorder._forward.watch(found)
-            return found
-
-        @functools.wraps(backward)
-        def computed(accelerator: Accelerator, loss: Tensor, *, weight: Any = None, **kwargs: Any) -> None:
-            value = float(whole(loss.detach()).double()) if isinstance(loss, Tensor) else math.nan
-            recorder._losses.append((value, None if weight is None else float(weight)))
-            recorder._draws |= bool(recorder._states) and recorder._states != recorder._generators()
-            recorder._forward.backward_begins(accelerator._models)
-            recorder._trained = True
-            backward(accelerator, loss, weight=weight, **kwargs)
-            recorder._forward.backward_ended()
-
-        changed: Any = facade
-        changed.__init__, changed.prepare_model, changed.backward = begun, prepared, computed
+    def _backward(
+        self,
+        backward: Callable[..., None],
+        accelerator: Accelerator,
+        loss: object,
+        *,
+        weight: float | Tensor | None = None,
+        **kwargs: object,
+    ) -> None:
+        value = float(whole(loss.detach()).double()) if isinstance(loss, Tensor) else math.nan
+        self._losses.append((value, None if weight is None else float(weight)))
+        self._draws |= bool(self._states) and self._states != self._generators()
+        self._forward.backward_begins(accelerator._models)
+        self._trained = True
+        backward(accelerator, loss, weight=weight, **kwargs)
+        self._forward.backward_ended()
 
     def _begins(self, accelerator: Accelerator) -> None:
         accelerator.log_with = []
@@ -148,40 +159,32 @@ class Recorder:
             self.write("run", **facts, precision=accelerator.mixed_precision)
         self._accelerator = accelerator
 
-    def _watch_steps(self) -> None:
-        recorder, facade, kind = self, Accelerator, AcceleratedOptimizer
-        clip_norm, clip_value, step = facade.clip_grad_norm_, facade.clip_grad_value_, kind.step
+    def _clipped_norm(
+        self, clip: Callable[..., Tensor | None], accelerator: Accelerator, *args: object, **kwargs: object
+    ) -> Tensor | None:
+        self._take_gradients(accelerator)
+        norm = clip(accelerator, *args, **kwargs)
+        if accelerator.sync_gradients and norm is not None:
+            self._clipped = float(whole(torch.as_tensor(norm)).double())
+        return norm
 
-        @functools.wraps(clip_norm)
-        def clipped(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Tensor:
-            recorder._take_gradients(accelerator)
-            norm = clip_norm(accelerator, *args, **kwargs)
-            if accelerator.sync_gradients and norm is not None:
-                recorder._clipped = float(whole(torch.as_tensor(norm)).double())
-            return norm
+    def _clipped_value(
+        self, clip: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object
+    ) -> None:
+        self._take_gradients(accelerator)
+        clip(accelerator, *args, **kwargs)
 
-        @functools.wraps(clip_value)
-        def limited(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
-            recorder._take_gradients(accelerator)
-            clip_value(accelerator, *args, **kwargs)
-
-        @functools.wraps(step)
-        def stepped(optimizer: AcceleratedOptimizer, closure: Any = None) -> Any:
-            accelerator = recorder._accelerator
-            if recorder.step >= recorder.steps:
-                return recorder._trains_on()
-            if accelerator is None or not optimizer.gradient_state.sync_gradients:
-                return step(optimizer, closure)
-            recorder._take_gradients(accelerator)
-            found = step(optimizer, closure)
-            recorder._stepped(accelerator)
-            return found
-
-        changed: Any = facade
-        changed.clip_grad_norm_, changed.clip_grad_value_ = clipped, limited
-        stepper: Any = kind
-        stepper.step = stepped
-        register_optimizer_step_pre_hook(self._note_stray)
+    def _stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
+        accelerator = self._accelerator
+        if self.step >= self.steps:
+            self._trains_on()
+            return None
+        if accelerator is None or not optimizer.gradient_state.sync_gradients:
+            return step(optimizer, closure)
+        self._take_gradients(accelerator)
+        found = step(optimizer, closure)
+        self._write_step(accelerator)
+        return found
 
     def _note_stray(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note the gradients with which an optimizer steps that was not prepared: nobody reduces them."""
@@ -214,7 +217,7 @@ class Recorder:
             torch.save(kept, self._folder / f"{step}-{what}.pt")
         return sketches
 
-    def _stepped(self, accelerator: Accelerator) -> None:
+    def _write_step(self, accelerator: Accelerator) -> None:
         """Write a step down, and begin the next one."""
         self.step += 1
         self.write(
@@ -252,30 +255,24 @@ class Recorder:
         if not self._reading:
             raise Finished(0)
 
-    def _watch_loader(self, kind: Any) -> None:
-        recorder, original = self, kind.__iter__
-
-        @functools.wraps(original)
-        def watched(loader: Any) -> Iterator[Any]:
-            if recorder.step >= recorder.steps and recorder._is_trained_with(loader):
-                recorder._begins_empty_epoch()
-                return
-            recorder._reading.append(loader)
-            batches = original(loader)
-            try:
-                for batch in batches:
-                    if recorder.step < recorder.steps:
-                        recorder._rows.append(row_digests(batch))
-                        recorder._states = recorder._generators()
-                    recorder._forward._listening = recorder.step == 0 and not recorder._losses
-                    yield batch
-                    if recorder.step >= recorder.steps and recorder._is_trained_with(loader):
-                        break
-            finally:
-                batches.close()
-                recorder._reading.remove(loader)
-
-        kind.__iter__ = watched
+    def _batches(self, begin: Callable[[object], Generator[object, None, None]], loader: object) -> Iterator[object]:
+        if self.step >= self.steps and self._is_trained_with(loader):
+            self._begins_empty_epoch()
+            return
+        self._reading.append(loader)
+        batches = begin(loader)
+        try:
+            for batch in batches:
+                if self.step < self.steps:
+                    self._rows.append(row_digests(batch))
+                    self._states = self._generators()
+                self._forward.listening = self.step == 0 and not self._losses
+                yield batch
+                if self.step >= self.steps and self._is_trained_with(loader):
+                    break
+        finally:
+            batches.close()
+            self._reading.remove(loader)
 
     def _generators(self) -> list[str]:
         """Return the states of the generators from which a batch may be trained with random numbers."""
@@ -293,37 +290,26 @@ class Recorder:
         if self._empty_epochs > _EMPTY_EPOCHS:
             raise Finished(0)
 
-    def _watch_metrics(self) -> None:
-        changed: Any = Accelerator
-        for name in ("gather_for_metrics", "gather"):
-            setattr(changed, name, self._gathered(name, getattr(Accelerator, name)))
-
-    def _gathered(self, name: str, original: Any) -> Any:
-        recorder = self
-
-        @functools.wraps(original)
-        def gathered(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
-            # What is gathered while a model trains may be asked for where there are several ranks only.
-            trains = name == "gather" and any(model.training for model in accelerator._models)
-            if recorder._gathering or trains:
-                return original(accelerator, *args, **kwargs)
-            recorder._gathering = True
-            try:
-                found = original(accelerator, *args, **kwargs)
-            finally:
-                recorder._gathering = False
-            given = args[0] if args else next(iter(kwargs.values()))
-            recorder.write("metric", function=name, step=recorder.step, values=_counted(given, found))
-            return found
-
-        return gathered
-
-    def _leave_out_files(self) -> None:
-        """Let nothing of the script's be written by its Accelerator: it is run several times, and not to its end."""
-        changed: Any = Accelerator
-        changed.save_state = lambda accelerator, output_dir=None, *args, **kwargs: output_dir
-        changed.save_model = lambda accelerator, *args, **kwargs: None
-        changed.save = lambda accelerator, *args, **kwargs: None
+    def _gathered(
+        self,
+        name: str,
+        gather: Callable[..., object],
+        accelerator: Accelerator,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        # What is gathered while a model trains may be asked for where there are several ranks only.
+        trains = name == "gather" and any(model.training for model in accelerator._models)
+        if self._gathering or trains:
+            return gather(accelerator, *args, **kwargs)
+        self._gathering = True
+        try:
+            found = gather(accelerator, *args, **kwargs)
+        finally:
+            self._gathering = False
+        given = args[0] if args else next(iter(kwargs.values()))
+        self.write("metric", function=name, step=self.step, values=_counted(given, found))
+        return found
 
 
 def _counted(given: object, found: object) -> list[tuple[int, float, bool]]:
@@ -358,7 +344,7 @@ def run_target(target: str, arguments: list[str]) -> None:
 def main(arguments: list[str]) -> None:
     """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it."""
     folder, steps, parts, counts, target, *rest = arguments
-    recorder = Recorder(Path(folder), int(steps), int(parts), counts=counts == "1")
+    recorder = StepRecorder(Path(folder), int(steps), int(parts), counts=counts == "1")
     recorder.install()
     try:
         run_target(target, rest)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Run", "read_run"]
+__all__ = ["RecordedRun", "read_run"]
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """One run of the script: what each rank wrote down.
 
     Attributes:
@@ -77,7 +77,7 @@ def _first_of_each(parts: list[int]) -> list[int]:
     return [parts.index(part) for part in sorted(set(parts))]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RecordedRun:
     """Read what the recorders of a run wrote; steps that not every rank made are left out."""
     files = sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))
     ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
@@ -85,8 +85,8 @@ def read_run(folder: Path) -> Run:
     about = first.get("run", {"parts": [0], "loss_parts": [0], "precision": "no"})
     steps = [[line for line in lines if line["kind"] == "step"] for lines in ranks]
     ends = [line for lines in ranks for line in lines if line["kind"] == "end"]
-    told = next((line for line in ends if line["refused"]), next((line for line in ends if line["note"]), None))
-    return Run(
+    last = next((line for line in ends if line["refused"]), next((line for line in ends if line["note"]), None))
+    return RecordedRun(
         folder,
         about["parts"],
         about["loss_parts"],
@@ -94,8 +94,8 @@ def read_run(folder: Path) -> Run:
         [list(lines) for lines in zip(*steps, strict=False)],
         [line for line in ranks[0] if line["kind"] == "metric"] if ranks else [],
         [line["memory"] for line in ends],
-        None if told is None else told["note"],
-        told is not None and bool(told["refused"]),
+        None if last is None else last["note"],
+        last is not None and bool(last["refused"]),
         not ends or any(line["trained"] for line in ends),
         about.get("cut", False),
     )

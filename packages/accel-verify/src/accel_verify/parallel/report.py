@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from accel_launch.terminal import colors_wanted, paint
 from accel_verify.parallel.comparison import Finding, Largest, Tolerance
-from accel_verify.parallel.records import Run
+from accel_verify.parallel.records import RecordedRun
 
 __all__ = ["Numbers", "Report", "Verdict", "print_report", "run_as_numbers"]
 
@@ -46,7 +46,7 @@ class Verdict:
         numbers: What was measured.
         state: `equal`, `differs`, `not comparable` (ranks draw random numbers of their own, which may be why it
             differs), `refused` (the strategy does not train this script) or `failed`.
-        told: Why it was refused or failed, or is not comparable.
+        message: Why it was refused or failed, or is not comparable.
         findings: What differs, in the order in which it appears.
         largest: The largest difference of the weights after the last step.
         note: What the script raised after its last step.
@@ -58,7 +58,7 @@ class Verdict:
     parts: int
     numbers: Numbers
     state: str
-    told: str
+    message: str
     findings: list[Finding] = field(default_factory=list)
     largest: Largest | None = None
     note: str | None = None
@@ -70,7 +70,7 @@ class Verdict:
             return f"{self.layout} equals one process"
         if self.state == "differs":
             return f"{self.layout} differs: {self.findings[0]}"
-        return f"{self.layout} {'failed' if self.state == 'failed' else f'is {self.state}'}: {self.told}"
+        return f"{self.layout} {'failed' if self.state == 'failed' else f'is {self.state}'}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Report:
         return all(verdict.state == "equal" for verdict in self.verdicts)
 
 
-def run_as_numbers(run: Run) -> Numbers:
+def run_as_numbers(run: RecordedRun) -> Numbers:
     """Return what a run measured."""
     steps = range(1, len(run.steps) + 1)
     return Numbers(

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,24 +18,23 @@ from accel_launch.commands.start import settings_from
 from accel_launch.settings import environ
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.devices import count_gpus
-from accel_launch.supervision.ranks import RanksEnded, rank_variables, run_ranks
-from accel_launch.terminal import colors_wanted, paint, say
-from accel_verify.diagnosis.variables import KNOWN
+from accel_launch.terminal import progress
+from accel_verify.diagnosis.variables import without_settings
 from accel_verify.parallel.comparison import Finding, compare, largest_difference, own_draw, tolerance_of
-from accel_verify.parallel.layouts import LayoutAsked, layouts_asked
-from accel_verify.parallel.records import Run, read_run
+from accel_verify.parallel.layouts import RequestedLayout, requested_layouts
+from accel_verify.parallel.records import RecordedRun, read_run
 from accel_verify.parallel.report import Report, Verdict, print_report, run_as_numbers
+from accel_verify.ranks import RanksEnded, ended_by_sigterm, rank_variables, run_ranks
 
-__all__ = ["Asked", "check_one_process", "run", "variables_of", "verdict_on", "verify_parallel"]
+__all__ = ["VerifyRequest", "check_one_process", "run", "variables_of", "verdict_on", "verify_parallel"]
 
 _MOST_ON_CPU = 8
 _GRACE_S = 30.0
 """How long ranks may go on when one has ended well: past its last step, a script may fail on one of them alone."""
-_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
-class Asked:
+class VerifyRequest:
     """What is verified, and how.
 
     Attributes:
@@ -104,16 +100,18 @@ def verify_parallel(
     """
     gpus = 0 if cpu else count_gpus(environ.snapshot())
     names = layouts if isinstance(layouts, str) else ",".join(layouts)
-    asked_layouts = layouts_asked(names, max_processes or gpus or _MOST_ON_CPU)
+    requested = requested_layouts(names, max_processes or gpus or _MOST_ON_CPU)
     words = ["--cpu"] if not gpus else []
     for flag, value in (
         ("--mixed-precision", mixed_precision),
         ("--dynamo-backend", dynamo_backend),
     ):
         words += [] if value is None else [flag, str(value)]
-    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-verify-parallel-") as folder:
-        asked = Asked(_checked(target), tuple(arguments), steps, tuple(words), count_as_ranks, timeout, Path(folder))
-        return _verify(asked, asked_layouts)
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-verify-parallel-") as folder:
+        request = VerifyRequest(
+            _checked(target), tuple(arguments), steps, tuple(words), count_as_ranks, timeout, Path(folder)
+        )
+        return _verify(request, requested)
 
 
 def _checked(target: str | Callable[[], object]) -> str:
@@ -139,54 +137,40 @@ def _checked(target: str | Callable[[], object]) -> str:
     return target
 
 
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Leave in good order on SIGTERM too, where the main thread verifies: ranks are ended, and folders removed."""
-    try:
-        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _verify(asked: Asked, layouts: Sequence[LayoutAsked]) -> Report:
+def _verify(request: VerifyRequest, layouts: Sequence[RequestedLayout]) -> Report:
     """Compare each layout with one process that reads what all its ranks read."""
-    ones: dict[int, Run] = {}
+    ones: dict[int, RecordedRun] = {}
     verdicts = []
     for layout in layouts:
         if layout.parts not in ones:
-            ones[layout.parts] = _one_process(asked, layout.parts)
-        _progress(f"Running on {layout.name}, {layout.ranks} ranks ...")
-        ended, found = _recorded(asked, layout.name, layout.ranks, 0, layout.words)
-        verdicts.append(verdict_on(asked, layout, ones[layout.parts], ended, found))
+            ones[layout.parts] = _one_process(request, layout.parts)
+        progress(f"Running on {layout.name}, {layout.ranks} ranks ...")
+        ended, found = _recorded(request, layout.name, layout.ranks, 0, layout.words)
+        verdicts.append(verdict_on(request, layout, ones[layout.parts], ended, found))
     first = next(iter(ones.values()))
     numbers = {parts: run_as_numbers(one) for parts, one in ones.items()}
-    return Report(asked.target, asked.steps, tolerance_of(first), numbers, verdicts)
+    return Report(request.target, request.steps, tolerance_of(first), numbers, verdicts)
 
 
-def _one_process(asked: Asked, parts: int) -> Run:
+def _one_process(request: VerifyRequest, parts: int) -> RecordedRun:
     """Run the script on one process that reads for several ranks."""
-    _progress(f"Running on one process{f' with the batches of {parts} ranks' if parts > 1 else ''} ...")
-    ended, found = _recorded(asked, f"one-{parts}", 1, parts, ())
-    check_one_process(asked, ended, found)
+    progress(f"Running on one process{f' with the batches of {parts} ranks' if parts > 1 else ''} ...")
+    ended, found = _recorded(request, f"one-{parts}", 1, parts, ())
+    check_one_process(request, ended, found)
     return found
 
 
-def check_one_process(asked: Asked, ended: RanksEnded, found: Run) -> None:
+def check_one_process(request: VerifyRequest, ended: RanksEnded, found: RecordedRun) -> None:
     """Refuse to compare with a run on one process that did not make its steps.
 
     Raises:
         LaunchError: It failed, was too slow, or made fewer steps.
     """
-    if len(found.steps) >= asked.steps:
+    if len(found.steps) >= request.steps:
         return
     if ended.timed_out:
         raise LaunchError(
-            f"The script did not make its steps on one process in time; got {asked.timeout:g} s for {asked.steps} "
+            f"The script did not make its steps on one process in time; got {request.timeout:g} s for {request.steps} "
             "optimizer steps. Pass a longer --timeout, or fewer --steps."
         )
     if ended.failed is not None:
@@ -201,32 +185,36 @@ def check_one_process(asked: Asked, ended: RanksEnded, found: Run) -> None:
         )
     raise LaunchError(
         f"The script ended before the step that was asked for; got {len(found.steps)} optimizer steps of "
-        f"{asked.steps} with a prepared optimizer. Prepare the optimizer and the training loader, or ask for fewer "
+        f"{request.steps} with a prepared optimizer. Prepare the optimizer and the training loader, or ask for fewer "
         "--steps."
     )
 
 
-def verdict_on(asked: Asked, layout: LayoutAsked, one: Run, ended: RanksEnded, found: Run) -> Verdict:
+def verdict_on(
+    request: VerifyRequest, layout: RequestedLayout, one: RecordedRun, ended: RanksEnded, found: RecordedRun
+) -> Verdict:
     """Return what became of a layout."""
     about: dict[str, Any] = {"layout": layout.name, "ranks": layout.ranks, "parts": layout.parts}
     about["numbers"] = run_as_numbers(found)
     if found.refused:
-        return Verdict(**about, state="refused", told=found.note or "")
-    if len(found.steps) >= asked.steps:
+        return Verdict(**about, state="refused", message=found.note or "")
+    if len(found.steps) >= request.steps:
         findings = compare(one, found)
-        state, told = _state_of(one, found, findings)
+        state, message = _state_of(one, found, findings)
         note, largest = found.note or one.note, largest_difference(one, found)
-        return Verdict(**about, state=state, told=told, findings=findings, largest=largest, note=note)
+        return Verdict(**about, state=state, message=message, findings=findings, largest=largest, note=note)
     if ended.timed_out:
-        told = f"it made {len(found.steps)} of {asked.steps} steps in {asked.timeout:g} s"
-        return Verdict(**about, state="failed", told=told, log=ended.tail(0))
+        message = f"it made {len(found.steps)} of {request.steps} steps in {request.timeout:g} s"
+        return Verdict(**about, state="failed", message=message, log=ended.tail(0))
     if ended.failed is None:
-        return Verdict(**about, state="failed", told=f"it made {len(found.steps)} of {asked.steps} steps and ended")
-    told = f"rank {ended.failed}: {ended.tail(ended.failed, 1) or 'it printed nothing'}"
-    return Verdict(**about, state="failed", told=told, log=ended.tail(ended.failed))
+        return Verdict(
+            **about, state="failed", message=f"it made {len(found.steps)} of {request.steps} steps and ended"
+        )
+    message = f"rank {ended.failed}: {ended.tail(ended.failed, 1) or 'it printed nothing'}"
+    return Verdict(**about, state="failed", message=message, log=ended.tail(ended.failed))
 
 
-def _state_of(one: Run, found: Run, findings: Sequence[Finding]) -> tuple[str, str]:
+def _state_of(one: RecordedRun, found: RecordedRun, findings: Sequence[Finding]) -> tuple[str, str]:
     """Return the state of a layout on which all steps were made, and why it is that one."""
     if not findings:
         return "equal", ""
@@ -236,19 +224,22 @@ def _state_of(one: Run, found: Run, findings: Sequence[Finding]) -> tuple[str, s
     return "not comparable", f"{own}. Draw them for each sample, or for all ranks from one seed and use each its part."
 
 
-def _recorded(asked: Asked, name: str, size: int, parts: int, words: Sequence[str]) -> tuple[RanksEnded, Run]:
+def _recorded(
+    request: VerifyRequest, name: str, size: int, parts: int, words: Sequence[str]
+) -> tuple[RanksEnded, RecordedRun]:
     """Run the script on ranks with the recorder, and read what that wrote."""
-    place = asked.place / name
+    place = request.place / name
     place.mkdir()
-    inherited = {key: value for key, value in environ.snapshot().items() if key not in {*KNOWN, *_OF_RANKS}}
-    environment = inherited | variables_of([*asked.words, *(words or ["--num-processes", "1"])], place)
-    words = [str(place), str(asked.steps), str(parts), str(int(asked.counts)), asked.target, *asked.arguments]
+    environment = without_settings(environ.snapshot()) | variables_of(
+        [*request.words, *(words or ["--num-processes", "1"])], place
+    )
+    words = [str(place), str(request.steps), str(parts), str(int(request.counts)), request.target, *request.arguments]
     port = get_free_port()
     ended = run_ranks(
         [own_command("accel_verify.parallel.recorder", *words)] * size,
         [environment | rank_variables(rank, size, port) for rank in range(size)],
         place,
-        asked.timeout,
+        request.timeout,
         _GRACE_S,
     )
     return ended, read_run(place)
@@ -259,9 +250,3 @@ def variables_of(words: Sequence[str], place: Path) -> dict[str, str]:
     empty = place / "empty.yaml"
     empty.write_text("compute_environment: LOCAL_MACHINE\n")
     return child_environment(settings_from(launch_command_parser().parse_args(["--config-file", str(empty), *words])))
-
-
-def _progress(text: str) -> None:
-    """Tell a person at a terminal what takes a while."""
-    if colors_wanted(sys.stderr):
-        say(paint(text, "faint", True))

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from accel_core.errors import ConfigurationError, LaunchError
 from accel_core.host import environ
 from accel_core.host.ports import get_free_port
 from accel_core.host.program.run_module import own_command
-from accel_launch.supervision.ranks import rank_variables, run_ranks
+from accel_verify.ranks import ended_by_sigterm, rank_variables, run_ranks
 
 __all__ = ["Difference", "compare", "run"]
 
@@ -60,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not Path(args.script).is_file():
         raise ConfigurationError(f"There is no such script; got {args.script!r}. Pass the path of a script.")
-    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
         place = Path(folder)
         saved, project = str(place / "state"), place / "interrupted project"
         straight = _records(args, place / "straight", 0, args.steps, "-", "-", place / "straight project")
@@ -92,16 +89,6 @@ def _way(*, restores: bool) -> str:
         "load_state left loaders at the start of an epoch, as in Accelerate, so the script has to skip batches "
         "(restore_position=True or ACCEL_RESTORE_POSITION=1 restores their position)"
     )
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Leave in good order on SIGTERM too: the runs are ended and the folders removed."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def compare(straight: list[list[dict[str, Any]]], interrupted: list[list[dict[str, Any]]]) -> Difference | None:

@@ -1,28 +1,11 @@
-"""The command `accel check-resume`, torch-free until it runs."""
+"""`accel check-resume`: its options. What it does is in `accel_verify.resume.check`."""
 
 import argparse
 
-from accel_verify.script_arguments import ScriptArguments
+from accel_launch.command import Command
+from accel_verify.script_arguments import add_script
 
-__all__ = ["add_arguments", "help", "name", "run"]
-
-name = "check-resume"
-help = "Run a script straight and interrupted, and show what differs first."
-run = "accel_verify.resume.check:run"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the command."""
-    _add_options(parser)
-    parser.add_argument("script", help="The script, which uses an Accelerator.")
-    parser.add_argument(
-        "script_arguments",
-        nargs=argparse.REMAINDER,
-        action=ScriptArguments,
-        needed=("--steps", "--at"),
-        options=_add_options,
-        help="Arguments of the script. Options may follow them, from --steps or --at on.",
-    )
+__all__ = ["COMMAND"]
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,3 +14,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-processes", type=int, default=1, help="Processes of each run.")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
     parser.add_argument("--timeout", type=float, default=3600.0, help="Seconds after which a run is ended.")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_script(parser, _add_options, needed=("--steps", "--at"), script="The script, which uses an Accelerator.")
+
+
+COMMAND = Command(
+    "check-resume",
+    "Run a script straight and interrupted, and show what differs first.",
+    _add_arguments,
+    "accel_verify.resume.check:run",
+    "The exit status is 0 where both runs are identical, 1 where they differ or the script fails, and 2 for a wrong "
+    "argument.",
+)

@@ -16,7 +16,6 @@ before.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import importlib.util
@@ -24,7 +23,7 @@ import json
 import random
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,8 +36,9 @@ from accel_core.comm.tree import recursively_apply
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
 from accel_core.plugins.project import ProjectConfiguration
+from accel_verify.patch import wrap
 
-__all__ = ["Recorder", "main"]
+__all__ = ["ResumeRecorder", "main"]
 
 NOTHING = "-"
 
@@ -47,7 +47,7 @@ class Finished(SystemExit):
     """Ends the script after the last step."""
 
 
-class Recorder:
+class ResumeRecorder:
     """Watches the Accelerator of a script."""
 
     def __init__(self, record: TextIO, first: int, last: int, save: str, load: str, project: str) -> None:
@@ -60,25 +60,20 @@ class Recorder:
 
     def install(self) -> None:
         """Put the watch into Accelerator and into prepared loaders."""
-        recorder = self
-        original, load = Accelerator.__init__, Accelerator.load_state
-
-        @functools.wraps(original)
-        def watched(accelerator: Accelerator, *args: Any, **kwargs: Any) -> None:
-            original(accelerator, *args, **kwargs)
-            recorder._accelerator = accelerator
-            recorder._move(accelerator.project_configuration)
-
-        @functools.wraps(load)
-        def loaded(accelerator: Accelerator, *args: Any, **kwargs: Any) -> Any:
-            found = load(accelerator, *args, **kwargs)
-            recorder._load = NOTHING
-            return found
-
-        facade: Any = Accelerator
-        facade.__init__, facade.load_state = watched, loaded
+        wrap(Accelerator, "__init__", self._begun)
+        wrap(Accelerator, "load_state", self._loaded)
         for kind in (DataLoaderShard, DataLoaderDispatcher):
-            self._watch_loader(kind)
+            wrap(kind, "__iter__", self._watched)
+
+    def _begun(self, begin: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object) -> None:
+        begin(accelerator, *args, **kwargs)
+        self._accelerator = accelerator
+        self._move(accelerator.project_configuration)
+
+    def _loaded(self, load: Callable[..., object], *args: object, **kwargs: object) -> object:
+        found = load(*args, **kwargs)
+        self._load = NOTHING
+        return found
 
     def _move(self, project: ProjectConfiguration) -> None:
         if project.automatic_checkpoint_naming:
@@ -86,19 +81,13 @@ class Recorder:
                 project.logging_dir = self._project
             project.project_dir = self._project
 
-    def _watch_loader(self, kind: Any) -> None:
-        recorder, original = self, kind.__iter__
-
-        @functools.wraps(original)
-        def watched(loader: object) -> Iterator[Any]:
-            recorder._begin()
-            for batch in original(loader):
-                recorder._batches.append(digest(batch))
-                steps = recorder._steps_done()
-                yield batch
-                recorder._boundary(steps)
-
-        kind.__iter__ = watched
+    def _watched(self, begin: Callable[[object], Iterator[object]], loader: object) -> Iterator[object]:
+        self._begin()
+        for batch in begin(loader):
+            self._batches.append(digest(batch))
+            steps = self._steps_done()
+            yield batch
+            self._boundary(steps)
 
     def _begin(self) -> None:
         if self._load != NOTHING and self._accelerator is not None:
@@ -175,7 +164,7 @@ def _count(optimizer: Any) -> int:
     if not hasattr(inner, "_accel_steps"):
         inner._accel_steps = 0
 
-        def counted(*_: Any) -> None:
+        def counted(*_: object) -> None:
             inner._accel_steps += 1
 
         inner.register_step_post_hook(counted)
@@ -202,7 +191,7 @@ def digest(value: object) -> str:
     return state.hexdigest()
 
 
-def _leaves(value: object) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key
@@ -218,7 +207,7 @@ def main(arguments: list[str]) -> None:
     """Run the script as it would run by itself."""
     record, first, last, save, load, project, script, *rest = arguments
     with open(record, "w") as file:
-        recorder = Recorder(file, int(first), int(last), save, load, project)
+        recorder = ResumeRecorder(file, int(first), int(last), save, load, project)
         recorder.install()
         _seed()
         sys.argv = [script, *rest]

@@ -41,15 +41,15 @@ def test_a_broken_library_is_named_with_its_error(probe) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds", "told"),
+    ("name", "seconds", "message"),
     [("crashing", 60, "ended with status -9"), ("slow", 2, "no end of it within 2 s")],
 )
-def test_a_library_that_takes_python_down_is_named(probe, name: str, seconds: float, told: str) -> None:
+def test_a_library_that_takes_python_down_is_named(probe, name: str, seconds: float, message: str) -> None:
     """The library that was begun last is the culprit, and those behind it are said to be untried."""
     culprit, left = probe(name, "whole", seconds=seconds)
     assert culprit[0] == "warning"
     assert culprit[1].startswith(f"{name} cannot be imported; got ")
-    assert told in culprit[1]
+    assert message in culprit[1]
     assert left == ("warning", "whole not tried after that")
 
 

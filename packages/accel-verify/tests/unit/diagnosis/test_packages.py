@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_verify.diagnosis.finding import Finding
+from accel_verify.diagnosis.finding import DoctorFinding
 from accel_verify.diagnosis.packages import check_packages, module_of, optional_libraries
 
 
@@ -16,13 +16,13 @@ def install(folder: Path, name: str, version: str, *needs: str, python: str = ">
     (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {need}" for need in needs)]) + "\n")
 
 
-def of(findings: list[Finding], name: str) -> list[tuple[str, str, str]]:
+def of(findings: list[DoctorFinding], name: str) -> list[tuple[str, str, str]]:
     """Return the findings that begin with the name of a package."""
     return [finding[1:] for finding in findings if finding.what.startswith(f"{name} ")]
 
 
 @pytest.mark.parametrize(
-    ("needs", "state", "told", "remedy"),
+    ("needs", "state", "message", "remedy"),
     [
         ("accel-core>=9", "problem", "needs accel-core>=9; got ", "Run `pip install 'accel-core>=9'`."),
         (
@@ -37,7 +37,7 @@ def of(findings: list[Finding], name: str) -> list[tuple[str, str, str]]:
     ],
 )
 def test_requirements_are_compared_with_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str, state: str, told: str, remedy: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str, state: str, message: str, remedy: str
 ) -> None:
     """A requirement that is not met is a problem; one of an extra is a warning, and none where it is not installed."""
     install(tmp_path, "accel-quant", "0.1.0", needs)
@@ -46,7 +46,7 @@ def test_requirements_are_compared_with_what_is_installed(
     assert findings[0].what.startswith("Python 3.")
     [found] = [each for each in findings if each.what.startswith("accel-quant")]
     assert found.state == state
-    assert told in found.what
+    assert message in found.what
     assert remedy in found.remedy
 
 

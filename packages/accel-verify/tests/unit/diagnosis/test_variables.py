@@ -41,7 +41,7 @@ def test_a_name_that_nobody_reads(name: str, remedy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "state", "told"),
+    ("environment", "state", "message"),
     [
         (
             {"ACCELERATE_USE_CPU": "1", "ACCELERATE_TORCH_DEVICE": "cuda:0"},
@@ -57,11 +57,11 @@ def test_a_name_that_nobody_reads(name: str, remedy: str) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_contradictions(environment: dict[str, str], state: str, told: str) -> None:
+def test_contradictions(environment: dict[str, str], state: str, message: str) -> None:
     """Variables that contradict each other or the machine are found, with what to unset."""
     [found] = check_variables(environment)
     assert found.state == state
-    assert told in found.what
+    assert message in found.what
     assert "nset" in found.remedy
 
 

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from accel_verify.parallel.comparison import compare, largest_difference, tolerance_of
-from accel_verify.parallel.records import Run
+from accel_verify.parallel.records import RecordedRun
 from accel_verify.parallel.values import sketch
 
 BEFORE = {"weight": torch.ones(4), "bias": torch.zeros(2)}
 GRADIENTS = {"weight": torch.tensor([1.0, 2.0, 3.0, 4.0]), "bias": torch.tensor([0.0, 1e-6])}
-MakeRun = Callable[..., Run]
+MakeRun = Callable[..., RecordedRun]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> MakeRun:
     """Return what makes a run of one step on any number of ranks."""
 
-    def run(name: str, ranks: int = 1, *, gradients: dict[str, Tensor] | None = None, **changed: Any) -> Run:
+    def run(name: str, ranks: int = 1, *, gradients: dict[str, Tensor] | None = None, **changed: Any) -> RecordedRun:
         folder = tmp_path / name
         folder.mkdir()
         gradients = gradients or GRADIENTS
@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> MakeRun:
             "weights": {key: sketch(value) for key, value in weights.items()},
         }  # fmt: skip
         lines = [line | {"seed": f"seed {rank}"} | changed for rank in range(ranks)]
-        return Run(folder, list(range(ranks)), list(range(ranks)), "no", [lines], memory=[1] * ranks)
+        return RecordedRun(folder, list(range(ranks)), list(range(ranks)), "no", [lines], memory=[1] * ranks)
 
     return run
 

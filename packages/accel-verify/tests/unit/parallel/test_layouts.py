@@ -4,7 +4,7 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_launch.commands.launch import launch_command_parser
-from accel_verify.parallel.layouts import layout_asked, layouts_asked
+from accel_verify.parallel.layouts import requested_layout, requested_layouts
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from accel_verify.parallel.layouts import layout_asked, layouts_asked
 )
 def test_a_name_says_how_many_ranks_read_how_many_parts(name: str, ranks: int, parts: int) -> None:
     """Ranks along tensor and context axes read the same part of the data."""
-    layout = layout_asked(name)
+    layout = requested_layout(name)
     assert (layout.name, layout.ranks, layout.parts) == (name, ranks, parts)
 
 
@@ -48,13 +48,13 @@ def test_a_name_says_how_many_ranks_read_how_many_parts(name: str, ranks: int, p
 )
 def test_the_launcher_takes_what_a_layout_asks_for(name: str) -> None:
     """Its flags are flags of `accel launch`, with the number of processes."""
-    layout = layout_asked(name)
+    layout = requested_layout(name)
     assert launch_command_parser().parse_args([*layout.words, "train.py"]).num_processes == layout.ranks
 
 
 def test_a_hybrid_mesh_is_asked_for_axis_by_axis() -> None:
     """Copies, shards and tensor parallel each have their flag."""
-    args = launch_command_parser().parse_args([*layout_asked("hsdp2x3xtp2").words, "train.py"])
+    args = launch_command_parser().parse_args([*requested_layout("hsdp2x3xtp2").words, "train.py"])
     assert (args.use_fsdp, args.use_parallelism_config, args.fsdp_version) == (True, True, "2")
     assert args.parallelism_config_dp_replicate_size == 2
     assert args.parallelism_config_dp_shard_size == 3
@@ -65,15 +65,15 @@ def test_a_hybrid_mesh_is_asked_for_axis_by_axis() -> None:
 def test_one_process_is_not_compared_with_itself(name: str) -> None:
     """A layout has several ranks."""
     with pytest.raises(ConfigurationError, match=f"has several; got '{name}'"):
-        layout_asked(name)
+        requested_layout(name)
 
 
 def test_lists_that_are_empty_repeated_or_too_large_are_refused() -> None:
     """A list has each layout once, and none with more processes than there are."""
-    assert [layout.name for layout in layouts_asked(" dp2, tp2 ,", 2)] == ["dp2", "tp2"]
+    assert [layout.name for layout in requested_layouts(" dp2, tp2 ,", 2)] == ["dp2", "tp2"]
     with pytest.raises(ConfigurationError, match="got ' , '"):
-        layouts_asked(" , ", 8)
+        requested_layouts(" , ", 8)
     with pytest.raises(ConfigurationError, match="got dp2 twice"):
-        layouts_asked("dp2,tp2,dp2", 8)
+        requested_layouts("dp2,tp2,dp2", 8)
     with pytest.raises(ConfigurationError, match="fsdp2xtp2 needs 4 processes, and this run may start 2"):
-        layouts_asked("dp2,fsdp2xtp2", 2)
+        requested_layouts("dp2,fsdp2xtp2", 2)

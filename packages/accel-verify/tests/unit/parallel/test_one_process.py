@@ -1,5 +1,6 @@
 """One process that reads what several ranks read."""
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_loader_without_batches_is_refused() -> None:
 def test_batch_normalization_takes_each_share_by_itself() -> None:
     """Outputs are those of two layers that see half each, running statistics those of the first."""
     plain, ours = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    forward = _by_share(nn.BatchNorm1d.forward, 2)
+    forward = functools.partial(_by_share, 2, nn.BatchNorm1d.forward)
     values = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     outputs = forward(ours, values)
     first = plain(values[:4])

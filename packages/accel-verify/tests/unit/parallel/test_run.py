@@ -14,7 +14,7 @@ def trainer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--layouts", "fdsp2", "train.py"], "fsdp2"),
         (["--layouts", "dp1024", "--cpu", "train.py"], "dp1024 needs 1024 processes, and this run may start 8"),
@@ -22,26 +22,26 @@ def trainer() -> None:
         (["--layouts", "dp2", "--cpu", "none.py:main"], "There is no such script; got 'none.py'"),
     ],
 )
-def test_wrong_arguments_are_named(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown layout with the nearest, one that is too large, a script that is not there."""
     assert main(["verify-parallel", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["train.py"], "--layouts"),
         (["--layouts", "dp2", "--steps", "0", "train.py"], "got '0'. Give it a whole number above 0."),
         (["--layout", "dp2", "train.py"], "--layouts"),
     ],
 )
-def test_wrong_options_are_named(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_named(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing list, no steps, and a misspelled option."""
     with pytest.raises(SystemExit) as ended:
         main(["verify-parallel", *words])
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_function_that_ranks_cannot_find_is_refused() -> None:

@@ -45,6 +45,7 @@ from accel_core.strategies.deepspeed.optimizers import for_the_host
 from accel_core.strategies.deepspeed.row import ENGINE
 from accel_core.strategies.deepspeed.ulysses import SequenceParallel
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
+from accel_core.strategies.quantized import refuse_packed
 from accel_core.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -181,7 +182,8 @@ class DeepSpeedStrategy(Strategy):
 
         Raises:
             ConfigurationError: The configuration contradicts itself or the run.
-            PreparationError: An optimizer comes without its model, or is defined twice or not at all.
+            PreparationError: An optimizer comes without its model, or is defined twice or not at all; or stage 3 would
+                shard packed weights that do not compute in shards what the whole did.
         """
         plugin = self.parts.plugin
         configuration.refuse_contradictions(plugin, self.world.device.type)
@@ -189,6 +191,10 @@ class DeepSpeedStrategy(Strategy):
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
+            if plugin.hf_ds_config.is_zero3():
+                # After an evaluation on a CPU, bitsandbytes computes with bits that it arranged anew.
+                cast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.parts.precision.name)
+                refuse_packed(slot.given, self.world, self.world.device, cast=cast, integers=True)
         if self._sequences is not None:
             self._sequences.refuse(bundle, self.parts)
         for model, optimizer in self._pairs(bundle):

@@ -31,6 +31,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from accel_core.testing.limits import slowness
 from accel_core.testing.requires import requires
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
 from accel_core.tracking.hub import TrackerHub
@@ -147,7 +148,7 @@ class TrackerConformance:
         rounds: Dtype that the library rounds numbers to.
         lossy_images: Whether the library compresses pixels, so that only their shape comes back.
         resumes: Whether a run of the session can be continued here: offline runs of some libraries cannot.
-        timeout: Seconds that a session may take.
+        timeout: Seconds that a session may take on a quiet machine.
     """
 
     tracker_class: ClassVar[Any] = None
@@ -184,7 +185,8 @@ class TrackerConformance:
         folder = tmp_path_factory.mktemp("session")
         environment = {name: value.format(folder=folder) for name, value in cls.environment.items()}
         source = inspect.getsourcefile(cls)
-        words = [sys.executable, "-c", _SESSION, str(source), cls.__qualname__, str(folder), str(cls.timeout)]
+        seconds = str(cls.timeout * slowness())
+        words = [sys.executable, "-c", _SESSION, str(source), cls.__qualname__, str(folder), seconds]
         said = folder.with_name(f"{folder.name}.printed")
         with open(said, "wb") as printed:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}

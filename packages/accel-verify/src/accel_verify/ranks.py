@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["RanksEnded", "rank_variables", "run_ranks"]
+from accel_launch.supervision.orphans import RunMark, signal_group
+
+__all__ = ["RanksEnded", "ended_by_sigterm", "rank_variables", "run_ranks"]
 
 _POLL_S = 0.05
 
@@ -41,6 +43,20 @@ class RanksEnded:
         return "\n".join(self.logs[rank].read_text(errors="replace").splitlines()[-lines:])
 
 
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Leave in good order on SIGTERM too, where the main thread verifies: ranks are ended, and folders removed."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
     """Return the variables by which a rank finds the others on this machine; none of a single process."""
     if size == 1:
@@ -61,18 +77,24 @@ def run_ranks(
     """Start ranks and wait for them; the first failure ends the others, and none outlives the call."""
     logs = tuple(place / f"{rank}.log" for rank in range(len(commands)))
     ranks: list[subprocess.Popen[bytes]] = []
+    mark = RunMark()
     try:
         for command, environment, path in zip(commands, environments, logs, strict=True):
             with open(path, "w") as log:
                 ranks.append(
                     subprocess.Popen(
-                        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                        command,
+                        env={**environment, **mark.variables()},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
                         start_new_session=True,
                     )
-                )  # fmt: skip
+                )
         timed_out = _wait(ranks, timeout, grace)
     finally:
         codes = tuple(_end(process) for process in ranks)
+        mark.end_orphans()
     return RanksEnded(codes, timed_out, logs)
 
 
@@ -93,6 +115,5 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float
 def _end(process: subprocess.Popen[bytes]) -> int:
     """Kill a rank that is still there, with what it started, such as the workers of its loaders; return its code."""
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
     return process.wait()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.testing import limits
-from accel_launch.supervision.ranks import RanksEnded, rank_variables, run_ranks
+from accel_verify.ranks import RanksEnded, rank_variables, run_ranks
 
 FOREVER = "import time; time.sleep(3600)"
 
@@ -35,9 +35,11 @@ def test_the_first_failure_ends_the_others(tmp_path: Path) -> None:
     assert (ended.codes, ended.failed, ended.timed_out) == ((-9, 3), 1, False)
 
 
-def test_time_runs_out_for_a_rank_and_what_it_started(tmp_path: Path) -> None:
-    """Its child is killed with it."""
-    child = f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-S', '-c', {FOREVER!r}]); print(c.pid)"
+@pytest.mark.parametrize("session", [False, True])
+def test_time_runs_out_for_a_rank_and_what_it_started(tmp_path: Path, session: bool) -> None:
+    """Its child is killed with it, also one that left the rank's session."""
+    started = f"[sys.executable, '-S', '-c', {FOREVER!r}], start_new_session={session}"
+    child = f"import subprocess, sys; c = subprocess.Popen({started}); print(c.pid)"
     ended = run(tmp_path, f"{child}; sys.stdout.flush(); c.wait()", timeout=0.5)
     assert ended.timed_out
     stat = Path("/proc") / ended.tail(0) / "stat"

@@ -10,7 +10,7 @@ from torch import nn
 from accel_core.comm.control import Channel
 from accel_core.errors import PreparationError
 from accel_core.process.world import World
-from accel_parallel.sharding.alike import fingerprint_of
+from accel_core.strategies.alike import fingerprint_of
 
 __all__ = ["refuse_packed"]
 
@@ -31,15 +31,15 @@ def refuse_packed(
         raise PreparationError(
             f"Weights packed by bitsandbytes cannot be sharded in this form; got {type(model).__name__} in "
             f"{'8' if in_eight else '4'} bits on {device.type}. "
-            "Load it unpacked, or in 4 bits on a GPU, or train without FSDP."
+            "Load it unpacked, or in 4 bits on a GPU, or train without sharding weights."
         )
     for name, weight in four.items():
         if cast not in (None, weight.dtype) if weight.is_floating_point() else not integers:
             storage = str(cast or torch.float32).removeprefix("torch.")
             raise PreparationError(
-                f"Packed weights are bits, which a cast destroys; got {name} stored in {weight.dtype}, where FSDP "
-                f"gathers {cast or 'only floating point formats'}. Load the model with "
-                f"bnb_4bit_quant_storage={storage!r}, or use fsdp_version=2 and mixed_precision='no'."
+                f"Packed weights are bits, which a cast destroys; got {name} stored in {weight.dtype}, where ranks "
+                f"gather {cast or 'only floating point formats'}. Load the model with "
+                f"bnb_4bit_quant_storage={storage!r}, or use mixed_precision='no', and with FSDP fsdp_version=2."
             )
     found = Channel(world, "prepare: packed weights").exchange(_statistics(four)) if four else ["none"]
     if len(set(found)) > 1 or not found[0]:

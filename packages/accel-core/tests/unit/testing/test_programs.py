@@ -1,0 +1,63 @@
+"""Programs that tests fork instead of starting Python anew."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_core.testing import limits
+from accel_core.testing.programs import Program
+
+TOLD = (
+    "import multiprocessing, os, sys\n"
+    "if __name__ == '__main__':\n"
+    "    parent = multiprocessing.parent_process()\n"
+    "    print(sys.argv[1:], os.getcwd(), os.environ.get('MINE'), parent, multiprocessing.current_process().daemon)\n"
+    "    print(sys.stdin.read(), file=sys.stderr)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "told"),
+    [
+        ("", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('words')", 1, "words\n"),
+        ("raise KeyError('lost')", 1, "KeyError: 'lost'\n"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("import atexit, sys; atexit.register(lambda: print('left', file=sys.stderr))", 0, "left\n"),
+    ],
+)
+def test_a_program_ends_as_under_a_new_python(tmp_path: Path, source: str, status: int, told: str) -> None:
+    """Its status, and what it says last, are those of a process that was started."""
+    (tmp_path / "program.py").write_text(source)
+    for started_by in (subprocess.Popen, Program):
+        done = limits.run([sys.executable, "program.py"], cwd=tmp_path, started_by=started_by)
+        assert (done.returncode, done.stdout) == (status, ""), done.stderr
+        assert done.stderr.endswith(told)
+
+
+def test_a_program_finds_what_a_new_python_finds(tmp_path: Path) -> None:
+    """Arguments, folder, variables, its input, and that it is nobody's child are the same for both."""
+    (tmp_path / "program.py").write_text(TOLD)
+    given = {"cwd": tmp_path, "env": {"MINE": "1", "PATH": ""}, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    told = []
+    for kind in (subprocess.Popen, Program):
+        with kind([sys.executable, "program.py", "-a", "b"], text=True, stderr=subprocess.PIPE, **given) as process:
+            told.append(process.communicate("typed", timeout=limits.limit()))
+    assert told[0] == told[1]
+    assert told[0] == (f"['-a', 'b'] {tmp_path} 1 None False\n", "typed\n")
+
+
+def test_a_signal_reaches_the_program(tmp_path: Path) -> None:
+    """Ctrl-C ends it as it ends any program that does not handle it."""
+    (tmp_path / "program.py").write_text("import time\nopen('ready', 'w').close()\ntime.sleep(3600)\n")
+    with Program([sys.executable, "program.py"], cwd=tmp_path, text=True, stderr=subprocess.PIPE) as process:
+        assert limits.wait_until((tmp_path / "ready").exists)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = limits.communicate(process)
+    assert process.returncode == -signal.SIGINT
+    assert errors.endswith("KeyboardInterrupt\n")

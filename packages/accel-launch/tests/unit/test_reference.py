@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.options.engines import absent
+from accel_core.testing import requires
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = ROOT / "packages" / "accel-launch" / "tests" / "reference.py"
@@ -41,13 +42,14 @@ ROW = """
 """
 
 
+@requires("engine:fsdp")
 @pytest.mark.skipif(not PAGE.exists(), reason="only in the repository")
 def test_one_row_makes_an_option(tmp_path: Path) -> None:
     """One row in one file gives flag, help, checks, variable, file key, child environment, question and reference."""
-    sources = [ROOT / "packages" / name / "src" for name in ("accel-core", "accel-launch")]
+    sources = [ROOT / "packages" / name / "src" for name in ("accel-core", "accel-launch", "accel-parallel")]
     for source in sources:
         shutil.copytree(source, tmp_path / "src", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    table = tmp_path / "src" / "accel_core" / "options" / "fsdp.py"
+    table = tmp_path / "src" / "accel_parallel" / "options.py"
     table.write_text(table.read_text() + ROW)
     shutil.copy(SCRIPT, tmp_path)
     (tmp_path / "train.py").touch()

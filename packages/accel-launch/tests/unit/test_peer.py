@@ -12,6 +12,7 @@ import yaml
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.options.engines import absent
+from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers.registry import choose
@@ -142,6 +143,7 @@ def differences(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WORDS)
+@requires("engine:fsdp")
 def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
     """Child environment, program and words are those of accelerate 1.15.0, but for the differences listed above."""
     theirs = PEER[case]

@@ -8,6 +8,7 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
+from accel_core.testing import requires
 from accel_launch import cli, contributed
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
@@ -45,6 +46,7 @@ def test_config_takes_answers_from_standard_input(home: Path, monkeypatch: pytes
     assert "mixed_precision: bf16" in text
 
 
+@requires("engine:fsdp")
 def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Questions follow the engine; what they give is read by the launcher and shown before it is written."""
     answers(monkeypatch, "", "several GPUs", *[""] * 3, "FSDP", *["2"], *[""] * 40)
@@ -96,6 +98,7 @@ def test_config_with_wrong_answers_writes_nothing(
     assert not (home / "home").exists()
 
 
+@requires("engine:fsdp")
 def test_config_by_flags(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--set writes without questions, into groups too, and refuses what no file may say."""
     path = home / "c.yaml"
@@ -122,6 +125,7 @@ def test_config_default_and_update(home: Path, capsys: pytest.CaptureFixture[str
     assert "schema 1" in text
 
 
+@requires("engine:fsdp")
 def test_config_by_flags_changes_what_is_said_and_no_more(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--set merges into a file that is there, says what changes, and keeps the former file beside it."""
     path = home / "c.yaml"
@@ -252,6 +256,7 @@ def test_tpu_config_prints_the_command(home: Path, capsys: pytest.CaptureFixture
         assert not said.out
 
 
+@requires("engine:fsdp")
 def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
     """The shell gets commands, then options, then an option's choices."""
     cases = {
@@ -352,6 +357,7 @@ SHARDED = ["--parallelism-config-dp-shard-size", "2"]
         ),
     ],
 )
+@requires("engine:fsdp")
 def test_dry_run_knows_mesh_and_batch(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,

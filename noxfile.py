@@ -267,8 +267,11 @@ def with_deepspeed(session: nox.Session) -> Environment:
 
 
 def with_megatron(session: nox.Session) -> Environment:
-    """Return the environment of what runs on megatron-core: core, and the library whose models it is told of."""
-    return Environment(session, "megatron").provide(PACKAGES["accel-core"].groups["test"], ["accel-core[megatron]"])
+    """Return the environment of what runs on megatron-core: its package, and the library whose models it is told of."""
+    own = PACKAGES["accel-megatron"]
+    return Environment(session, "megatron").provide(
+        own.groups["test"], ["accel-core", "accel-parallel", "accel-megatron[models]"]
+    )
 
 
 def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
@@ -487,9 +490,8 @@ def megatron(session: nox.Session) -> None:
 
     `nox -s megatron` takes four minutes on two cores; other sessions test what needs no library.
     """
-    in_core = PACKAGES["accel-core"].folder / "tests"
-    own = [in_core / "ranks" / "test_megatron.py", in_core / "unit" / "strategies" / "megatron"]
-    pytest(with_megatron(session), "megatron", *(session.posargs or own))
+    own = PACKAGES["accel-megatron"].folder / "tests"
+    pytest(with_megatron(session), "megatron", *(session.posargs or [own]))
 
 
 @nox.session(venv_backend="none")

@@ -1,7 +1,8 @@
 """Prove, where all packages are installed, that one comes alone and whole: `alone.py SOURCE REQUIREMENTS STRANGER…`.
 
 None of the strangers can be imported, the wheel brought every file that lies in the package's source, and each of its
-modules imports with what the requirements (with commas between) bring: all else that is installed is hidden.
+modules imports with what the requirements (with commas between) bring: all else that is installed is hidden. One may
+lack a stranger that one of the package's extras brings.
 """
 
 import contextlib
@@ -65,6 +66,21 @@ def declared(found: Distribution, extras: set[str]) -> Iterator[Requirement]:
             yield other
 
 
+def of_extras(own: str) -> set[str]:
+    """Return the modules of the siblings that a package declares as extras."""
+    texts = [text for name in {*packages_distributions()[own]} for text in distribution(name).requires or ()]
+    return {canonicalize_name(Requirement(text).name).replace("-", "_") for text in texts if "extra ==" in text}
+
+
+def bring(name: str, extra: set[str]) -> None:
+    """Import a module, which may lack one of an extra."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in extra:
+            raise
+
+
 def main(source: Path, requirements: list[str], strangers: list[str]) -> int:
     """Check the package whose source this is, and return an exit status."""
     own = source.name
@@ -81,9 +97,10 @@ def main(source: Path, requirements: list[str], strangers: list[str]) -> int:
         sys.exit(f"the wheel of {own} lacks files that lie in {source}: {', '.join(lost)}")
     modules = [path.with_suffix("").parts for path in files if path.suffix == ".py"]
     names = [".".join((own, *(part for part in parts if part != "__init__"))) for parts in modules]
+    extra = set(strangers) & of_extras(own)
     for name in names:
         if not name.endswith(".__main__"):  # runs a program
-            importlib.import_module(name)
+            bring(name, extra)
     loaded = sorted({name.partition(".")[0] for name in sys.modules} & set(strangers))
     if loaded:
         sys.exit(f"importing {own} loaded {', '.join(loaded)}")

@@ -81,7 +81,7 @@ def prepared(version, net, kind="FULL_STATE_DICT"):
     import torch
 
     from accel_core.accelerator import Accelerator
-    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
     first = {"use_orig_params": True, "backward_prefetch": "BACKWARD_PRE"} if version == 1 else {}
     plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type=kind, **first)
@@ -200,7 +200,7 @@ def load(version, gib, folder):
 
     from accel_core.accelerator import Accelerator
     from accel_core.checkpoint.weights import load_model
-    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
     first = {"use_orig_params": True} if version == 1 else {}
     accelerator = Accelerator(

@@ -39,7 +39,7 @@ def prepared(way, width, layers):
     import transformers
 
     from accel_core.accelerator import Accelerator
-    from accel_core.plugins.megatron import MegatronLMDummyScheduler, MegatronLMPlugin
+    from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
 
     plugin = MegatronLMPlugin(num_micro_batches=PARTS, recompute_activations=True, **way)
     accelerator = Accelerator(megatron_lm_plugin=plugin)

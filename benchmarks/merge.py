@@ -63,7 +63,7 @@ def timed(call: Callable[[Path, Path], object], source: Path, target: Path) -> f
 def growth(source: Path, target: Path) -> float:
     """Return by how many MiB a process grows that merges for the first time."""
     script = (
-        "import resource, sys\nfrom pathlib import Path\nfrom accel_core.checkpoint.merge import merge_weights\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom accel_parallel.checkpoint.merge import merge_weights\n"
         "import torch\ntorch.ones(1).sum()\npeak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\nmerge_weights(Path(sys.argv[1]), Path(sys.argv[2]))\nprint((peak() - before) / 1024)"
     )
@@ -83,7 +83,7 @@ def main() -> None:
 
     import torch.multiprocessing as multiprocessing
 
-    from accel_core.checkpoint.merge import merge_weights
+    from accel_parallel.checkpoint.merge import merge_weights
 
     count, columns = round(args.gib * 1024 / args.largest), args.largest * 2**20 // ROWS // 4
     with tempfile.TemporaryDirectory(dir=args.directory) as place:

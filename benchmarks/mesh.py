@@ -208,8 +208,8 @@ def clip():
     from torch.distributed.fsdp import fully_shard
 
     from accel_core.accelerator import Accelerator
-    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
     from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
     handler = TorchTensorParallelConfig(tp_plan=plan())
     axes = ParallelismConfig(dp_shard_size=2, tp_size=2, tp_handler=handler)

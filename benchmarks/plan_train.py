@@ -199,8 +199,8 @@ def accelerator_of(layout: str, precision: str, passes: int) -> Any:
     from accel_core.accelerator import Accelerator
     from accel_core.mesh.layout import MESH_AXES
     from accel_core.mesh.spec import parse_layout
-    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
     from accel_core.plugins.parallelism import ParallelismConfig
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
     spec = parse_layout(layout)
     settings: dict[str, Any] = {}
@@ -264,7 +264,7 @@ def train(case: str, layout: str, checkpointing: bool, precision: str, passes: i
 
 def recompute_blocks(net: Any) -> None:
     """Let the blocks of a model compute activations again, as `activation_checkpointing` of the FSDP plugin does."""
-    from accel_core.strategies.sharding.recomputing import recompute
+    from accel_parallel.sharding.recomputing import recompute
 
     recompute(net.blocks if hasattr(net, "blocks") else net[0], offload=False)
 

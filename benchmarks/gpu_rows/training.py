@@ -99,7 +99,7 @@ def fsdp2(place: Place) -> Figures:
     """Steps of a model sharded over the one device, in turns with `fully_shard` by hand; losses are equal."""
     from torch.distributed.fsdp import fully_shard
 
-    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
     width, batch = place.size(1024, 16), place.size(512, 2)
     torch.manual_seed(0)

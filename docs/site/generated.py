@@ -188,7 +188,7 @@ def torch_features() -> str:
 
 def optimizers() -> str:
     """Return the table of which optimizers train under which way to share parameters among ranks."""
-    table = import_module("accel_core.strategies.sharding.optimizers")
+    table = import_module("accel_parallel.sharding.optimizers")
     rows = [(", ".join(f"`{name}`" for name in table.ELEMENTWISE), "yes", "yes", "")]
     for name, row in table.REFUSED.items():
         distributed = "yes" if row.forms == ("flat",) else "refused"
@@ -199,7 +199,7 @@ def optimizers() -> str:
 
 def abilities() -> str:
     """Return the table of what a model may have, or do, under which way to share parameters among ranks."""
-    table = import_module("accel_core.strategies.sharding.abilities")
+    table = import_module("accel_parallel.sharding.abilities")
     rows = ((name, *("yes" if able else "refused" for able in row)) for name, row in table.ABILITIES.items())
     return _table(("what a model has, or does", *table.ENGINES), rows)
 

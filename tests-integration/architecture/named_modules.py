@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 Edges = dict[str, dict[str, int]]
+_ANNOUNCING = ("Engine", "attach_moved")
+"""Calls that say where an engine has something."""
 
 
 def modules() -> dict[str, Path]:
@@ -26,11 +28,18 @@ def modules() -> dict[str, Path]:
 
 
 def edges(known: dict[str, Path]) -> Edges:
-    """Return, for each module, the modules that it names, each with the line."""
+    """Return, for each module, the modules that it names, each with the line.
+
+    What a row of an engine announces is found as an entry point is, and does not count.
+    """
     found: Edges = defaultdict(dict)
     for name, path in known.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            for target in _targets(node, known):
+        tree = ast.parse(path.read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        rows = [tree] if name.endswith(".row") else [node for node in calls if node.func.id in _ANNOUNCING]  # type: ignore[attr-defined]
+        announced = {inner for row in rows for inner in ast.walk(row) if isinstance(inner, ast.Constant)}
+        for node in ast.walk(tree):
+            for target in [] if node in announced else _targets(node, known):
                 if target != name and not name.startswith(f"{target}."):
                     found[name].setdefault(target, node.lineno)  # type: ignore[attr-defined]
     return found

@@ -27,10 +27,9 @@ class Addition:
     new: dict[str, str] = field(default_factory=dict)
     behind: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
-    @property
-    def files(self) -> int:
-        """How many files are touched, tests and changelogs left out."""
-        return len(self.new) + len(self.behind)
+    def files_outside(self, package: str) -> int:
+        """Return how many files are touched outside of a package, tests and changelogs left out."""
+        return len([name for name in {*self.new, *self.behind} if not name.startswith(f"{package}/")])
 
     def apply(self, tree: Path) -> None:
         """Change a copy of the tree.
@@ -103,7 +102,7 @@ DEVICE = Addition(
 """A kind of hardware that torch drives by a name of its own. ("meta" stands in: torch has to know the name.)"""
 
 _ECHO_ROW = (
-    '    Row("echo", "accel_core.strategies.echo:EchoStrategy", '
+    '    Engine("echo", "Echo", strategy="accel_core.strategies.echo:EchoStrategy", '
     'plugin="accel_core.plugins.echo:EchoPlugin", flag="ACCELERATE_USE_ECHO"),'
 )
 
@@ -154,15 +153,85 @@ class EchoPlugin(KwargsHandler):
 ''',
     },
     behind={
-        f"{_CORE}/strategies/registry.py": [
+        f"{_CORE}/options/engines.py": [
             (
-                "ORDER: tuple[Row, ...] = (",
+                "BUILT_IN: tuple[Engine, ...] = (",
                 _ECHO_ROW,
             )
         ]
     },
 )
 """A built-in strategy with a plugin, which has one option."""
+
+OWN_PACKAGE = _OWN = "packages/accel-chorus"
+
+ENGINE = Addition(
+    new={
+        f"{_OWN}/README.md": "# accel-chorus",
+        f"{_OWN}/pyproject.toml": """[project]
+name = "accel-chorus"
+
+[project.entry-points."accel.engines"]
+chorus = "accel_chorus.row:ENGINE"
+""",
+        f"{_OWN}/src/accel_chorus/__init__.py": "",
+        f"{_OWN}/src/accel_chorus/row.py": """from accel_core.options.engines import Engine
+
+ENGINE = Engine(
+    "chorus",
+    "Chorus",
+    "torch",
+    strategy="accel_chorus.strategy:ChorusStrategy",
+    plugin="accel_chorus.plugin:ChorusPlugin",
+    flag="ACCELERATE_USE_CHORUS",
+    files=r"pytorch_model_chorus/voice_\\d+\\.pt",
+    switch="use_chorus",
+    options="accel_chorus.options:ChorusOptions",
+    checks="accel_chorus.launching:check",
+    environment="accel_chorus.launching:environment",
+)
+""",
+        f"{_OWN}/src/accel_chorus/options.py": """from accel_core._records import record
+from accel_core.options.option import Asked, option
+
+
+@record(frozen=True)
+class ChorusOptions:
+    chorus_voices: int = option("CHORUS_VOICES", int, 2, "How many voices sing.", asked=Asked("4"))
+""",
+        f"{_OWN}/src/accel_chorus/plugin.py": """from dataclasses import dataclass, field
+
+from accel_chorus.options import ChorusOptions
+from accel_core.options.option import option_named
+from accel_core.plugins.handlers import KwargsHandler
+
+
+@dataclass
+class ChorusPlugin(KwargsHandler):
+    voices: int = field(default_factory=lambda: option_named(ChorusOptions, "chorus_voices").read())
+""",
+        f"{_OWN}/src/accel_chorus/strategy.py": """from accel_chorus.plugin import ChorusPlugin
+from accel_core.strategies.ddp import DataParallelStrategy
+
+
+class ChorusStrategy(DataParallelStrategy):
+    name = "chorus"
+    plugin_type = ChorusPlugin
+""",
+        f"{_OWN}/src/accel_chorus/launching.py": """from accel_core.errors import ConfigurationError
+
+
+def check(settings):
+    if int(settings["chorus_voices"] or 2) > 8:
+        raise ConfigurationError("A chorus has at most 8 voices; got more. Lower --chorus-voices.")
+
+
+def environment(settings):
+    return {"CHORUS_HALL": "large"}
+""",
+    },
+)
+"""An engine as a package of its own: an option, a check, a variable for the processes, files in checkpoints."""
 
 TRACKER = Addition(
     new={

@@ -19,7 +19,12 @@ from additions import Addition
 
 from accel_core.testing import limits
 
-LIMITS = {"a device": (additions.DEVICE, 2), "a strategy": (additions.STRATEGY, 4), "a tracker": (additions.TRACKER, 4)}
+LIMITS = {
+    "a device": (additions.DEVICE, 2),
+    "a strategy": (additions.STRATEGY, 4),
+    "an engine": (additions.ENGINE, 0),
+    "a tracker": (additions.TRACKER, 4),
+}
 
 
 def run(tree: Path, source: str, *, pytest_on: str = "", **variables: str) -> str:
@@ -51,7 +56,7 @@ def changed(tmp_path: Path, addition: Addition) -> Path:
 def test_an_addition_touches_few_files(what: str) -> None:
     """The edits touch no more files than CONTRIBUTING.md says."""
     addition, limit = LIMITS[what]
-    assert addition.files <= limit
+    assert addition.files_outside(additions.OWN_PACKAGE) <= limit
     rows = (additions.ROOT / "CONTRIBUTING.md").read_text()
     row = re.search(rf"^\| {what} \|.*\| (\d) \|$", rows, re.MULTILINE)
     assert row is not None, what
@@ -115,6 +120,39 @@ class TestEcho(StrategyConformance):
 """,
         pytest_on="-W ignore -k equals_one_process",
     )
+
+
+def test_an_engine(tmp_path: Path) -> None:
+    """Its package alone makes it chosen, configured, launched, checked, asked about and known in checkpoints."""
+    tree = changed(tmp_path, additions.ENGINE)
+    told = """
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.names import engine_of
+from accel_chorus.plugin import ChorusPlugin
+strategy = Accelerator(cpu=True, kwargs_handlers=HANDLERS)._runtime.strategy
+print(type(strategy).__name__, strategy.parts.plugin.voices, engine_of("pytorch_model_chorus/voice_1.pt"))
+"""
+    chosen = run(tree, told.replace("HANDLERS", "[ChorusPlugin(voices=5)]"))
+    assert chosen.split() == ["ChorusStrategy", "5", "Chorus"]
+    shutil.rmtree(tree / "site")
+    chosen = run(tree, told.replace("HANDLERS", "None"), ACCELERATE_USE_CHORUS="true", CHORUS_VOICES="7")
+    assert chosen.split() == ["ChorusStrategy", "7", "Chorus"]
+    shutil.rmtree(tree / "site")
+    printed = run(
+        tree,
+        """
+from accel_launch import cli
+from accel_launch.questions.cluster import CLUSTER
+words = ["launch", "--cpu", "--use-chorus", "--chorus-voices"]
+assert cli.main([*words, "3", "--dry-run", "program.py"]) == 0
+assert cli.main([*words, "3", "--explain", "program.py"]) == 0
+assert cli.main([*words, "9", "program.py"]) == 2
+print([question.key for question in CLUSTER if "chorus" in question.key])
+""",
+    )
+    for part in ("ACCELERATE_USE_CHORUS=true", "CHORUS_VOICES=3", "CHORUS_HALL=large", "* chorus    Chorus: torch "):
+        assert part in printed, part
+    assert printed.strip().endswith("['chorus_voices']")
 
 
 def test_a_tracker(tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
-from accel_core.checkpoint.sharded.writer import ShardPart
 from accel_core.mesh.tensor import local_part
 from accel_core.process import world
-from accel_core.strategies.sharding.format import FullyShardedFormat
+from accel_parallel.checkpoint.writer import ShardPart
+from accel_parallel.sharding.format import FullyShardedFormat
 
 SETTINGS: dict[str, Any] = globals().get("SETTINGS", {})
 WIDTH = 16

@@ -19,11 +19,11 @@ from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import local_part
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.state import reset_all
-from accel_core.strategies import fsdp_files
 from accel_core.testing import requires
 from accel_core.testing.world import run
+from accel_parallel import fsdp_files
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 SIZE = 4 << 20
 SHARDS = "SHARDED_STATE_DICT"

@@ -10,12 +10,12 @@ import torch.nn.functional as F  # noqa: N812
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import EngineUnavailableError, PreparationError
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
-from accel_core.strategies.context import shift_labels
-from accel_core.strategies.context.order import Share
 from accel_core.testing import world
+from accel_parallel.context import shift_labels
+from accel_parallel.context.order import Share
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 BATCH, LENGTH = 2, 32
 SMALL = {

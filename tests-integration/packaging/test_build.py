@@ -13,6 +13,8 @@ MODULES = {
     "accel-compat": "accelerate",
     "accel-core": "accel_core",
     "accel-launch": "accel_launch",
+    "accel-megatron": "accel_megatron",
+    "accel-parallel": "accel_parallel",
     "accel-quant": "accel_quant",
     "accel-trackers": "accel_trackers",
     "accel-verify": "accel_verify",

@@ -10,7 +10,8 @@ from accel_core.testing import limits
 
 ACCEL = Path(sys.executable).with_name("accel")
 SIBLINGS = {
-    "accel_bigmodel", "accel_launch", "accel_trackers", "accel_quant", "accel_verify", "accel", "accelerate",
+    "accel_bigmodel", "accel_launch", "accel_megatron", "accel_parallel", "accel_trackers", "accel_quant",
+    "accel_verify", "accel", "accelerate",
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard", "bitsandbytes"}
 
@@ -46,6 +47,8 @@ def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
         ("accel_core", SIBLINGS),
         ("accel_bigmodel", SIBLINGS - {"accel_bigmodel"}),
         ("accel_launch", SIBLINGS - {"accel_launch"}),
+        ("accel_megatron", SIBLINGS - {"accel_megatron", "accel_parallel"}),
+        ("accel_parallel", SIBLINGS - {"accel_parallel"}),
         ("accel_trackers", SIBLINGS - {"accel_trackers"}),
         ("accel_quant", SIBLINGS - {"accel_quant", "accel_bigmodel"}),
         ("accel_verify", SIBLINGS - {"accel_verify", "accel_launch"}),

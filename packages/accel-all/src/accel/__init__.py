@@ -1,5 +1,7 @@
 """Everything of accel behind one import: each name is imported from its package when it is first used."""
 
+from importlib.util import find_spec
+
 from accel._version import __version__
 from accel_core._lazy import attach
 
@@ -120,7 +122,7 @@ _NAMES = {
     "accel_core.plugins.compilation": ["TorchDynamoPlugin"],
     "accel_core.plugins.deepspeed": ["DeepSpeedPlugin", "DummyOptim", "DummyScheduler"],
     "accel_core.plugins.fp8": ["AORecipeKwargs", "FP8RecipeKwargs", "MSAMPRecipeKwargs", "TERecipeKwargs"],
-    "accel_core.plugins.fsdp": [
+    "accel_parallel.plugin": [
         "FullyShardedDataParallelPlugin",
         "disable_fsdp_ram_efficient_loading",
         "enable_fsdp_ram_efficient_loading",
@@ -159,4 +161,6 @@ _NAMES = {
 }
 
 __getattr__, __dir__, _all = attach(__name__, {name: home for home, names in _NAMES.items() for name in names})
-__all__ = [*_all, "__version__"]
+# A star import takes what is installed; asking for a plugin by name says which package has it.
+_gone = set() if find_spec("accel_megatron") else {"MegatronLMPlugin"}
+__all__ = [*(name for name in _all if name not in _gone), "__version__"]

@@ -125,9 +125,6 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-from accel_core.plugins.fsdp import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
-from accel_core.plugins.fsdp import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
 from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
@@ -158,5 +155,8 @@ from accel_core.tracking.tracker import GeneralTracker as GeneralTracker
 from accel_launch.notebook import debug_launcher as debug_launcher
 from accel_launch.notebook import notebook_launcher as notebook_launcher
 from accel_launch.settings.config import write_basic_config as write_basic_config
+from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
+from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 from accel_quant.load import load_and_quantize_model as load_and_quantize_model

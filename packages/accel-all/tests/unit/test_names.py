@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import accel
+from accel_core.errors import MissingDependencyError
+from accel_core.options.engines import absent
 
 STUB = Path(accel.__file__).with_suffix(".pyi")
 
@@ -27,9 +29,16 @@ def test_a_name_is_the_object_of_its_package(name: str) -> None:
 
 
 def test_every_documented_name_is_there() -> None:
-    """What the pages of Accelerate's interface describe can be had from `accel`, and so can what is accel's own."""
+    """What the pages of Accelerate's interface describe can be had from `accel`, and so can what is accel's own.
+
+    A name of an engine that is not installed is the error with the package to install.
+    """
     documented = (Path(__file__).parent / "documented_names.txt").read_text().split()
-    assert sorted(set(documented) - set(accel.__all__)) == []
+    packages = "|".join(known.package for known in absent())
+    assert sorted(set(documented) - set(dir(accel) if packages else accel.__all__)) == []
+    for name in sorted(set(documented) - set(accel.__all__)):
+        with pytest.raises(MissingDependencyError, match=f"pip install ({packages})"):
+            getattr(accel, name)
     own = {"already_sharded", "plan_device_map", "RestoreReport", "preemption", "TrackerKwargs", "AccelError", "beat"}
     assert own <= set(accel.__all__)
 

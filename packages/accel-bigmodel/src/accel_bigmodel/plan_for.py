@@ -13,7 +13,8 @@ from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
 from accel_bigmodel.device_map.headroom import Workload
 from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_bigmodel.meta import init_empty_weights
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host.availability import has_module
 from accel_core.modules.sizes import written_size
 
 __all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run"]
@@ -141,6 +142,11 @@ def run(args: argparse.Namespace) -> int:
     """Carry `accel plan` out."""
     _refuse_others(args)
     if args.train:
+        if not has_module("accel_parallel"):
+            raise MissingDependencyError(
+                "The memory of training is found by the steps of accel-parallel; got --train without that package. Run "
+                "`pip install accel-parallel`."
+            )
         training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not
         return int(training.run(args))
     model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)

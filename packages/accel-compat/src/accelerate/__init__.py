@@ -29,7 +29,7 @@ with _lazy.while_loading():
     from accel_core.options.enums import DDPCommunicationHookType as DDPCommunicationHookType
     from accel_core.options.enums import DistributedType as DistributedType
     from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
     from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
     from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import nn
 
-from accel_core import strategies
+import accel_parallel
 from accel_core.errors import PreparationError
 from accel_core.host.versions import require_torch
 from accel_core.mesh.tensor import placed_like
 from accel_core.modules.compilation import compile_regions_in_place
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.process.world import ensure
-from accel_core.strategies import fsdp2, sharding
 from accel_core.strategies.recipe import inside
+from accel_parallel import fsdp2, sharding
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -304,7 +304,7 @@ def save_fsdp_model(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    strategies.fsdp_files.save_model(kind, model, Path(output_dir), model_index, adapter_only=adapter_only)
+    accel_parallel.fsdp_files.save_model(kind, model, Path(output_dir), model_index, adapter_only=adapter_only)
 
 
 def load_fsdp_model(
@@ -326,7 +326,7 @@ def load_fsdp_model(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    return strategies.fsdp_files.load_model(kind, model, Path(input_dir), model_index, adapter_only=adapter_only)
+    return accel_parallel.fsdp_files.load_model(kind, model, Path(input_dir), model_index, adapter_only=adapter_only)
 
 
 def save_fsdp_optimizer(
@@ -354,7 +354,7 @@ def save_fsdp_optimizer(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    strategies.fsdp_files.save_optimizer(kind, optimizer, model, Path(output_dir), optimizer_index)
+    accel_parallel.fsdp_files.save_optimizer(kind, optimizer, model, Path(output_dir), optimizer_index)
 
 
 def load_fsdp_optimizer(
@@ -384,7 +384,7 @@ def load_fsdp_optimizer(
         EngineUnavailableError: A file for each rank was asked for.
     """
     kind = _kind(fsdp_plugin, use_dcp)
-    strategies.fsdp_files.load_optimizer(kind, optimizer, model, Path(input_dir), optimizer_index)
+    accel_parallel.fsdp_files.load_optimizer(kind, optimizer, model, Path(input_dir), optimizer_index)
 
 
 def _kind(plugin: FullyShardedDataParallelPlugin, use_dcp: bool) -> str:

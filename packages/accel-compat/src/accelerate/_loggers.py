@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from accel_core.options.engines import PUBLIC
+
 __all__ = ["govern_records"]
 
 _WRITERS = {
+    **{known.module: "accelerate" for known in PUBLIC},
     "accel": "accelerate",
     "accel_bigmodel": "accelerate.utils.modeling",
     "accel_bigmodel.dispatch": "accelerate.big_modeling",
@@ -19,6 +22,8 @@ _WRITERS = {
     "accel_core.runtime": "accelerate.accelerator",
     "accel_core.tracking": "accelerate.tracking",
     "accel_launch": "accelerate.commands",
+    "accel_parallel.checkpoint": "accelerate.checkpointing",
+    "accel_parallel.plugin": "accelerate.utils.dataclasses",
     "accel_quant": "accelerate.utils.bnb",
     "accel_trackers": "accelerate.tracking",
 }

@@ -7,7 +7,9 @@ as soon as `accelerate` is imported. Pickles written before that name the engine
 
 import enum
 
+from accel_core.host.availability import has_module
 from accel_core.options import enums
+from accel_core.options.engines import bring
 from accel_core.plugins import (
     accumulation,
     compilation,
@@ -17,7 +19,6 @@ from accel_core.plugins import (
     fsdp,
     handlers,
     loading,
-    megatron,
     parallelism,
     project,
 )
@@ -54,7 +55,6 @@ _HOMES = {
         handlers.KwargsHandler,
         handlers.ProfileKwargs,
         loading.DataLoaderConfiguration,
-        megatron.MegatronLMPlugin,
         parallelism.DeepSpeedSequenceParallelConfig,
         parallelism.TorchContextParallelConfig,
         parallelism.TorchTensorParallelConfig,
@@ -63,9 +63,14 @@ _HOMES = {
     ),
 }
 
+_OF_ENGINES = (("accel_megatron.plugin", "MegatronLMPlugin"),)
+
 
 def carry_old_names() -> None:
-    """Name the classes that people pickle after Accelerate's modules."""
+    """Name the classes that people pickle after Accelerate's modules, those of engines where they are installed."""
+    for home, name in _OF_ENGINES:
+        if has_module(home.partition(".")[0]):
+            getattr(bring(home), name).__module__ = "accelerate.utils.dataclasses"
     for module, classes in _HOMES.items():
         for kind in classes:
             kind.__module__ = module

@@ -10,17 +10,21 @@ part of what `import accelerate` costs. To set or delete one brings it first.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from accel_core import _lazy
+from accel_core.host.availability import has_module
+from accel_core.options.engines import PUBLIC, bring
 
 __all__ = ["RebindableModule", "write_through"]
 
-_ENGINE = ("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers", "accel_verify")
+_ENGINE = {
+    *("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers", "accel_verify"),
+    *(known.module for known in PUBLIC),
+}
 _OWN = "accelerate._"
 """Modules of the drop-in that define what accel itself has no use for."""
 
@@ -38,11 +42,12 @@ class RebindableModule(ModuleType):
         """Bring a name that nobody has asked for yet; as `__all__`, return what a star import takes."""
         homes = _later.get(self.__name__, {})
         if name == "__all__" and homes:
-            return sorted(known for known in {*homes, *vars(self)} if not known.startswith("_"))
+            here = {known for known, home in homes.items() if has_module(home.partition(".")[0])}
+            return sorted(known for known in {*here, *vars(self)} if not known.startswith("_"))
         if name not in homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         with _lazy.while_loading():
-            value = getattr(importlib.import_module(homes[name]), name)
+            value = getattr(bring(homes[name]), name)
         vars(self)[name] = value
         return value
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from accel_core.checkpoint.merge import merge_weights
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError
 from accel_core.process import world
+from accel_parallel.checkpoint.merge import merge_weights
 
 __all__ = ["LARGEST_FILE", "merge_folder", "merge_fsdp_weights"]
 

@@ -41,8 +41,6 @@ from accel_core.options.enums import FP8BackendType as FP8BackendType
 from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import RNGType as RNGType
-from accel_core.options.fsdp import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel_core.options.fsdp import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accel_core.options.parallelism import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
@@ -51,7 +49,6 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
 from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
@@ -59,7 +56,6 @@ from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGro
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
-from accel_core.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
 from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
@@ -75,6 +71,9 @@ from accel_core.state.process import wait_for_everyone as wait_for_everyone
 from accel_core.state.run import AcceleratorState as AcceleratorState
 from accel_core.tracking.discovery import filter_trackers as filter_trackers
 from accel_core.tracking.tracker import GeneralTracker as GeneralTracker
+from accel_parallel.options import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_parallel.options import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
+from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accelerate import _rebinding
 from accelerate._availability import is_bf16_available as is_bf16_available
 from accelerate._availability import is_bitsandbytes_multi_backend_available as is_bitsandbytes_multi_backend_available
@@ -118,9 +117,13 @@ if is_deepspeed_available():
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
 if TYPE_CHECKING:
+    from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
     from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
 _LATER = {
+    "accel_megatron.plugin": [
+        "MegatronLMPlugin",
+    ],
     "accelerate._trackers": [
         "LOGGER_TYPE_TO_CLASS",
     ],

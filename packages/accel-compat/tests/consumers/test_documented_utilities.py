@@ -184,6 +184,7 @@ def test_fsdp_plugin_sets_the_precision() -> None:
     assert plugin.mixed_precision_policy.param_dtype is torch.bfloat16
 
 
+@requires("engine:megatron_lm")
 def test_megatron_plugin_holds_its_degrees() -> None:
     """Degrees that are given stay; others have their defaults."""
     plugin = utils.MegatronLMPlugin(tp_degree=2, pp_degree=1, num_micro_batches=4)

@@ -176,6 +176,16 @@ def compare(entry, obj):
             yield problem
 
 
+def take(module, name):
+    """Return a module's name, and what is wrong where it cannot be had."""
+    try:
+        return getattr(module, name), ""
+    except AttributeError:
+        return MISSING, "is missing"
+    except Exception as error:
+        return MISSING, f"cannot be had: {error}"
+
+
 def main():
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -197,10 +207,8 @@ def main():
                 print(f"{target}: cannot be imported: {type(error).__name__}: {error}")
             continue
         for name, entry in names.items():
-            if not hasattr(loaded, name):
-                problems = ["is missing"]
-            else:
-                problems = list(compare(entry, getattr(loaded, name)))
+            found, problem = take(loaded, name)
+            problems = [problem] if problem else list(compare(entry, found))
             failed += bool(problems)
             passed += not problems
             if not args.quiet:
@@ -216,11 +224,11 @@ def main():
             failed += len(names)
             continue
         for name in names:
-            ok = hasattr(loaded, name)
-            passed += ok
-            failed += not ok
-            if not ok and not args.quiet:
-                print(f"{target} does not export {name}")
+            _, problem = take(loaded, name)
+            failed += bool(problem)
+            passed += not problem
+            if problem and not args.quiet:
+                print(f"{target}.{name} {problem}")
     print(f"{passed} passed, {failed} failed")
     return bool(failed)
 

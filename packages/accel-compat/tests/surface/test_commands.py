@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from accel_core.errors import MissingDependencyError
+from accel_core.options.engines import absent
 from accel_launch.cli import build_parser, find_command
 from accelerate.commands.merge import merge_command_parser
 from accelerate.commands.to_fsdp2 import to_fsdp2_command_parser
@@ -51,10 +53,17 @@ def parser_of(words: list[str]) -> Any:
 def test_option_of_the_original_is_here(place: str) -> None:
     """Flags, destination, default, choices and number of values are the original's, or the difference is listed.
 
-    Where the original takes any text and finds out later, accel may name the choices.
+    Where the original takes any text and finds out later, accel may name the choices. An option of an engine whose
+    package is not installed names the package.
     """
     words, option = place.split()[:-1], OPTIONS[place]
     parser = parser_of(words)
+    for known in absent():
+        if option["dest"].startswith(f"{known.word}_"):  # named whether the engine's switch is said or not
+            for said in ([], [f"--use_{known.word}"]):
+                with pytest.raises(MissingDependencyError, match=f"pip install {known.package}"):
+                    parser.parse_args([*said, option["flags"][0], "1", "s.py"])
+            return
     action = next((action for action in parser._actions if action.dest == option["dest"]), None)
     known = {flag: action for action in parser._actions for flag in action.option_strings}
     if option["flags"][0].startswith("-"):

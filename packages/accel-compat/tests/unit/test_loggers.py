@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from accel_core.options.engines import PUBLIC
 from accel_core.tracking.steps import whole_step
 from accelerate.logging import get_logger
 
@@ -57,7 +58,8 @@ def test_every_package_answers_to_accelerate() -> None:
     """Every module of accel that writes records has `accelerate` above it, imported before or after the drop-in."""
     for module in ("accel_bigmodel.dispatch", "accel_quant.load", "accel_trackers.recorder"):
         importlib.import_module(module)
-    logging.getLogger("accel_core.made.later")
+    for module in ("accel_core", *(known.module for known in PUBLIC)):
+        logging.getLogger(f"{module}.made.later")
     loggers = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()

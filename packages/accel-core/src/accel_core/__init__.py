@@ -44,4 +44,6 @@ _NAMES = {
 }
 
 __getattr__, __dir__, _all = attach(__name__, {name: home for home, names in _NAMES.items() for name in names})
-__all__ = [*_all, "__version__"]
+# A star import takes what is installed; asking for a plugin by name says which package has it.
+_gone = set() if find_spec("accel_parallel") else {"FullyShardedDataParallelPlugin"}
+__all__ = [*(name for name in _all if name not in _gone), "__version__"]

@@ -144,6 +144,12 @@ class Accelerator(FunctionControl):
     ) -> None:
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
             raise ConfigurationError("DeepSpeed was given twice: deepspeed_plugin and deepspeed_plugins. Give one.")
+        plugins = {
+            "deepspeed_plugin": deepspeed_plugin if deepspeed_plugins is None else deepspeed_plugins,
+            "fsdp_plugin": fsdp_plugin,
+            "torch_tp_plugin": torch_tp_plugin,
+            "megatron_lm_plugin": megatron_lm_plugin,
+        }
         self._set_up(
             Arguments(
                 device_placement=device_placement,
@@ -152,10 +158,7 @@ class Accelerator(FunctionControl):
                 gradient_accumulation_steps=gradient_accumulation_steps,
                 cpu=cpu,
                 dataloader_config=dataloader_config,
-                deepspeed_plugin=deepspeed_plugin if deepspeed_plugins is None else deepspeed_plugins,
-                fsdp_plugin=fsdp_plugin,
-                torch_tp_plugin=torch_tp_plugin,
-                megatron_lm_plugin=megatron_lm_plugin,
+                plugins={name: plugin for name, plugin in plugins.items() if plugin is not None},
                 rng_types=rng_types,
                 log_with=log_with,
                 project_dir=project_dir,

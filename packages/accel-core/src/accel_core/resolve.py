@@ -8,7 +8,7 @@ made; the users' views are written last.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.optim.accumulation import Accumulation
+from accel_core.options.engines import require
 from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
@@ -64,7 +65,7 @@ _BUILT_IN = (
 
 @record(frozen=True)
 class Arguments:
-    """What the constructor of an Accelerator was given, word for word; see there for the meaning of each."""
+    """What the constructor of an Accelerator was given, plugins of engines by argument; see there for each."""
 
     device_placement: bool
     split_batches: bool
@@ -72,10 +73,7 @@ class Arguments:
     gradient_accumulation_steps: int
     cpu: bool
     dataloader_config: DataLoaderConfiguration | None
-    deepspeed_plugin: object
-    fsdp_plugin: object
-    torch_tp_plugin: object
-    megatron_lm_plugin: object
+    plugins: Mapping[str, object]
     rng_types: list[str | RNGType] | None
     log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None
     project_dir: str | os.PathLike[str] | None
@@ -94,6 +92,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     Raises:
         ConfigurationError: Arguments that contradict each other or the environment.
         EngineUnavailableError: An engine that this version does not contain.
+        MissingDependencyError: An engine whose package is not installed.
         DeviceUnavailableError: Hardware that is not here, or does not compute in the precision asked for.
     """
     handlers = _handlers(given.kwargs_handlers)
@@ -180,9 +179,11 @@ def _publish(
     state = AcceleratorState(
         mixed_precision=parts.precision.name, cpu=given.cpu, dynamo_plugin=parts.compilation, _from_accelerator=True
     )
-    facts: dict[str, Any] = {choice.shown_as: next(iter(choice.plugins), None)} if choice.shown_as else {}
-    if choice.shown_as == "deepspeed_plugins":  # users may name several, and keep their names
-        facts = {choice.shown_as: given.deepspeed_plugin or state.deepspeed_plugins or choice.plugins[0]}
+    argument, facts = choice.argument, {}
+    if argument in given.plugins:  # users may name several, and keep their names
+        facts = {argument: given.plugins[argument]}
+    elif argument and getattr(state, argument, None) is None:
+        facts = {argument: next(iter(choice.plugins), None)}
     state._publish(
         runtime.strategy.label(),
         (runtime.strategy.is_main, runtime.strategy.is_local_main) if runtime.strategy.main_rank else None,
@@ -282,7 +283,7 @@ def _parallelism(given: Arguments, processes: int) -> ParallelismConfig | None:
         found = AcceleratorState._shared_state.get("parallelism_config")
     if found is None and environ.flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
         found = ParallelismConfig()
-    size = getattr(given.torch_tp_plugin, "tp_size", 1)
+    size = max((getattr(each, "tp_size", 1) for each in given.plugins.values()), default=1)
     if size == 1:
         return found
     if found is None and processes % size == 0:
@@ -315,14 +316,13 @@ def _choice(
     if not plugins and settled is not None:
         return settled
     if not plugins:
-        plugins = _listed(*(shown.get(f"{name}_plugin") for name in ("fsdp", "megatron_lm", "torch_tp")))
-        plugins += _listed(shown.get("deepspeed_plugins"))
+        plugins = _listed(*(shown.get(name) for name in AcceleratorState._plugin_attributes))
     settings = _listed(handlers.get("DistributedDataParallelKwargs"))
     choice = strategies.choose(strategies.Request(processes, (*plugins, *settings), parallelism, given.cpu))
     if parallelism is not None and parallelism.sp_enabled and choice.strategy.name != parallelism.sp_backend:
         raise ConfigurationError(
             f"Sequence parallel is done by the engine {parallelism.sp_backend!r}; got sp_size={parallelism.sp_size} "
-            f"and the engine {choice.strategy.name!r}. Pass a DeepSpeedPlugin (--use_deepspeed), or leave sp_size at 1."
+            f"and the engine {choice.strategy.name!r}. Pass that engine's plugin, or leave sp_size at 1."
         )
     if settled is not None and choice.strategy is not settled.strategy:
         raise ConfigurationError(
@@ -333,9 +333,15 @@ def _choice(
 
 
 def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the plugins that were passed: arguments of the built-in engines, and third parties' among the handlers."""
+    """Return the plugins that were passed: as arguments, and third parties' among the handlers.
+
+    Raises:
+        MissingDependencyError: The package of an engine is not installed.
+    """
+    for argument in given.plugins:
+        require(argument.removesuffix("_plugin"), f"the argument {argument}")
     foreign = [handler for handler in handlers.values() if not isinstance(handler, _BUILT_IN)]
-    return _listed(given.megatron_lm_plugin, given.deepspeed_plugin, given.fsdp_plugin, given.torch_tp_plugin, *foreign)
+    return _listed(*given.plugins.values(), *foreign)
 
 
 def _listed(*plugins: object) -> tuple[Any, ...]:

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.manifest import Manifest
-from accel_core.checkpoint.merge import merge_weights
 from accel_core.checkpoint.names import MANIFEST_NAME
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.weights import load_model
@@ -751,8 +750,9 @@ def test_other_numbers_of_ranks_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     for ranks in (1, 3):
         failure = run(loads_of_others, ranks, (tmp_path,), quiet=30)
         assert failure is None, failure
+    merge = importlib.import_module("accel_parallel.checkpoint.merge")
     for number in range(len(MOVED)):
-        merge_weights(tmp_path / str(number), tmp_path / "whole")
+        merge.merge_weights(tmp_path / str(number), tmp_path / "whole")
         found = load_file(tmp_path / "whole" / "model.safetensors")
         saved, _ = torch.load(tmp_path / f"{number}.pt", weights_only=True)
         names = {name.removeprefix("buffer "): name for name in saved if " exp_avg" not in name}

@@ -21,11 +21,11 @@ from accel_core.comm import roll_call
 from accel_core.comm.objects import gather_object
 from accel_core.errors import RankDisagreementError, RemoteRankError
 from accel_core.host import environ
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+from accel_core.plugins import fsdp
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world as process_world
-from accel_core.testing import world
+from accel_core.testing import requires, world
 
 
 class Training:
@@ -237,6 +237,7 @@ def reduced(**arguments: Any) -> Training:
     return own
 
 
+@requires("accel_parallel")
 @world(4)
 def test_rank_0_saves_alone_on_a_mesh_of_replicas(tmp_path: Path) -> None:
     """Gradients that are averaged in groups of the mesh show that a rank has gone on to a later collective."""
@@ -247,11 +248,12 @@ def test_rank_0_saves_alone_on_a_mesh_of_replicas(tmp_path: Path) -> None:
     assert own.weights() == saved
 
 
+@requires("accel_parallel")
 @pytest.mark.parametrize("version", [1, 2])
 @world(2)
 def test_rank_0_cannot_save_shards_alone(version: int, tmp_path: Path) -> None:
     """Where each rank holds a part, rank 0 is refused by name, nothing is written, and the run goes on."""
-    own = reduced(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version, auto_wrap_policy="no_wrap"))
+    own = reduced(fsdp_plugin=fsdp.FullyShardedDataParallelPlugin(fsdp_version=version, auto_wrap_policy="no_wrap"))
     if own.accelerator.is_main_process:
         expected = (
             r"each holds a part of what is saved; got rank 0 there, and not rank 1: has gone on to a later collective"
@@ -280,10 +282,11 @@ def test_some_ranks_but_not_all_are_refused(callers: set[int], tmp_path: Path) -
     own.accelerator.save_state(str(tmp_path / "ckpt"))
 
 
+@requires("accel_parallel")
 @world(2)
 def test_shards_saved_by_rank_0_while_the_others_wait_are_refused_on_all_ranks(tmp_path: Path) -> None:
     """Where the others wait in an operation of accel's, all ranks learn where each of them is."""
-    own = reduced(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap"))
+    own = reduced(fsdp_plugin=fsdp.FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap"))
     with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: save_state at.*rank 1: wait_for_everyone at"):
         own.save_by_main(tmp_path / "ckpt") if own.accelerator.is_main_process else own.accelerator.wait_for_everyone()
     assert not os.listdir(tmp_path)

@@ -20,9 +20,9 @@ from accel_core.errors import (
     PreparationError,
     UnsupportedTypeError,
 )
+from accel_core.plugins import fsdp
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig
 from accel_core.state import reset_all
@@ -302,7 +302,7 @@ def test_what_cannot_share_sequences_is_refused_before_it_is_prepared() -> None:
     with pytest.raises((ConfigurationError, EngineUnavailableError), match=r"sp_size=2|'mesh'"):
         Accelerator(cpu=True, parallelism_config=axes)
     with pytest.raises(ConfigurationError, match="sp_size=2 and the engine 'fsdp"):
-        Accelerator(cpu=True, parallelism_config=axes, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+        Accelerator(cpu=True, parallelism_config=axes, fsdp_plugin=fsdp.FullyShardedDataParallelPlugin(fsdp_version=2))
     transformers = importlib.import_module("transformers")
     gpt2 = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=WORDS)
     bidirectional = llama()

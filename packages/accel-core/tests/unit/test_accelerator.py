@@ -341,10 +341,10 @@ def test_contradictions_leave_no_state(arguments: dict[str, Any], message: str) 
 
 
 def test_engine_of_the_environment_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ACCELERATE_USE_MEGATRON_LM without megatron-core says what to install, and leaves no state."""
-    absent = Presence(None, "megatron-core is not installed", "pip install megatron-core")
+    """ACCELERATE_USE_DEEPSPEED without its library says what to install, and leaves no state."""
+    absent = Presence(None, "deepspeed is not installed", "pip install deepspeed")
     monkeypatch.setattr(Engine, "presence", lambda engine: absent)
-    with patch_environment(ACCELERATE_USE_MEGATRON_LM="true"), pytest.raises(MissingDependencyError, match="megatron"):
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true"), pytest.raises(MissingDependencyError, match="deepspeed"):
         Accelerator()
     assert PartialState._shared_state == {}
 

@@ -13,7 +13,7 @@ import torch
 
 from accel_core.accelerator import Accelerator
 from accel_core.devices import registry
-from accel_core.errors import ConfigurationError, DeviceUnavailableError
+from accel_core.errors import ConfigurationError, DeviceUnavailableError, MissingDependencyError
 from accel_core.host.environ import patch_environment
 from accel_core.logging import get_logger
 from accel_core.options.hardware import HARDWARE
@@ -27,7 +27,7 @@ from accel_core.strategies.registry import Request, choose
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 NAMES: list[str] = json.loads((Path(__file__).parent / "environment_names.json").read_text())
-TABLES = ("compilation", "deepspeed", "fp8", "fsdp", "megatron", "parallelism")
+TABLES = ("compilation", "deepspeed", "fp8", "parallelism")
 
 
 def _options() -> dict[str, Option]:
@@ -42,17 +42,23 @@ def _options() -> dict[str, Option]:
 OPTIONS = _options()
 
 
-def _shards() -> bool:
-    accelerator = Accelerator()
-    accelerator.end_training()
-    return accelerator.distributed_type == "FSDP"
-
-
 def _raises(error: type[Exception]) -> Callable[[], bool]:
     def probe() -> bool:
         with pytest.raises(error):
             Accelerator()
         return True
+
+    return probe
+
+
+def _asks_for(engine: str, package: str) -> Callable[[], bool]:
+    """Probe an engine that may be of a package which is not installed."""
+
+    def probe() -> bool:
+        try:
+            return choose(Request(1)).strategy.name == engine
+        except MissingDependencyError as error:
+            return f"{package} is not installed" in str(error)
 
     return probe
 
@@ -108,8 +114,8 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_TORCH_DEVICE": ("meta", _raises(DeviceUnavailableError)),
     "ACCELERATE_USE_CPU": ("true", lambda: PartialState()._cpu is True),
     "ACCELERATE_USE_DEEPSPEED": ("true", lambda: choose(Request(1)).strategy.name == "deepspeed"),
-    "ACCELERATE_USE_FSDP": ("true", _shards),
-    "ACCELERATE_USE_MEGATRON_LM": ("true", lambda: choose(Request(1)).strategy.name == "megatron"),
+    "ACCELERATE_USE_FSDP": ("true", _asks_for("fsdp1", "accel-parallel")),
+    "ACCELERATE_USE_MEGATRON_LM": ("true", _asks_for("megatron", "accel-megatron")),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("true", lambda: Accelerator().parallelism_config is not None),
     "OMP_NUM_THREADS": ("1", _threads_stay),
     "USE_TORCH_XLA": ("0", lambda: not registry.named("xla").is_available()),
@@ -144,6 +150,12 @@ ELSEWHERE: dict[str, str] = {
     "NODE_RANK": "the launcher's machine rank under other launchers",
     "PJRT_DEVICE": "torch_xla's own",
     "PT_HPU_LAZY_MODE": "habana_frameworks' own",
+    **dict.fromkeys(
+        ("USE_CUSTOM_FSDP", "USE_DISTRIBUTED_OPTIMIZER", "USE_PRECISION_AWARE_OPTIMIZER"),
+        "the end of a variable of accel-megatron, which reads and tests it",
+    ),
+    "USE_ROTARY_POSITION_EMBEDDINGS": "the end of a variable of accel-megatron, which reads and tests it",
+    "USE_ORIG_PARAMS": "the end of a variable of accel-parallel, which reads and tests it",
     "XLA_DOWNCAST_BF16": "devices/xla.py writes it, never run on hardware",
     "XLA_USE_BF16": "devices/xla.py writes it, never run on hardware",
 }
@@ -161,9 +173,9 @@ PREFIXES = {
 """Beginnings of names that are variables."""
 
 ENDINGS = {
-    *("FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_WGRAD", "USE_AUTOCAST_DURING_EVAL", "USE_CUSTOM_FSDP"),
-    *("USE_DISTRIBUTED_OPTIMIZER", "USE_DYNAMIC", "USE_FULLGRAPH", "USE_MXFP8_BLOCK_SCALING", "USE_ORIG_PARAMS"),
-    *("USE_PRECISION_AWARE_OPTIMIZER", "USE_REGIONAL_COMPILATION", "USE_ROTARY_POSITION_EMBEDDINGS"),
+    *("FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_WGRAD", "USE_AUTOCAST_DURING_EVAL"),
+    *("USE_DYNAMIC", "USE_FULLGRAPH", "USE_MXFP8_BLOCK_SCALING"),
+    *("USE_REGIONAL_COMPILATION",),
 }
 """What follows one of the prefixes; an option's variable ends in it."""
 
@@ -211,7 +223,8 @@ def test_option_is_read_from_its_variable(name: str) -> None:
 
 def test_every_name_has_a_place() -> None:
     """No name is left out: each has an effect, is tested elsewhere, or is no variable, and the lists are not stale."""
-    placed = EFFECTS.keys() | OPTIONS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS
+    engines = {name for name in NAMES if name.startswith(("FSDP_", "MEGATRON_LM_"))}
+    placed = EFFECTS.keys() | OPTIONS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS | engines
     assert sorted(set(NAMES) - placed) == []
     assert sorted((EFFECTS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS) - set(NAMES)) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -12,14 +13,14 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, DeviceUnavailableError
 from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import Layout
+from accel_core.options import engines as table
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.handlers import KwargsHandler
 from accel_core.random import set_seed
 from accel_core.state import AcceleratorState, PartialState
 from accel_core.strategies import registry
-from accel_core.strategies.registry import ORDER, Row, register_strategy
+from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.single import SingleStrategy
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -43,6 +44,23 @@ class Sped(Sharded):
     name = "sped"
 
 
+@dataclass
+class ShardedPlugin:
+    """The engine's plugin, which a variable fills."""
+
+    fsdp_version: int = field(default_factory=lambda: int(os.environ.get("FSDP_VERSION", "1")))
+
+
+SHARDED = table.Engine(
+    "fsdp",
+    "FSDP",
+    strategy=f"{__name__}:Sharded",
+    plugin=f"{__name__}:ShardedPlugin",
+    argument="fsdp_plugin",
+    flag="ACCELERATE_USE_FSDP",
+)
+
+
 class Settings(KwargsHandler):
     """A third party's plugin."""
 
@@ -57,13 +75,12 @@ class Foreign(SingleStrategy):
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the rows of two engines a strategy, and forget what a test registers and sets."""
-    homes = {"fsdp": f"{__name__}:Sharded", "deepspeed": f"{__name__}:Sped"}
-    rows = tuple(
-        Row(row.name, homes.get(row.name, row.home), row.plugin, row.flag, row.shown_as, row.claims) for row in ORDER
-    )
-    monkeypatch.setattr(registry, "ORDER", rows)
+    sped = replace(table.engines()["deepspeed"], strategy=f"{__name__}:Sped")
+    rows = {"deepspeed": sped, "fsdp": SHARDED} | {engine.name: engine for engine in table.BUILT_IN}
+    monkeypatch.setattr(table, "engines", lambda: rows)
+    monkeypatch.setattr(registry, "engines", lambda: rows)
     monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(registry, "_load", _load_here(registry._load))
+    monkeypatch.setattr(registry, "load", _load_here(registry.load))
     for flag in FLAGS:
         monkeypatch.setenv(flag, "")
 
@@ -76,7 +93,7 @@ def _load_here(load: Any) -> Any:
 @pytest.mark.usefixtures("engines")
 def test_a_plugin_reaches_its_strategy_and_the_users() -> None:
     """The strategy has the plugin, the state shows it, and the variable that libraries read is set."""
-    plugin = FullyShardedDataParallelPlugin()
+    plugin = ShardedPlugin()
     accelerator = Accelerator(fsdp_plugin=plugin)
     strategy = accelerator._runtime.strategy
     assert type(strategy) is Sharded
@@ -99,7 +116,7 @@ def test_a_variable_builds_the_plugin() -> None:
 @pytest.mark.parametrize("through", ["accelerator", "state"])
 def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None:
     """Without a plugin of its own it trains as the state says, whoever made the state."""
-    plugin = FullyShardedDataParallelPlugin()
+    plugin = ShardedPlugin()
     if through == "accelerator":
         Accelerator(fsdp_plugin=plugin)
         os.environ["ACCELERATE_USE_FSDP"] = ""
@@ -117,7 +134,7 @@ def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None
 def test_a_reset_forgets_the_engine_that_a_plugin_chose(launched: bool) -> None:
     """The variable that the run set for libraries chooses no later run; what a launcher set does, and stays."""
     os.environ["ACCELERATE_USE_FSDP"] = "1" if launched else ""
-    Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+    Accelerator(fsdp_plugin=ShardedPlugin())
     assert os.environ["ACCELERATE_USE_FSDP"] == ("1" if launched else "true")
     AcceleratorState._reset_state(reset_partial_state=True)
     assert os.environ.get("ACCELERATE_USE_FSDP") == ("1" if launched else None)
@@ -127,10 +144,10 @@ def test_a_reset_forgets_the_engine_that_a_plugin_chose(launched: bool) -> None:
 @pytest.mark.usefixtures("engines")
 def test_another_engine_is_refused() -> None:
     """One process trains with one engine; a new plugin of the same engine is used, and shown."""
-    Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())
+    Accelerator(fsdp_plugin=ShardedPlugin())
     with pytest.raises(ConfigurationError, match=r"trains with the engine 'sharded'; 'sped' was"):
         Accelerator(deepspeed_plugin=DeepSpeedPlugin())
-    other = FullyShardedDataParallelPlugin()
+    other = ShardedPlugin()
     third = Accelerator(fsdp_plugin=other)
     assert third._runtime.strategy.parts.plugin is third.state.fsdp_plugin is other
 

@@ -7,6 +7,7 @@ import sys
 from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn
 
+from accel_core.options.engines import PUBLIC, require, require_switched
 from accel_launch.settings.given import GIVEN
 from accel_launch.terminal import colors_wanted, paint
 
@@ -111,7 +112,11 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(args, namespace)
         if not unknown:
             return found
+        require_switched(vars(found))  # the option may be one of a package that is not installed
         flags = [word for word in unknown if word.startswith("-")]
+        for known in PUBLIC:
+            if flags and flags[0].replace("-", "_").startswith(f"__{known.word}_"):
+                require(known.word, f"the option {flags[0].partition('=')[0]}")
         message = f"unknown option {flags[0]}." if flags else f"got {unknown[0]!r}, which nothing takes."
         near = get_close_matches(flags[0].partition("=")[0].replace("_", "-"), self.flags(), n=1) if flags else []
         self.error(message + (f" Did you mean {near[0]}?" if near else ""))

@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import NamedTuple
 
 from accel_core.errors import AccelError, ConfigurationError
+from accel_core.host.installed import points_of
 from accel_launch._version import __version__
 from accel_launch.arguments import Parser
 from accel_launch.command import AnyCommand, Command, resolve_runner
-from accel_launch.installed import names_of
 from accel_launch.terminal import colors_wanted, paint
 
 __all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
@@ -135,7 +135,7 @@ def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
         lines.append(paint("Convert:", "heading", colors))
         lines += [f"  {paint(name.ljust(18), 'flag', colors)}{command.help}" for name, command in own.items()]
         lines.append("")
-    others = [name for name in names_of("accel.commands") if name not in BUILT_IN and name not in own]
+    others = [name for name in points_of("accel.commands") if name not in BUILT_IN and name not in own]
     if others:
         lines.append(paint("Of other packages:", "heading", colors))
         lines += [f"  {paint(name, 'flag', colors)}" for name in others]

@@ -3,12 +3,16 @@
 import json
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.options.engines import absent
+from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers.registry import choose
@@ -139,9 +143,15 @@ def differences(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WORDS)
+@requires("engine:fsdp")
 def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
     """Child environment, program and words are those of accelerate 1.15.0, but for the differences listed above."""
     theirs = PEER[case]
+    missing = packages_missing(WORDS[case])
+    if missing:
+        with pytest.raises(MissingDependencyError, match="|".join(missing)):
+            refuse(settings_from(launch_command_parser().parse_args(WORDS[case])))
+        return
     if case in REFUSED:
         with pytest.raises(ConfigurationError, match=REFUSED[case]):
             refuse(settings_from(launch_command_parser().parse_args(WORDS[case])))
@@ -167,6 +177,13 @@ def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
     else:
         assert launcher.name in ("torchrun", "deepspeed")
         compare_with_torchrun(case, command, settings, theirs["arguments"])
+
+
+def packages_missing(words: list[str]) -> list[str]:
+    """Return the packages that are not installed of the engines that flags or a file turn on."""
+    files = [HERE / after for word, after in pairwise(words) if word == "--config_file"]
+    kinds = {str(yaml.safe_load(file.read_text()).get("distributed_type")) for file in files}
+    return [known.package for known in absent() if f"--use_{known.word}" in words or known.word.upper() in kinds]
 
 
 def without_forwarded(command: list[str]) -> list[str]:

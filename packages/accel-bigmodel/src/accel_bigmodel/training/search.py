@@ -11,8 +11,8 @@ from accel_core.errors import AccelError, ConfigurationError, EngineUnavailableE
 from accel_core.mesh.layout import SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec, parse_layout
 from accel_core.modules.sizes import tensor_bytes, written_size
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
-from accel_core.strategies.sharding import wrapping
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharding import wrapping
 
 __all__ = ["candidates", "has_blocks", "smallest"]
 

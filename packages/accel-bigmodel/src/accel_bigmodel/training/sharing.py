@@ -20,22 +20,22 @@ from accel_core.host.versions import require_torch
 from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.autocast import AutocastPrecision
-from accel_core.strategies.averaging import average
-from accel_core.strategies.context.attention import GatheredAttention
-from accel_core.strategies.context.interception import attending
-from accel_core.strategies.context.order import Share
-from accel_core.strategies.fsdp2.in_place import arguments_of
-from accel_core.strategies.sharding import wrapping
-from accel_core.strategies.sharding.mesh import sharding_part
-from accel_core.strategies.sharding.mixed import step_one_by_one
-from accel_core.strategies.sharding.recomputing import recompute
-from accel_core.strategies.sharding.strategy import keep_masters
-from accel_core.strategies.tensor.plan import plan_of
-from accel_core.strategies.tensor.split import cut
+from accel_parallel.averaging import average
+from accel_parallel.context.attention import GatheredAttention
+from accel_parallel.context.interception import attending
+from accel_parallel.context.order import Share
+from accel_parallel.fsdp2.in_place import arguments_of
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharding import wrapping
+from accel_parallel.sharding.mesh import sharding_part
+from accel_parallel.sharding.mixed import step_one_by_one
+from accel_parallel.sharding.recomputing import recompute
+from accel_parallel.sharding.strategy import keep_masters
+from accel_parallel.tensor.plan import plan_of
+from accel_parallel.tensor.split import cut
 
 __all__ = ["SharedModel", "check_layout", "laid_out", "weights_dtype"]
 

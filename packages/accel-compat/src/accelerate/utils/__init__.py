@@ -103,9 +103,6 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-from accel_core.plugins.fsdp import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
-from accel_core.plugins.fsdp import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accel_core.plugins.handlers import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
@@ -119,11 +116,6 @@ from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGro
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
-from accel_core.plugins.megatron import MegatronLMDummyScheduler as MegatronLMDummyScheduler
-from accel_core.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
-from accel_core.plugins.megatron_models import (
-    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
-)
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
 from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
 from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchContextParallelConfig
@@ -144,6 +136,9 @@ from accel_core.random import set_seed as set_seed
 from accel_core.random import synchronize_rng_state as synchronize_rng_state
 from accel_core.random import synchronize_rng_states as synchronize_rng_states
 from accel_core.state.process import wait_for_everyone as wait_for_everyone
+from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
+from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
+from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accelerate import _rebinding
 from accelerate._availability import *
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
@@ -222,16 +217,19 @@ if is_deepspeed_available():
     from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
 if TYPE_CHECKING:
-    from accel_core.strategies.megatron import AbstractTrainStep as AbstractTrainStep
-    from accel_core.strategies.megatron import BertTrainStep as BertTrainStep
-    from accel_core.strategies.megatron import GPTTrainStep as GPTTrainStep
-    from accel_core.strategies.megatron import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
-    from accel_core.strategies.megatron import T5TrainStep as T5TrainStep
-    from accel_core.strategies.megatron import (
-        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
-    )
     from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
     from accel_launch.settings.config import write_basic_config as write_basic_config
+    from accel_megatron import AbstractTrainStep as AbstractTrainStep
+    from accel_megatron import BertTrainStep as BertTrainStep
+    from accel_megatron import GPTTrainStep as GPTTrainStep
+    from accel_megatron import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
+    from accel_megatron import MegatronLMDummyScheduler as MegatronLMDummyScheduler
+    from accel_megatron import MegatronLMPlugin as MegatronLMPlugin
+    from accel_megatron import T5TrainStep as T5TrainStep
+    from accel_megatron import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
+    from accel_megatron import (
+        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
+    )
     from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
     from accel_quant.layers import has_4bit_bnb_layers as has_4bit_bnb_layers
     from accel_quant.load import load_and_quantize_model as load_and_quantize_model
@@ -243,12 +241,15 @@ if TYPE_CHECKING:
     from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
 
 _LATER = {
-    "accel_core.strategies.megatron": [
+    "accel_megatron": [
         "AbstractTrainStep",
         "BertTrainStep",
         "GPTTrainStep",
         "MegatronLMDummyDataLoader",
+        "MegatronLMDummyScheduler",
+        "MegatronLMPlugin",
         "T5TrainStep",
+        "add_model_config_to_megatron_parser",
         "avg_losses_across_data_parallel_group",
     ],
     "accel_launch.notebook": [

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from accel_bigmodel.hooks.casting import (
     SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
 )
+from accel_core.checkpoint.names import FSDP_MODEL_NAME as FSDP_MODEL_NAME
 from accel_core.checkpoint.names import MODEL_NAME as MODEL_NAME
 from accel_core.checkpoint.names import OPTIMIZER_NAME as OPTIMIZER_NAME
 from accel_core.checkpoint.names import RNG_STATE_NAME as RNG_STATE_NAME
@@ -23,14 +24,6 @@ from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MO
 from accel_core.options.deepspeed import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_core.options.enums import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
 from accel_core.options.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
-from accel_core.options.fsdp import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel_core.options.fsdp import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
-from accel_core.options.fsdp import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
-from accel_core.options.fsdp import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
-from accel_core.options.fsdp import FSDP_MODEL_NAME as FSDP_MODEL_NAME
-from accel_core.options.fsdp import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
-from accel_core.options.fsdp import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
-from accel_core.options.fsdp import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
 from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION
 from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
@@ -45,6 +38,13 @@ from accel_core.plugins.handlers import (
     XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
 from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel_parallel.options import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_parallel.options import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
+from accel_parallel.options import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_parallel.options import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_parallel.options import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
+from accel_parallel.options import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_parallel.options import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
 from accelerate import _rebinding
 from accelerate._elastic import (
     ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,

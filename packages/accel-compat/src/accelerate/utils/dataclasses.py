@@ -22,24 +22,19 @@ from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import RNGType as RNGType
 from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
-from accel_core.options.fsdp import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
-from accel_core.options.fsdp import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
-from accel_core.options.fsdp import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
-from accel_core.options.fsdp import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
 from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import (
     BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
 )
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
+from accel_core.plugins.blocks import get_module_class_from_name as get_module_class_from_name
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
-from accel_core.plugins.fsdp import get_module_class_from_name as get_module_class_from_name
 from accel_core.plugins.handlers import (
     MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
 )
@@ -53,21 +48,16 @@ from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGro
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
-from accel_core.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin
-from accel_core.plugins.megatron_models import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
-from accel_core.plugins.megatron_models import (
-    add_model_config_to_megatron_parser as add_model_config_to_megatron_parser,
-)
-from accel_core.plugins.megatron_models import parse_bert_config as parse_bert_config
-from accel_core.plugins.megatron_models import parse_glm4_moe_config as parse_glm4_moe_config
-from accel_core.plugins.megatron_models import parse_gpt2_config as parse_gpt2_config
-from accel_core.plugins.megatron_models import parse_llama_config as parse_llama_config
-from accel_core.plugins.megatron_models import parse_t5_config as parse_t5_config
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
 from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchContextParallelConfig
 from accel_core.plugins.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
+from accel_parallel.options import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
+from accel_parallel.options import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_parallel.options import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_parallel.options import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accelerate import _rebinding
 from accelerate._availability import is_mlu_available as is_mlu_available
 from accelerate._availability import is_musa_available as is_musa_available
@@ -79,9 +69,29 @@ from accelerate._environment import parse_flag_from_env as parse_flag_from_env
 from accelerate._operations import TensorInformation as TensorInformation
 
 if TYPE_CHECKING:
+    from accel_megatron.model_configs import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
+    from accel_megatron.model_configs import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
+    from accel_megatron.model_configs import parse_bert_config as parse_bert_config
+    from accel_megatron.model_configs import parse_glm4_moe_config as parse_glm4_moe_config
+    from accel_megatron.model_configs import parse_gpt2_config as parse_gpt2_config
+    from accel_megatron.model_configs import parse_llama_config as parse_llama_config
+    from accel_megatron.model_configs import parse_t5_config as parse_t5_config
+    from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
     from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 
 _LATER = {
+    "accel_megatron.model_configs": [
+        "MODEL_CONFIGS_TO_MEGATRON_PARSERS",
+        "add_model_config_to_megatron_parser",
+        "parse_bert_config",
+        "parse_glm4_moe_config",
+        "parse_gpt2_config",
+        "parse_llama_config",
+        "parse_t5_config",
+    ],
+    "accel_megatron.plugin": [
+        "MegatronLMPlugin",
+    ],
     "accel_quant.config": [
         "BnbQuantizationConfig",
     ],

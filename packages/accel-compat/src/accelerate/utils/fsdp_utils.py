@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from accel_core.checkpoint.names import FSDP_MODEL_NAME as FSDP_MODEL_NAME
 from accel_core.checkpoint.names import OPTIMIZER_NAME as OPTIMIZER_NAME
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
 from accel_core.checkpoint.names import WEIGHTS_NAME as WEIGHTS_NAME
@@ -10,10 +11,9 @@ from accel_core.host.versions import is_torch_version as is_torch_version
 from accel_core.logging import get_logger as get_logger
 from accel_core.modules.compilation import is_compiled_module as is_compiled_module
 from accel_core.modules.traversal import get_non_persistent_buffers as get_non_persistent_buffers
-from accel_core.options.fsdp import FSDP_MODEL_NAME as FSDP_MODEL_NAME
-from accel_core.plugins.fsdp import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
-from accel_core.plugins.fsdp import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
-from accel_core.plugins.fsdp import get_module_class_from_name as get_module_class_from_name
+from accel_core.plugins.blocks import get_module_class_from_name as get_module_class_from_name
+from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
+from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accelerate import _rebinding
 from accelerate._fsdp import ensure_weights_retied as ensure_weights_retied
 from accelerate._fsdp import fsdp2_apply_ac as fsdp2_apply_ac

@@ -20,10 +20,10 @@ from accel_core.modules.sizes import id_tensor_storage as id_tensor_storage
 from accel_core.modules.traversal import has_repeated_blocks as has_repeated_blocks
 from accel_core.modules.unwrap import extract_model_from_parallel as extract_model_from_parallel
 from accel_core.options.enums import DistributedType as DistributedType
-from accel_core.options.fsdp import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accel_core.precision.fp8.transformer_engine import convert_model as convert_model
 from accel_core.state.process import PartialState as PartialState
 from accel_core.state.process import wait_for_everyone as wait_for_everyone
+from accel_parallel.options import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accelerate import _rebinding
 from accelerate._availability import is_numpy_available as is_numpy_available
 from accelerate._availability import is_torch_distributed_available as is_torch_distributed_available

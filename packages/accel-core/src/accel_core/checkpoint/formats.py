@@ -14,15 +14,13 @@ from typing import cast
 from accel_core.checkpoint import names
 from accel_core.checkpoint.format import CheckpointFormat, Source
 from accel_core.errors import CheckpointMismatchError
+from accel_core.options.engines import PUBLIC, require
 
 __all__ = ["recognise", "register_format"]
 
 _SHOWN = 20
 
-_registered: list[CheckpointFormat | str] = [
-    "accel_core.checkpoint.plain:PLAIN",
-    "accel_core.checkpoint.sharded.format:SHARDED",
-]
+_registered: list[CheckpointFormat | str] = ["accel_core.checkpoint.plain:PLAIN"]
 
 
 def register_format(chosen: CheckpointFormat | str) -> None:
@@ -36,6 +34,7 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
 
     Raises:
         CheckpointMismatchError: No format recognizes it.
+        MissingDependencyError: The package of the engine that wrote it is not installed.
     """
     for candidate in (own, *_others()):
         if candidate.recognises(source):
@@ -43,6 +42,9 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
     engines = sorted({engine for name in source.files() if (engine := names.engine_of(name))})
     if not engines:
         return own
+    for known in PUBLIC:
+        if known.title in engines:
+            require(known.word, f"a checkpoint of it in {str(source.folder)!r}")
     raise CheckpointMismatchError(
         f"No strategy that is installed reads models as they are stored in {str(source.folder)!r}, written by "
         f"{' and '.join(engines)}; got {_listing(source)}. Load it with the strategy that saved it, or save whole "

@@ -5,16 +5,18 @@ The names of state and weight files are those that Accelerate documents, so fold
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import string
 from pathlib import Path
 
-from accel_core.options.fsdp import FSDP_MODEL_NAME
+from accel_core.options.engines import PUBLIC, engines
 
 __all__ = [
     "CUSTOM_NAME",
     "DATALOADER_NAME",
+    "FSDP_MODEL_NAME",
     "ID_LENGTH",
     "JOURNAL_NAME",
     "MANIFEST_NAME",
@@ -53,6 +55,7 @@ __all__ = [
 ]
 
 MODEL_NAME = "pytorch_model"
+FSDP_MODEL_NAME = f"{MODEL_NAME}_fsdp"
 SAFE_MODEL_NAME = "model"
 OPTIMIZER_NAME = "optimizer"
 SCHEDULER_NAME = "scheduler"
@@ -85,17 +88,6 @@ _PARTS = re.compile(
     r"|sampler(_\d+)?\.bin|dl_state_dict(_\d+)?\.bin|scaler\.pt|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl"
     r"|accel_progress\.json|accel_manifest\.json)"
 )
-_ENGINES = (
-    ("FSDP", re.compile(r"pytorch_model_fsdp(_\d+)?(_rank\d+)?\.bin")),
-    ("FSDP, sharded", re.compile(r"(pytorch_model_fsdp|optimizer)_\d+/(\.metadata|[^/]+\.distcp)")),
-    (
-        "Megatron",
-        re.compile(r"pytorch_model_megatron/(common\.pt|random_\d+\.pt|metadata\.json|\.metadata|[^/]+\.distcp)"),
-    ),
-    ("DeepSpeed", re.compile(r"(pytorch_model(_\d+)?/[^/]+_states\.pt|latest|zero_to_fp32\.py)")),
-)
-"""How engines lie in folders of Accelerate, beside what `_PARTS` names: engine, and the names that only it writes."""
-
 _SHARDS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
@@ -173,12 +165,20 @@ def belongs_to_checkpoint(name: str) -> bool:
 
 
 def engine_of(name: str) -> str | None:
-    """Return the engine that writes files of this name in Accelerate; `None` for a name that no engine owns.
+    """Return the engine that writes files of this name; `None` for a name that no engine owns.
 
     >>> engine_of("pytorch_model_fsdp_0/__0_0.distcp"), engine_of("optimizer.bin")
-    ('FSDP, sharded', None)
+    ('FSDP', None)
     """
-    return next((engine for engine, pattern in _ENGINES if pattern.fullmatch(name)), None)
+    return next((title for title, own, also in _engines() if own.fullmatch(name) or also.fullmatch(name)), None)
+
+
+@functools.cache
+def _engines() -> list[tuple[str, re.Pattern[str], re.Pattern[str]]]:
+    """Return each engine with the names that only it writes, and those that are its own beside such names."""
+    rows = [(engine.title, engine.files, "") for engine in engines().values()]
+    rows += [(known.title, known.files, known.beside) for known in PUBLIC]
+    return [(title, re.compile(own), re.compile(also)) for title, own, also in rows if own]
 
 
 def found_in(folder: Path) -> list[str]:
@@ -192,9 +192,9 @@ def found_in(folder: Path) -> list[str]:
         for name in os.listdir(place)
         if engine_of(f"{place.name}/{name}")
     ]
-    # DeepSpeed's two files beside its folders have names that anybody may use.
-    engines = {engine_of(name) for name in inside}
-    return sorted([*inside, *(name for name in listed if engine_of(name) != "DeepSpeed" or "DeepSpeed" in engines)])
+    known = {engine_of(name) for name in inside}
+    unsure = [also for title, _, also in _engines() if title not in known]
+    return sorted([*inside, *(name for name in listed if not any(also.fullmatch(name) for also in unsure))])
 
 
 def _may_hold_shards(name: str) -> bool:

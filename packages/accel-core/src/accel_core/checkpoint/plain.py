@@ -44,7 +44,7 @@ class PlainFormat:
     def recognises(self, source: Source) -> bool:
         """Return whether there are whole weights, and no files of FSDP: one of the two would be of an older save."""
         files = source.files()
-        fsdp = any((names.engine_of(name) or "").startswith("FSDP") for name in files)
+        fsdp = any(names.engine_of(name) == "FSDP" for name in files)
         return not fsdp and any(names.is_model(name) for name in files)
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:

@@ -11,7 +11,7 @@ import torch
 
 from accel_core.devices.device import Device
 from accel_core.host import environ
-from accel_core.options import engines
+from accel_core.options.engines import engines
 
 __all__ = ["XlaDevice", "library"]
 
@@ -22,7 +22,7 @@ def library(module: str = "torch_xla") -> ModuleType:
     Raises:
         MissingDependencyError: torch_xla is not installed.
     """
-    engines.named("xla").require()
+    engines()["xla"].require()
     return importlib.import_module(module)
 
 

@@ -7,12 +7,12 @@ drive a kind of device, are imported only by the questions about devices.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from functools import cache
 from types import ModuleType
 
 from accel_core.host import environ
+from accel_core.host.installed import version_of
 from accel_core.host.versions import compare_versions
 
 __all__ = [
@@ -45,15 +45,7 @@ def has_library(module: str, *distributions: str) -> bool:
             return False
     except (ImportError, ValueError):
         return False
-    return any(_is_installed(name) for name in distributions or (module,))
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    return any(version_of(name) is not None for name in distributions or (module,))
 
 
 def _torch() -> ModuleType:

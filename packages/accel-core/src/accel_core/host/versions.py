@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import operator
 from collections.abc import Callable
 from functools import cache
@@ -128,4 +128,4 @@ def installed_version(distribution: str) -> Version:
     """
     from packaging.version import parse
 
-    return parse(importlib.metadata.version(distribution))
+    return parse(importlib.import_module("importlib.metadata").version(distribution))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from accel_core.modules.compilation import has_compiled_regions, is_compiled_module, like_compiled
+from accel_core.options.engines import engines
 
 __all__ = [
     "canonical_name",
@@ -29,8 +31,22 @@ def register_container(kind: type[Any] | str) -> None:
         _registered.append(kind)
 
 
+@functools.cache
+def _announce() -> None:
+    """Register the wrappers of all engines."""
+    for engine in engines().values():
+        for kind in engine.containers:
+            register_container(kind)
+
+
+def _contains(model: Any) -> bool:
+    """Return whether an object is a wrapper around a model; packages are looked for only where it may be one."""
+    return hasattr(model, "module") and isinstance(model, _containers())
+
+
 def _containers() -> tuple[type[Any], ...]:
     """Return the wrapper classes that are registered and imported."""
+    _announce()
     kinds: list[type[Any]] = []
     for index, kind in enumerate(_registered):
         if isinstance(kind, str):
@@ -62,21 +78,20 @@ def extract_model_from_parallel(
         >>> extract_model_from_parallel(prepared) is model
         True
     """
-    containers = _containers()
     compiled = model if is_compiled_module(model) else None
     regions = model if has_compiled_regions(model) else None
     if compiled is not None:
         model = compiled._orig_mod
     elif regions is not None:
         model = regions.__dict__["_orig_mod"]
-    while isinstance(model, containers):
+    while _contains(model):
         model = model.module
         if is_compiled_module(model):
             compiled, model = model, model._orig_mod
         elif has_compiled_regions(model):
             regions, model = model, model.__dict__["_orig_mod"]
     if recursive:
-        _unwrap_children(model, containers)
+        _unwrap_children(model)
     if not keep_fp32_wrapper:
         for form in (model, regions):
             _restore_forward(form)
@@ -89,14 +104,14 @@ def extract_model_from_parallel(
     return model
 
 
-def _unwrap_children(module: torch.nn.Module, containers: tuple[type[Any], ...]) -> None:
+def _unwrap_children(module: torch.nn.Module) -> None:
     for name, child in list(module.named_children()):
         inner: Any = child
-        while isinstance(inner, containers):
+        while _contains(inner):
             inner = inner.module
         if inner is not child:
             module._modules[name] = inner
-        _unwrap_children(inner, containers)
+        _unwrap_children(inner)
 
 
 def _restore_forward(model: torch.nn.Module | None) -> None:

@@ -1,19 +1,46 @@
-"""The engines that accel knows, one row each; torch-free, so that the launcher reads the same rows.
+"""The engines, one row each; torch-free, so that the launcher reads the same rows.
 
-What stands in a row is which library an engine needs, from which version on, how to install it and which variable asks
-for it. The code of an engine looks here for all of that, and `accel env` and `accel launch --explain` show it.
+A package adds engines by the entry-point group `accel.engines`, which leads to a row. Whoever needs to know an engine
+(the choice of the strategy, the views for users, checkpoints, the launcher) asks `engines()`, and names none.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
 
 from accel_core._records import record
 from accel_core.errors import MissingDependencyError
-from accel_core.host.availability import OLDEST_TORCHAO
+from accel_core.host import environ, installed
+from accel_core.host.availability import OLDEST_TORCHAO, has_module
 from accel_core.host.versions import compare_versions
 
-__all__ = ["ENGINES", "Engine", "Presence", "named"]
+__all__ = [
+    "BUILT_IN",
+    "GROUP",
+    "PUBLIC",
+    "Engine",
+    "Presence",
+    "Public",
+    "absent",
+    "attach_moved",
+    "bring",
+    "engines",
+    "flagged",
+    "load",
+    "require",
+    "require_switched",
+]
+
+GROUP = "accel.engines"
+"""Entry-point group under which packages announce engines."""
+
+_FLAG = "ACCELERATE_USE_"
+_NO_ENGINES = {"ACCELERATE_USE_CPU", "ACCELERATE_USE_PARALLELISM_CONFIG"}
 
 
 @record(frozen=True)
@@ -33,36 +60,85 @@ class Presence:
 
 @record(frozen=True)
 class Engine:
-    """One way to train, or to compute.
+    """One way to train, or to compute. What stands in `module:name` is imported when it is first needed.
 
     Attributes:
         name: A short word for it.
         title: What people call it.
-        library: The distribution that it stands on.
+        library: The distribution that it stands on; empty for one that is not shown.
         oldest: First version of the library that serves; empty where any does.
         extras: What else `pip` is asked for when the library is installed.
         install: How `pip` calls the library, where that is more than its name.
-        variable: The environment variable that asks for the engine; empty where none does.
+        strategy: `module:Class` of its strategy, or `module:function` that returns that for the plugin; empty where a
+            package has it.
+        plugin: `module:Class` of its plugin; giving one claims the run.
+        argument: Argument of the Accelerator that takes the plugin, and attribute of `AcceleratorState` that has it.
+        flag: Variable `ACCELERATE_USE_…` that claims the run in the plugin's stead; set where a plugin claimed it.
+        claims: `module:function` that says from a request whether this is the one; empty leaves it to plugin and flag.
+        containers: `module:Class` of the wrappers that the engine puts around models.
+        files: Pattern of the names that only this engine writes into a checkpoint, folder and all; a folder's name
+            begins with `pytorch_model` or `optimizer`.
+        label: Name of the run's `DistributedType`, which configuration files say too.
+        labels_process: Whether a process has the label as soon as the flag is set, and joins others where it is alone.
+        switch: Setting of the launcher that turns the engine on.
+        excludes: Switches of other engines that cannot be on besides.
+        takes_axes: Whether the axes in a configuration file are those of a run with it.
+        options: `module:Class` of its table of options.
+        settings: `module:NAME` of settings that the launcher has beyond the options.
+        questions: `module:function` that puts the questions of `accel config` around those of the options.
+        checks: `module:function` that refuses settings before a process starts.
+        decides: `module:function` that returns the settings which a file of the engine's own decides.
+        environment: `module:function` that returns more variables for the processes.
+        mesh: `module:function` that returns the axes of settings and a number of processes, outermost first.
+        batch: `module:function` that returns samples of a step, of a process, and batches of a step, each or `None`.
+        launcher: `module:Class` of a launcher of its own.
     """
 
     name: str
     title: str
-    library: str
+    library: str = ""
     oldest: str = ""
     extras: str = ""
     install: str = ""
-    variable: str = ""
+    strategy: str = ""
+    plugin: str = ""
+    argument: str = ""
+    flag: str = ""
+    claims: str = ""
+    containers: tuple[str, ...] = ()
+    files: str = ""
+    label: str = ""
+    labels_process: bool = False
+    switch: str = ""
+    excludes: tuple[str, ...] = ()
+    takes_axes: bool = False
+    options: str = ""
+    settings: str = ""
+    questions: str = ""
+    checks: str = ""
+    decides: str = ""
+    environment: str = ""
+    mesh: str = ""
+    batch: str = ""
+    launcher: str = ""
 
     @property
     def requirement(self) -> str:
         """What `pip install` is given."""
         return " ".join(word for word in (self.install or self.library, self.extras) if word)
 
+    def own(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the plugins that belong to this engine."""
+        module, _, name = self.plugin.partition(":")
+        if module not in sys.modules:  # nobody can have made a plugin whose module was never imported
+            return ()
+        kind: type = getattr(sys.modules[module], name)
+        return tuple(plugin for plugin in plugins if isinstance(plugin, kind))
+
     def presence(self) -> Presence:
         """Return whether the library is installed and new enough, from its metadata; nothing is imported."""
-        try:
-            version = importlib.metadata.version(self.library)
-        except importlib.metadata.PackageNotFoundError:
+        version = installed.version_of(self.library)
+        if version is None:
             return Presence(None, f"{self.library} is not installed", f"pip install {self.requirement}")
         if self.oldest and _is_older(version, self.oldest):
             return Presence(
@@ -90,33 +166,171 @@ def _is_older(version: str, oldest: str) -> bool:
     return compare_versions(parse(version), "<", oldest)
 
 
-_DEEPSPEED = "0.18.2"
-"""The first that accumulates gradients as a run asks for it."""
+def load(home: str) -> Any:
+    """Import what `module:name` names."""
+    module, _, name = home.partition(":")
+    return getattr(importlib.import_module(module), name)
 
-ENGINES: tuple[Engine, ...] = (
-    Engine("ddp", "DistributedDataParallel", "torch"),
-    Engine("fsdp1", "FSDP 1", "torch", variable="ACCELERATE_USE_FSDP"),
-    Engine("fsdp2", "FSDP 2", "torch", "2.6", variable="ACCELERATE_USE_FSDP"),
-    Engine("tp", "tensor parallel", "torch"),
-    Engine("cp", "context parallel", "torch"),
-    Engine("sp", "sequence parallel (Ulysses)", "deepspeed", _DEEPSPEED, "ninja einops"),
-    Engine("deepspeed", "DeepSpeed", "deepspeed", _DEEPSPEED, "ninja", variable="ACCELERATE_USE_DEEPSPEED"),
-    Engine("megatron", "Megatron-LM", "megatron-core", "0.16.0", "transformers", variable="ACCELERATE_USE_MEGATRON_LM"),
-    Engine("xla", "PyTorch/XLA", "torch_xla", install="'torch_xla[tpu]'"),
+
+_XLA_FSDP = (
+    "torch_xla.distributed.fsdp.xla_fully_sharded_data_parallel:XlaFullyShardedDataParallel",
+    "torch_xla.experimental.spmd_fully_sharded_data_parallel:SpmdFullyShardedDataParallel",
+)
+
+BUILT_IN: tuple[Engine, ...] = (
+    Engine(
+        "xla",
+        "PyTorch/XLA",
+        "torch_xla",
+        install="'torch_xla[tpu]'",
+        claims="accel_core.strategies.registry:on_xla",
+        containers=_XLA_FSDP,
+    ),
+    Engine(
+        "ddp",
+        "DistributedDataParallel",
+        "torch",
+        strategy="accel_core.strategies.ddp:DataParallelStrategy",
+        plugin="accel_core.plugins.handlers:DistributedDataParallelKwargs",
+        claims="accel_core.strategies.registry:has_several_processes",
+    ),
+    Engine(
+        "single",
+        "one process",
+        strategy="accel_core.strategies.single:SingleStrategy",
+        claims="accel_core.strategies.registry:is_any",
+    ),
     Engine("fp8-ao", "fp8 by torchao", "torchao", OLDEST_TORCHAO),
     Engine("fp8-te", "fp8 by Transformer Engine", "transformer-engine", install="'transformer-engine[pytorch]'"),
     Engine("fp8-msamp", "fp8 by MS-AMP", "ms-amp"),
 )
-"""In the order in which they are shown."""
+"""Engines that come with accel-core: those with `claims` are chosen by hardware and processes alone."""
 
 
-def named(name: str) -> Engine:
-    """Return an engine by its short name.
+@record(frozen=True)
+class Public:
+    """An engine that Accelerate's API knows by name, whether its package is installed or not.
+
+    Attributes:
+        word: Name in `WORD_plugin`, `ACCELERATE_USE_WORD`, `--use_WORD` and `WORD_config`.
+        package: The distribution that has it.
+        title: What people call it.
+        files: Names that only this engine writes into a checkpoint.
+        beside: Names that count as its own beside such files; anybody may use them.
+    """
+
+    word: str
+    package: str
+    title: str
+    files: str = ""
+    beside: str = ""
+
+    @property
+    def module(self) -> str:
+        """Name under which the package is imported."""
+        return self.package.replace("-", "_")
+
+
+PUBLIC: tuple[Public, ...] = (
+    Public(
+        "deepspeed",
+        "accel-deepspeed",
+        "DeepSpeed",
+        r"pytorch_model(_\d+)?/[^/]+_states\.pt",
+        r"latest|zero_to_fp32\.py",
+    ),
+    Public(
+        "fsdp",
+        "accel-parallel",
+        "FSDP",
+        r"pytorch_model_fsdp(_\d+)?(_rank\d+)?\.bin|(pytorch_model_fsdp|optimizer)_\d+/(\.metadata|[^/]+\.distcp)",
+    ),
+    Public(
+        "megatron_lm",
+        "accel-megatron",
+        "Megatron",
+        r"pytorch_model_megatron/(common\.pt|random_\d+\.pt|metadata\.json|\.metadata|[^/]+\.distcp)",
+    ),
+    Public("torch_tp", "accel-parallel", "tensor and context parallel"),
+    Public("xla", "accel-parallel", "training on XLA devices"),
+)
+
+
+@functools.cache
+def engines() -> dict[str, Engine]:
+    """Return all engines by name: those of installed packages in the order of their names, then the built-in ones."""
+    announced = {name: load(home) for name, home in installed.points_of(GROUP).items()}
+    return announced | {engine.name: engine for engine in BUILT_IN if engine.name not in announced}
+
+
+def flagged() -> list[Engine]:
+    """Return the engines whose variables are set; packages are looked for only where one may be.
 
     Raises:
-        KeyError: There is no engine of that name.
+        ConfigurationError: A variable is neither yes nor no.
+        MissingDependencyError: The package of an engine is not installed.
     """
-    for engine in ENGINES:
-        if engine.name == name:
-            return engine
-    raise KeyError(name)
+    if not any(environ.with_prefix(_FLAG).keys() - _NO_ENGINES):
+        return []
+    for known in PUBLIC:
+        if environ.flag(f"{_FLAG}{known.word.upper()}"):
+            require(known.word, f"{_FLAG}{known.word.upper()} in the environment")
+    return [engine for engine in engines().values() if engine.flag and environ.flag(engine.flag)]
+
+
+def absent(*words: str) -> list[Public]:
+    """Return the engines of Accelerate's API whose packages are not installed, of `words` or of all."""
+    asked = [known for known in PUBLIC if not words or known.word in words]
+    rows = [engine for engine in engines().values() if engine.strategy] if asked else []
+    here = {word for engine in rows for word in (engine.name, engine.argument.removesuffix("_plugin"))}
+    return [known for known in asked if known.word not in here]
+
+
+def require(word: str, asked: str) -> None:
+    """Refuse an engine of Accelerate's API whose package is not installed; any other word passes.
+
+    Raises:
+        MissingDependencyError: The package is not installed.
+    """
+    for known in absent(word):
+        raise MissingDependencyError(
+            f"{known.package} is not installed, which has {known.title}; got {asked}. "
+            f"Run `pip install {known.package}`."
+        )
+
+
+def require_switched(settings: Mapping[str, Any]) -> None:
+    """Refuse engines of Accelerate's API that settings of the launcher turn on, and whose packages are not installed.
+
+    Raises:
+        MissingDependencyError: A package is not installed.
+    """
+    for known in PUBLIC:
+        if settings.get(f"use_{known.word}"):
+            require(known.word, f"the setting use_{known.word}")
+
+
+def bring(home: str) -> ModuleType:
+    """Import a module, which may be of an engine's package.
+
+    Raises:
+        MissingDependencyError: The package of an engine is not installed.
+    """
+    package = home.partition(".")[0]
+    for known in PUBLIC:
+        if known.module == package and not has_module(package):
+            require(known.word, home)
+    return importlib.import_module(home)
+
+
+def attach_moved(path: str, word: str) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a module whose names are those of an engine's plugin, in the engine's package."""
+
+    def getattr_(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {path!r} has no attribute {name!r}")
+        require(word, f"{path}.{name}")
+        home = next(engine.plugin for engine in engines().values() if engine.argument == f"{word}_plugin")
+        return getattr(importlib.import_module(home.partition(":")[0]), name)
+
+    return getattr_

@@ -15,10 +15,10 @@ from accel_core.host import availability, environ
 from accel_core.options.deepspeed import DeepSpeedOptions
 from accel_core.options.fp8 import Fp8Options
 from accel_core.options.option import option_named
+from accel_core.plugins.blocks import get_module_class_from_name
 from accel_core.plugins.deepspeed_config import HfDeepSpeedConfig
 from accel_core.plugins.deepspeed_filling import fill, fill_all, from_fields, refuse_mismatches, set_number_format
 from accel_core.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
-from accel_core.plugins.fsdp import get_module_class_from_name
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,6 +22,7 @@ from accel_core.devices.device import Device
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.host.affinity import set_numa_affinity
+from accel_core.options.engines import flagged
 from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 from accel_core.process.store import LOOPBACK_METHOD, listens_on_loopback
@@ -189,9 +190,7 @@ def _set_up(cpu: bool, needs: GroupNeeds, init: dict[str, Any]) -> World:
     backend: str | None = None
     if dist.is_initialized():
         backend = str(dist.get_backend())
-    elif (
-        place.size > 1 or needs.alone or ("init_method" in init and environ.text("ACCELERATE_USE_DEEPSPEED") == "true")
-    ):
+    elif place.size > 1 or needs.alone or ("init_method" in init and _early_label() is not None):
         backend = _join(place, hardware, device, needs, init)
     if environ.flag("ACCELERATE_CPU_AFFINITY"):
         set_numa_affinity(place.local_rank)
@@ -263,10 +262,16 @@ def _backend_for(device: str, backend: str, needs: GroupNeeds) -> str:
     return f"{device}:{backend},cpu:gloo"
 
 
+def _early_label() -> DistributedType | None:
+    """Return the label of the engine whose variable gives it to the process already, if there is one."""
+    return next((DistributedType[engine.label] for engine in flagged() if engine.labels_process), None)
+
+
 def _label(hardware: Device, size: int) -> DistributedType:
     """Return the label that users read before a strategy is chosen."""
-    if environ.flag("ACCELERATE_USE_DEEPSPEED"):
-        return DistributedType.DEEPSPEED
+    early = _early_label()
+    if early is not None:
+        return early
     return hardware.label if size > 1 or hardware.label is DistributedType.XLA else DistributedType.NO
 
 

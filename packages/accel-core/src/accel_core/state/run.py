@@ -92,15 +92,18 @@ class AcceleratorState(ProcessControl):
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    _known_attributes: ClassVar[tuple[str, ...]] = (
-        *PartialState._known_attributes,
+    _plugin_attributes: ClassVar[tuple[str, ...]] = (
         "deepspeed_plugins",
-        "device_mesh",
-        "dynamo_plugin",
         "fsdp_plugin",
         "megatron_lm_plugin",
-        "parallelism_config",
         "torch_tp_plugin",
+    )
+    _known_attributes: ClassVar[tuple[str, ...]] = (
+        *PartialState._known_attributes,
+        *_plugin_attributes,
+        "device_mesh",
+        "dynamo_plugin",
+        "parallelism_config",
     )
 
     deepspeed_plugins: dict[str, Any] | None
@@ -149,7 +152,7 @@ class AcceleratorState(ProcessControl):
     def _publish(self, label: DistributedType, mains: tuple[bool, bool] | None = None, **facts: object) -> None:
         """Show what an Accelerator decided."""
         self.__dict__.update({name: value for name, value in facts.items() if value is not None})
-        self.deepspeed_plugins = _by_name(self.deepspeed_plugins)
+        self.deepspeed_plugins = _by_name(self.__dict__.pop("deepspeed_plugin", self.deepspeed_plugins))
         self.distributed_type = label
         PartialState._shared_state.update(distributed_type=label, backend=self.backend)
         PartialState._shared_state.pop("_mains", None)

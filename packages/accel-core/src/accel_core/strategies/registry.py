@@ -1,15 +1,12 @@
-"""Which strategy a run uses: the first row that claims it.
+"""Which strategy a run uses: that of the first engine that claims it.
 
 Claims are decided before a strategy is imported. A third party adds a strategy through the entry-point group
 `accel.strategies`, or in a process by `register_strategy`; it is chosen by the type of its own plugin, or by its name
-in ACCELERATE_STRATEGY.
+in ACCELERATE_STRATEGY. An engine that has variables, options or a part in the launcher is a row under `accel.engines`.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -18,12 +15,21 @@ from accel_core.checkpoint.formats import register_format
 from accel_core.devices import registry as devices
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
-from accel_core.modules.unwrap import register_container
+from accel_core.options.engines import BUILT_IN, Engine, engines, flagged, load, require
+from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies.strategy import Strategy
-from accel_core.strategies.xla import WRAPPERS
 
-__all__ = ["ORDER", "Choice", "Request", "Row", "choose", "register_strategy"]
+__all__ = [
+    "Choice",
+    "Request",
+    "choose",
+    "has_several_processes",
+    "is_any",
+    "needs_mesh",
+    "on_xla",
+    "register_strategy",
+]
 
 
 @record(frozen=True)
@@ -44,58 +50,33 @@ class Request:
 
 
 @record(frozen=True)
-class Row:
-    """One built-in way to run.
-
-    Attributes:
-        name: Its name.
-        home: `module:Class`, or what returns it for the engine's plugin.
-        plugin: `module:Class` of its plugin; giving one claims the run.
-        flag: Variable that claims the run in the plugin's stead; set where a plugin claimed it.
-        shown_as: Attribute of `AcceleratorState` by which users find the plugin.
-        claims: Says, from the request alone, whether it is the one; `None` leaves that to plugin and flag.
-        containers: `module:Class` of the wrappers that the engine puts around models.
-        formats: `module:name` of the forms that its checkpoints have, so that every strategy can read them.
-    """
-
-    name: str
-    home: str | Callable[[Any], str]
-    plugin: str = ""
-    flag: str = ""
-    shown_as: str = ""
-    claims: Callable[[Request], bool] | None = None
-    containers: tuple[str, ...] = ()
-    formats: tuple[str, ...] = ()
-
-    def of(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the plugins that belong to this row."""
-        module, _, name = self.plugin.partition(":")
-        if module not in sys.modules:  # nobody can have made a plugin whose module was never imported
-            return ()
-        kind: type = getattr(sys.modules[module], name)
-        return tuple(plugin for plugin in plugins if isinstance(plugin, kind))
-
-
-@record(frozen=True)
 class Choice:
     """The strategy of a run.
 
     Attributes:
         strategy: Its class.
         plugins: Its plugins, made from the environment where none was given.
-        flag: Variable that tells other libraries of the engine; empty for a strategy that has none.
-        shown_as: Attribute of `AcceleratorState` by which users find the plugin; empty for a strategy that has none.
+        engine: Its row; `None` for a third party's strategy that has none.
         is_engine: Whether it was asked for by plugin, variable or name, not just by the number of processes.
     """
 
     strategy: type[Strategy]
     plugins: tuple[Any, ...]
-    flag: str = ""
-    shown_as: str = ""
+    engine: Engine | None = None
     is_engine: bool = True
 
+    @property
+    def argument(self) -> str:
+        """Argument of the Accelerator that takes the plugin; empty for a strategy that has none."""
+        return self.engine.argument if self.engine is not None else ""
 
-def _needs_mesh(request: Request) -> bool:
+    @property
+    def flag(self) -> str:
+        """Variable that tells other libraries of the engine; empty for a strategy that has none."""
+        return self.engine.flag if self.engine is not None else ""
+
+
+def needs_mesh(request: Request) -> bool:
     """Return whether the request asks for more than plain data parallelism."""
     axes = request.parallelism
     if any(isinstance(plugin, TorchTensorParallelPlugin) for plugin in request.plugins):
@@ -103,75 +84,23 @@ def _needs_mesh(request: Request) -> bool:
     return axes is not None and (axes.non_data_parallel_size > 1 or axes.dp_shard_enabled)
 
 
-def _on_xla(request: Request) -> bool:
+def has_several_processes(request: Request) -> bool:
+    """Return whether several processes train."""
+    return request.processes > 1
+
+
+def is_any(request: Request) -> bool:
+    """Return True."""
+    return True
+
+
+def on_xla(request: Request) -> bool:
     """Return whether the run uses XLA devices, which come first if torch_xla is installed."""
     if request.cpu or environ.flag("ACCELERATE_USE_CPU"):
         return False
     wanted = environ.text("ACCELERATE_TORCH_DEVICE")
     return wanted.startswith("xla") if wanted else devices.named("xla").is_available()
 
-
-def _fsdp(plugin: Any) -> str:
-    """Return the strategy of the requested FSDP version."""
-    if plugin.fsdp_version == 2:
-        return "accel_core.strategies.fsdp2.strategy:FullyShardStrategy"
-    return "accel_core.strategies.fsdp1.strategy:FullyShardedWrapperStrategy"
-
-
-ORDER: tuple[Row, ...] = (
-    Row(
-        "megatron",
-        "accel_core.strategies.megatron.strategy:MegatronStrategy",
-        plugin="accel_core.plugins.megatron:MegatronLMPlugin",
-        flag="ACCELERATE_USE_MEGATRON_LM",
-        shown_as="megatron_lm_plugin",
-    ),
-    Row(
-        "deepspeed",
-        "accel_core.strategies.deepspeed.strategy:DeepSpeedStrategy",
-        plugin="accel_core.plugins.deepspeed:DeepSpeedPlugin",
-        flag="ACCELERATE_USE_DEEPSPEED",
-        shown_as="deepspeed_plugins",
-        containers=("deepspeed.runtime.engine:DeepSpeedEngine",),
-    ),
-    Row(
-        "fsdp",
-        _fsdp,
-        plugin="accel_core.plugins.fsdp:FullyShardedDataParallelPlugin",
-        flag="ACCELERATE_USE_FSDP",
-        shown_as="fsdp_plugin",
-        containers=("torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel",),
-    ),
-    Row(
-        "mesh",
-        "accel_core.strategies.mesh.strategy:MeshStrategy",
-        plugin="accel_core.plugins.parallelism:TorchTensorParallelPlugin",
-        shown_as="torch_tp_plugin",
-        claims=_needs_mesh,
-    ),
-    Row(
-        "xla",
-        "accel_core.strategies.xla.strategy:XlaStrategy",
-        claims=_on_xla,
-        containers=WRAPPERS,
-    ),
-    Row(
-        "ddp",
-        "accel_core.strategies.ddp:DataParallelStrategy",
-        plugin="accel_core.plugins.handlers:DistributedDataParallelKwargs",
-        claims=lambda request: request.processes > 1,
-    ),
-    Row("single", "accel_core.strategies.single:SingleStrategy", claims=lambda request: True),
-)
-
-_BY_MACHINE = ("xla", "ddp", "single")
-"""Rows that nobody asks for: hardware and processes choose them."""
-
-for _row in ORDER:
-    for _container in _row.containers:
-        register_container(_container)
-    for _form in _row.formats:
-        register_format(_form)
 
 _registered: dict[str, type[Strategy]] = {}
 
@@ -200,17 +129,21 @@ def choose(request: Request) -> Choice:
     if foreign is not None:
         return Choice(foreign, _plugins_for(foreign, request.plugins))
     row = _claimant(request)
-    if row.name not in _BY_MACHINE and _on_xla(request):
+    by_machine = any(row.name == engine.name for engine in BUILT_IN)
+    if not row.strategy:
+        require(row.name, f"a process on {row.title}")
+        row = engines()[row.name]
+    if not by_machine and on_xla(request):
         raise ConfigurationError(
             f"XLA devices support only whole models and models sharded by torch_xla; got the engine {row.name!r} "
             "where torch_xla is installed. Leave its plugin or variable out, or set USE_TORCH_XLA=0 to use another "
             "device."
         )
-    own = row.of(request.plugins) or ((_load(row.plugin)(),) if row.plugin and row.claims is None else ())
-    home = row.home(own[0]) if callable(row.home) else row.home
-    strategy: type[Strategy] = _load(home)
+    own = row.own(request.plugins) or ((load(row.plugin)(),) if row.plugin and not row.claims else ())
+    home = load(row.strategy)
+    strategy: type[Strategy] = home if isinstance(home, type) else load(home(own[0]))
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
-    return Choice(strategy, (*own, *others), row.flag, row.shown_as, is_engine=row.name not in _BY_MACHINE)
+    return Choice(strategy, (*own, *others), row, not by_machine)
 
 
 def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -219,16 +152,26 @@ def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any,
     return tuple(plugin for kind in kinds for plugin in given if isinstance(plugin, kind))
 
 
-def _claimant(request: Request) -> Row:
-    """Return the first row that claims a request: by a plugin that was given, else by variable or by the processes."""
-    given = [row for row in ORDER if row.claims is None and row.of(request.plugins)]
+def _claimant(request: Request) -> Engine:
+    """Return the engine that claims a request: by a plugin that was given, else by its variable, else by the processes.
+
+    Packages are looked for only where a plugin, a variable or an axis asks for one: that reads many files.
+    """
+    handlers = (DistributedDataParallelKwargs,)
+    plugins = any(not isinstance(plugin, handlers) for plugin in request.plugins)
+    axes = needs_mesh(request)
+    rows = tuple(engines().values()) if plugins or axes else BUILT_IN
+    given = [row for row in rows if row.strategy and not row.claims and row.own(request.plugins)]
     if len(given) > 1:
         raise ConfigurationError(
             f"Only one engine can train a model; got plugins of {' and '.join(row.name for row in given)}. Keep one."
         )
-    if given:
-        return given[0]
-    return next(row for row in ORDER if (environ.flag(row.flag) if row.claims is None else row.claims(request)))
+    chosen = given or flagged()
+    if chosen:
+        return chosen[0]
+    if axes:
+        require("torch_tp", "axes along which ranks share a model")
+    return next(row for row in rows if row.claims and load(row.claims)(request))
 
 
 def _foreign(request: Request) -> type[Strategy] | None:
@@ -261,9 +204,3 @@ def _foreign(request: Request) -> type[Strategy] | None:
             "ACCELERATE_STRATEGY."
         )
     return next(iter(claimants.values()), None)
-
-
-def _load(home: str) -> Any:
-    """Import a class by `module:Class`."""
-    module, _, name = home.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -20,11 +20,10 @@ from accel_core.data.presharded import check_read_alike
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import whole
-from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
 from accel_core.optim.rebind import ParameterNames
-from accel_core.options.enums import DistributedType, DynamoBackend
+from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
@@ -36,8 +35,6 @@ from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.utils.data import DataLoader
-
-    from accel_core.strategies.context.parallel import ContextParallel
 
 __all__ = ["Strategy", "strategy_of", "sync_next_backward"]
 
@@ -95,7 +92,6 @@ class Strategy(ABC):
         world: The processes.
         layout: Which rank does what.
         number_format: What `precision` returned.
-        context: What splits sequences, on a mesh whose ranks share them.
     """
 
     name: ClassVar[str]
@@ -113,8 +109,6 @@ class Strategy(ABC):
 
     format: CheckpointFormat = PLAIN
     """How models and optimizers lie in a checkpoint. A strategy with several forms sets its own when it is made."""
-
-    context: ContextParallel | None = None
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -221,8 +215,6 @@ class Strategy(ABC):
             placement.refuse_misplaced(slot.given, self.world.device)
             if not self.receives_weights and (self.parts.device_placement if slot.place is None else slot.place):
                 placement.refuse_empty(slot.given)
-            if self.context is not None:
-                self.context.check(slot.given)
         for slot in bundle.optimizers:
             self._names.check(slot.given)
         for slot in bundle.loaders:
@@ -337,11 +329,7 @@ class Strategy(ABC):
         """
         scaler = self.number_format.scaler
         scaled: torch.Tensor = loss if scaler is None else scaler.scale(loss)
-        if self.context is None:
-            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
-            return
-        with self.context.around_backward():
-            scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
+        scaled.backward(**kwargs)  # type: ignore[no-untyped-call]
 
     def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
         """Multiply the gradients of a window, complete on every rank, wherever they live.
@@ -416,9 +404,7 @@ class Strategy(ABC):
             buffer_seq_dims: The sequence dim of each buffer.
             no_restore_buffers: Buffers that need not be restored afterwards.
         """
-        if self.context is None:
-            return nullcontext()
-        return self.context.split(buffers, buffer_seq_dims, no_restore_buffers)
+        return nullcontext()
 
     def whole_metrics(self, value: _L) -> _L:
         """Return metrics of whole samples where each rank computed them from a part of each sample.
@@ -429,7 +415,7 @@ class Strategy(ABC):
         Raises:
             DataError: The values cannot be combined.
         """
-        return value if self.context is None else self.context.whole_metrics(value)
+        return value
 
     def adapt_loader(self, loader: _L, model: torch.nn.Module) -> _L:
         """Adapt a loader to sequence parallelism; without it, the loader is returned unchanged.
@@ -519,6 +505,3 @@ class Strategy(ABC):
         """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)
         self._names.settle(self._bare(model))
-        if self.context is not None:
-            compiled = is_compiled_module(model) or self.parts.compilation.backend != DynamoBackend.NO
-            self.context.watch(self._bare(model), compiled=compiled)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from accel_core.host.versions import installed_version, is_torch_version
+from accel_core.options.engines import absent
 
 __all__ = ["requires"]
 
@@ -30,12 +31,14 @@ def _missing(need: str) -> str | None:
         return None if module is not None and module.is_available() else f"needs a {name} device, none on this machine"
     if kind == "torch":
         return None if is_torch_version(">=", name) else f"needs torch {name}; this is {installed_version('torch')}"
+    if kind == "engine":
+        return next((f"needs {known.package}, not installed here" for known in absent(name)), None)
     if kind == "user":
         return None if os.geteuid() == 0 else "needs root"
     if kind == "platform":
         return None if sys.platform == name else f"needs {name}; this is {sys.platform}"
     raise ValueError(
-        f"A requirement has an unknown kind {kind!r}. Use library, program, device, torch, user or platform."
+        f"A requirement has an unknown kind {kind!r}. Use library, program, device, torch, engine, user or platform."
     )
 
 

@@ -1,22 +1,16 @@
 """Choosing a strategy."""
 
 import sys
-from typing import Any
 
 import pytest
-import torch
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
-from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
 from accel_core.plugins.handlers import DistributedDataParallelKwargs, KwargsHandler
-from accel_core.plugins.megatron import MegatronLMPlugin
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies import registry
 from accel_core.strategies.ddp import DataParallelStrategy
-from accel_core.strategies.mesh.strategy import MeshStrategy
 from accel_core.strategies.registry import Request, choose, register_strategy
 from accel_core.strategies.single import SingleStrategy
 
@@ -59,59 +53,24 @@ def test_settings_do_not_choose() -> None:
 def test_engine_asked_for_by_plugin_is_never_replaced() -> None:
     """The plugin of an engine chooses it, on one process as on many, without its library."""
     for processes in (1, 2):
-        assert choose(Request(processes, (MegatronLMPlugin(),))).strategy.name == "megatron"
-
-
-def test_the_version_chooses_the_way_to_shard() -> None:
-    """A version of FSDP is asked for by its plugin, or by the variables of a launcher."""
-    from accel_core.strategies.fsdp1.strategy import FullyShardedWrapperStrategy
-    from accel_core.strategies.fsdp2.strategy import FullyShardStrategy
-
-    assert choose(Request(2, (FullyShardedDataParallelPlugin(),))).strategy is FullyShardedWrapperStrategy
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    choice = choose(Request(2, (plugin,)))
-    assert (choice.strategy, choice.plugins, choice.shown_as) == (FullyShardStrategy, (plugin,), "fsdp_plugin")
-    with patch_environment(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2"):
-        choice = choose(Request(1))
-    assert (choice.strategy, choice.plugins[0].fsdp_version) == (FullyShardStrategy, 2)
+        assert choose(Request(processes, (DeepSpeedPlugin(),))).strategy.name == "deepspeed"
 
 
 def test_engine_asked_for_by_environment_is_never_replaced() -> None:
     """The same holds for the variables that a launcher sets, which fill the plugin."""
-    with patch_environment(ACCELERATE_USE_MEGATRON_LM="true", MEGATRON_LM_TP_DEGREE="2"):
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="1"):
         choice = choose(Request(2))
-    assert (choice.strategy.name, choice.plugins[0].tp_degree) == ("megatron", 2)
-
-
-def test_mesh_is_asked_for_by_its_axes() -> None:
-    """An axis along which ranks share a replica asks for a mesh, as its plugin does; copies alone are data parallel."""
-    choice = choose(Request(2, parallelism=ParallelismConfig(cp_size=2)))
-    assert (choice.strategy, choice.plugins) == (MeshStrategy, ())
-    plugin = TorchTensorParallelPlugin(2)
-    assert choose(Request(2, (plugin,))).plugins == (plugin,)
-    assert choose(Request(2, parallelism=ParallelismConfig(dp_replicate_size=2))).strategy is DataParallelStrategy
-
-
-def test_a_plugin_is_stronger_than_a_variable() -> None:
-    """Argument before environment: the plugin's engine is the one that is named."""
-    with patch_environment(ACCELERATE_USE_DEEPSPEED="true"):
-        assert choose(Request(2, (MegatronLMPlugin(),))).strategy.name == "megatron"
+    assert (choice.strategy.name, choice.plugins[0].zero_stage) == ("deepspeed", 1)
 
 
 def test_deepspeed_is_chosen_without_importing_it() -> None:
     """A plugin, or the variable of a launcher, asks for DeepSpeed; the library is imported with the first engine."""
     plugin = DeepSpeedPlugin()
     choice = choose(Request(1, (plugin,)))
-    assert (choice.strategy.name, choice.plugins, choice.shown_as) == ("deepspeed", (plugin,), "deepspeed_plugins")
+    assert (choice.strategy.name, choice.plugins, choice.argument) == ("deepspeed", (plugin,), "deepspeed_plugin")
     with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3"):
         assert choose(Request(2)).plugins[0].zero_stage == 3
     assert "deepspeed" not in sys.modules
-
-
-def test_two_engines_are_refused() -> None:
-    """Plugins of two engines contradict each other."""
-    with pytest.raises(ConfigurationError, match=r"got plugins of deepspeed and fsdp\. Keep one"):
-        choose(Request(2, (FullyShardedDataParallelPlugin(), DeepSpeedPlugin())))
 
 
 def test_unknown_name_lists_what_is_installed() -> None:
@@ -150,18 +109,6 @@ def test_two_claimants_of_one_plugin_are_refused() -> None:
         choose(Request(1, (Settings(),)))
     with pytest.raises(ConfigurationError, match="got 'foreign' again"):
         register_strategy(Again)
-
-
-def test_engines_not_built_are_unwrapped_all_the_same() -> None:
-    """A model that a user wrapped by FSDP comes out of its wrapper."""
-    from accel_core.modules import unwrap
-
-    fsdp: Any = pytest.importorskip("torch.distributed.fsdp").FullyShardedDataParallel
-    wrapper = fsdp.__new__(fsdp)
-    torch.nn.Module.__init__(wrapper)
-    inner = torch.nn.Linear(1, 1)
-    wrapper._fsdp_wrapped_module = inner
-    assert unwrap.extract_model_from_parallel(wrapper) is inner
 
 
 def test_a_strategy_on_ddp_gets_its_plugin_and_those_of_ddp() -> None:

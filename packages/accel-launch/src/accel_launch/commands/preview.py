@@ -7,9 +7,10 @@ import sys
 from dataclasses import asdict, replace
 from typing import Any
 
+from accel_core.options.engines import load
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.batch import batch_of
-from accel_launch.settings.deepspeed_file import values_from_file
+from accel_launch.settings.child import switched
 from accel_launch.settings.engines import asked_for, describe, engine_rows
 from accel_launch.settings.layout import counted
 from accel_launch.settings.mesh import Mesh, mesh_of
@@ -40,7 +41,7 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
                 if weaker.origin != "default"
             ],
         }
-        for key, said in {**settings.resolved, **_decided_by_deepspeed(settings)}.items()
+        for key, said in {**settings.resolved, **_decided_by_files(settings)}.items()
     ]
     return [*rows, {"key": _ENGINES, "value": _engines(settings), "origin": "installed", "where": "", "over": []}]
 
@@ -50,11 +51,13 @@ def _engines(settings: Settings) -> list[dict[str, Any]]:
     return [{**row, "chosen": row["name"] in chosen} for row in engine_rows()]
 
 
-def _decided_by_deepspeed(settings: Settings) -> dict[str, Resolved]:
-    """Return the settings that DeepSpeed's file decides, over what was set elsewhere."""
+def _decided_by_files(settings: Settings) -> dict[str, Resolved]:
+    """Return the settings that a file of the engine's own decides, over what was set elsewhere."""
     return {
         key: replace(found, overridden=(settings.resolved[key], *settings.resolved[key].overridden))
-        for key, found in values_from_file(settings).items()
+        for engine in switched(settings)
+        if engine.decides
+        for key, found in load(engine.decides)(settings).items()
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher
-from accel_launch.settings.deepspeed_hosts import MPI, launcher_of
+from accel_launch.settings.deepspeed_hosts import MPI, check_hosts, launcher_of
 from accel_launch.settings.reading import read_text, shortened
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.run import supervise
@@ -50,6 +50,15 @@ class DeepSpeedLauncher(Launcher):
     def claims(self, settings: Settings) -> bool:
         """Take a DeepSpeed run over several machines, unless it asks for the standard way."""
         return launcher_of(settings) is not None
+
+    def needs(self, settings: Settings) -> list[str]:
+        """Return the settings without which machines do not find one another, and refuse hosts that do not fit.
+
+        Raises:
+            ConfigurationError: As for `check_hosts`.
+        """
+        check_hosts(settings)
+        return ["main_process_ip", "machine_rank"] if launcher_of(settings) == "nossh" else []
 
     def command(self, settings: Settings) -> list[str]:
         """Return the command line of DeepSpeed's launcher."""

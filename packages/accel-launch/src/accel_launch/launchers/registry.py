@@ -5,7 +5,8 @@ from importlib import import_module
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.installed import somebody_offers
+from accel_core.host.installed import somebody_offers
+from accel_core.options.engines import engines
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
@@ -18,11 +19,10 @@ BUILT_IN = (
     "accel_launch.launchers.sagemaker:SageMakerLauncher",
     "accel_launch.launchers.tpu:TpuLauncher",
     "accel_launch.launchers.mpi:MpiLauncher",
-    "accel_launch.launchers.deepspeed:DeepSpeedLauncher",
     "accel_launch.launchers.torchrun:TorchrunLauncher",
     "accel_launch.launchers.simple:SimpleLauncher",
 )
-"""Launchers that come with accel-launch; the first that claims the run starts it."""
+"""Launchers that come with accel-launch; the first that claims the run starts it, those of engines before torchrun."""
 
 
 def _points() -> Iterable[Any]:
@@ -45,7 +45,8 @@ def choose(settings: Settings) -> Launcher:
         )
     if claimants:
         return claimants[0]
-    for place in BUILT_IN:
+    engines_own = (engine.launcher for engine in engines().values() if engine.launcher)
+    for place in (*BUILT_IN[:-2], *engines_own, *BUILT_IN[-2:]):
         module, _, name = place.partition(":")
         launcher: Launcher = getattr(import_module(module), name)()
         if launcher.claims(settings):

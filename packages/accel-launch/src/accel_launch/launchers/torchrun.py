@@ -4,12 +4,10 @@ import sys
 
 from accel_launch.imports import load
 from accel_launch.launchers.launcher import Launcher
+from accel_launch.settings.child import switched
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["TorchrunLauncher"]
-
-
-_WANT_A_GROUP = ("use_fsdp", "use_deepspeed", "use_megatron_lm", "use_parallelism_config", "multi_gpu")
 
 
 class TorchrunLauncher(Launcher):
@@ -21,7 +19,7 @@ class TorchrunLauncher(Launcher):
         """Take every run of several processes or machines, and the engines that want a process group even for one."""
         layout = settings.layout
         several = layout.processes > 1 or layout.machines > 1 or bool(settings["max_restarts"])
-        return several or any(settings[key] for key in _WANT_A_GROUP)
+        return several or bool(switched(settings) or settings["use_parallelism_config"] or settings["multi_gpu"])
 
     def command(self, settings: Settings) -> list[str]:
         """Return the equivalent command line of torchrun; `run` does the same in this process."""

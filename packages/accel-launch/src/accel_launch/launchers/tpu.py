@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
-from accel_core.options.engines import named
+from accel_core.options.engines import engines
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
@@ -56,7 +56,7 @@ class TpuLauncher(Launcher):
             MissingDependencyError: torch-xla is not installed.
             ConfigurationError: A pod is asked for without its name, or its name begins like an option.
         """
-        named("xla").require()
+        engines()["xla"].require()
         name = str(settings.config.get("tpu_name") or "")
         if settings["tpu_use_cluster"] and (not name or name.startswith("-")):
             raise ConfigurationError(

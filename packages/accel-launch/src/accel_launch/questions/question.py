@@ -7,8 +7,20 @@ from typing import Any, TypeAlias
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.model import Setting
 from accel_launch.settings.resolve import read
+from accel_launch.settings.table import BY_KEY
 
-__all__ = ["BACK", "Answers", "Question", "When", "always", "from_setting"]
+__all__ = [
+    "BACK",
+    "Answers",
+    "Question",
+    "When",
+    "always",
+    "answered",
+    "from_key",
+    "from_options",
+    "from_setting",
+    "on_several_machines",
+]
 
 BACK = "<"
 """The answer that goes one question back."""
@@ -100,3 +112,29 @@ def from_setting(
         path=setting.path,
         optional=optional,
     )
+
+
+def from_key(key: str, when: When, *, text: str = "", default: str | None = None, optional: bool = False) -> Question:
+    """Make a question of the launch setting called `key`."""
+    return from_setting(BY_KEY[key], when, text=text, default=default, optional=optional)
+
+
+def answered(*wanted: tuple[str, str]) -> When:
+    """Return a condition: that earlier answers are these, by the key of their question."""
+    return lambda answers: all(str(answers.get(key)) == value for key, value in wanted)
+
+
+def on_several_machines(answers: Answers) -> bool:
+    """Return whether several machines take part."""
+    return int(answers.get("num_machines") or 1) > 1
+
+
+def from_options(engine: str, *wanted: tuple[str, str]) -> tuple[Question, ...]:
+    """Make the questions of an engine of the rows of its options, for a run with these answers."""
+    found = []
+    for setting in BY_KEY.values():
+        asked = setting.option.asked if setting.option is not None and setting.engine == engine else None
+        if asked is not None:
+            when = answered(*wanted, *asked.when)
+            found.append(from_setting(setting, when, text=asked.text, default=asked.default, optional=asked.optional))
+    return tuple(found)

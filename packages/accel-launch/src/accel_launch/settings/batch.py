@@ -1,10 +1,9 @@
 """How many samples one optimizer step sees, as far as it can be known before the script runs."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from accel_launch.settings.deepspeed_file import deepspeed_file
+from accel_core.options.engines import load
+from accel_launch.settings.child import switched
 from accel_launch.settings.mesh import mesh_of
 from accel_launch.settings.resolve import Settings
 
@@ -39,22 +38,16 @@ class StepBatch:
 def batch_of(settings: Settings) -> StepBatch:
     """Return what the settings say about the batch of one optimizer step."""
     ranks = mesh_of(settings).data_parallel
-    config = deepspeed_file(settings)
-    total, each = _number(config.get("train_batch_size")), _number(config.get("train_micro_batch_size_per_gpu"))
-    steps = _accumulated(settings, config)
+    told = [load(engine.batch)(settings) for engine in switched(settings) if engine.batch]
+    total, each, steps = told[0] if told else (None, None, _accumulated(settings))
     if total is None and each is not None and steps is not None:
         total = each * steps * ranks
     return StepBatch(total, each, steps, ranks)
 
 
-def _accumulated(settings: Settings, config: Mapping[str, Any]) -> int | None:
-    if settings["use_megatron_lm"]:
-        return int(settings["megatron_lm_num_micro_batches"] or 1)
+def _accumulated(settings: Settings) -> int | None:
     said = settings.resolved["gradient_accumulation_steps"]
-    reaches_script = settings["use_deepspeed"] or said.origin == "environment"
-    if reaches_script and _number(said.value) is not None:
-        return _number(said.value)
-    return _number(config.get("gradient_accumulation_steps", 1)) if config else None
+    return _number(said.value) if said.origin == "environment" else None
 
 
 def _number(value: object) -> int | None:

@@ -3,11 +3,11 @@
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.options.engines import Engine, named
-from accel_launch.settings.deepspeed_file import check_deepspeed_file, values_from_file
-from accel_launch.settings.deepspeed_hosts import check_hosts, launcher_of
+from accel_core.options.engines import Engine, load, require_switched
+from accel_launch.settings.child import switched
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["check_installed", "check_script", "check_settings"]
@@ -39,14 +39,7 @@ def check_script(settings: Settings) -> None:
         )
 
 
-_EXCLUSIVE = (
-    ("cpu", "multi_gpu", "tpu"),
-    ("use_deepspeed", "use_fsdp"),
-    ("use_deepspeed", "use_megatron_lm"),
-    ("tpu", "use_deepspeed"),
-    ("tpu", "use_fsdp"),
-    ("tpu", "use_megatron_lm"),
-)
+_HARDWARE = ("cpu", "multi_gpu", "tpu")
 
 
 def check_settings(settings: Settings) -> None:
@@ -54,10 +47,14 @@ def check_settings(settings: Settings) -> None:
 
     Raises:
         ConfigurationError: Hardware or engines exclude each other, numbers of processes contradict each other,
-            sizes of mesh axes do not multiply to the number of processes, or a DeepSpeed file and the settings say one
-            key differently.
+            sizes of mesh axes do not multiply to the number of processes, or the engine refuses them.
+        MissingDependencyError: The package of an engine is not installed.
     """
-    for keys in _EXCLUSIVE:
+    require_switched(settings)
+    chosen = switched(settings)
+    exclusive = [("tpu", engine.switch) for engine in chosen]
+    exclusive += [(engine.switch, other) for engine in chosen for other in engine.excludes]
+    for keys in (_HARDWARE, *exclusive):
         said = [key for key in keys if settings[key]]
         if len(said) > 1:
             names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
@@ -71,23 +68,24 @@ def check_settings(settings: Settings) -> None:
         _check_machines(settings)
     if settings["use_parallelism_config"]:
         _check_mesh(settings, layout.processes)
-    check_deepspeed_file(settings)
-    _check_deepspeed(settings)
+    for engine in switched(settings):
+        if engine.checks:
+            load(engine.checks)(settings)
 
 
 def check_installed(settings: Settings) -> None:
     """Refuse an engine whose library the Python of this process does not have, where the script runs in it.
 
-    DeepSpeed's own launcher is looked for by its program instead.
+    A launcher of the engine's own looks for its program instead.
 
     Raises:
         MissingDependencyError: The library is not installed, or is too old.
     """
-    if settings["no_python"] or launcher_of(settings) is not None:
+    if settings["no_python"] or _own_launcher(settings) is not None:
         return
-    for name, key in (("deepspeed", "use_deepspeed"), ("megatron", "use_megatron_lm")):
-        if settings[key]:
-            _require(named(name), f"{key} from {settings.source(key)}")
+    for engine in switched(settings):
+        if engine.library:
+            _require(engine, f"{engine.switch} from {settings.source(engine.switch)}")
 
 
 def _require(engine: Engine, asked: str) -> None:
@@ -99,12 +97,17 @@ def _require(engine: Engine, asked: str) -> None:
         )
 
 
+def _own_launcher(settings: Settings) -> Any:
+    """Return the launcher of the run's engine, where it has one that claims the run."""
+    found = (load(engine.launcher)() for engine in switched(settings) if engine.launcher)
+    return next((launcher for launcher in found if launcher.claims(settings)), None)
+
+
 def _check_machines(settings: Settings) -> None:
     wanted = ["main_process_ip", "main_process_port"]
-    launcher = launcher_of(settings)
+    launcher = _own_launcher(settings)
     if launcher is not None:
-        check_hosts(settings)
-        wanted = ["main_process_ip", "machine_rank"] if launcher == "nossh" else []
+        wanted = launcher.needs(settings)
     elif settings["rdzv_backend"] == "static" and ":" not in str(settings["nnodes"]):
         wanted.append("machine_rank")
     missing = [f"--{key.replace('_', '-')}" for key in wanted if settings[key] is None]
@@ -127,23 +130,3 @@ def _check_mesh(settings: Settings, processes: int) -> None:
             f"The mesh does not fit the processes; got {told} = {product} for {processes} processes. Change an "
             "axis, or --num-processes."
         )
-
-
-def _check_deepspeed(settings: Settings) -> None:
-    """Refuse what DeepSpeed cannot do here, as far as settings and its own file show it."""
-    if not settings["use_deepspeed"]:
-        return
-    decided = {**settings.resolved, **values_from_file(settings)}
-    precision = decided["mixed_precision"]
-    if settings["cpu"] and precision.value in ("fp16", "fp8"):
-        raise ConfigurationError(
-            f"DeepSpeed computes in fp32 or bf16 on a CPU; got {precision.value} from {precision.where}, and cpu from "
-            f"{settings.source('cpu')}. Use bf16 or no mixed precision, or train on a GPU."
-        )
-    for what in ("optimizer", "param"):
-        device, path = decided[f"offload_{what}_device"], decided[f"offload_{what}_nvme_path"]
-        if device.value == "nvme" and path.value in (None, "", "none"):
-            raise ConfigurationError(
-                f"Offloading to a disk needs a folder; got offload_{what}_device nvme from {device.where}, and no "
-                f"offload_{what}_nvme_path. Pass --offload-{what}-nvme-path, or set nvme_path in the DeepSpeed file."
-            )

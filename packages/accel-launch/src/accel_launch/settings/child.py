@@ -4,27 +4,26 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from accel_launch.settings.deepspeed_file import keys_beside_file
+from accel_core.options.engines import Engine, engines, load
 from accel_launch.settings.devices import visible_variable
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import BY_KEY
 
-__all__ = ["active", "child_environment", "engine_environment"]
+__all__ = ["active", "child_environment", "engine_environment", "switched"]
 
-_SWITCHES = {
-    "deepspeed": "use_deepspeed",
-    "fsdp": "use_fsdp",
-    "megatron": "use_megatron_lm",
-    "parallelism": "use_parallelism_config",
-}
-"""The setting that turns an engine on, by the name in `Setting.engine`."""
+_MESH = "use_parallelism_config"
 
 
 def active(engine: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether a run uses an engine."""
+    """Return whether a run uses what settings belong to, by the name in `Setting.engine`."""
     if engine == "fp8":
         return bool(settings["mixed_precision"] == "fp8")
-    return engine == "dynamo" or bool(settings[_SWITCHES[engine]])
+    return engine == "dynamo" or bool(settings[_MESH if engine == "parallelism" else engines()[engine].switch])
+
+
+def switched(settings: Mapping[str, Any]) -> list[Engine]:
+    """Return the engines whose switches are on."""
+    return [engine for engine in engines().values() if engine.switch and settings[engine.switch]]
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
@@ -43,16 +42,16 @@ def child_environment(settings: Settings) -> dict[str, str]:
     if settings["enable_cpu_affinity"]:
         found["ACCELERATE_CPU_AFFINITY"] = "1"
     found.update(engine_environment(settings))
-    if settings["use_deepspeed"]:
-        path = settings.inherited.get("PYTHONPATH")
-        found["PYTHONPATH"] = f"{path}:{os.getcwd()}" if path else os.getcwd()
-        found["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(keys_beside_file(settings))
+    for engine in switched(settings):
+        if engine.environment:
+            found.update(load(engine.environment)(settings))
     return found
 
 
 def engine_environment(settings: Settings) -> dict[str, str]:
     """Return the variables of the engines that the run uses."""
-    found = {BY_KEY[key].environment: "true" for engine, key in _SWITCHES.items() if active(engine, settings)}
+    keys = [engine.switch for engine in switched(settings)] + [_MESH] * bool(settings[_MESH])
+    found = {BY_KEY[key].environment: "true" for key in keys}
     for key, setting in BY_KEY.items():
         option = setting.option
         if option is None or not active(setting.engine, settings):

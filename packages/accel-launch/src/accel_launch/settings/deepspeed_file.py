@@ -1,6 +1,7 @@
 """DeepSpeed's own JSON file: read before anything starts, compared with the settings, and shown where it decides."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,16 @@ from accel_launch.settings.resolve import Settings
 from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
 
-__all__ = ["KEYS_IN_FILE", "check_deepspeed_file", "deepspeed_file", "keys_beside_file", "values_from_file"]
+__all__ = [
+    "KEYS_IN_FILE",
+    "batch",
+    "check",
+    "check_deepspeed_file",
+    "deepspeed_file",
+    "environment",
+    "keys_beside_file",
+    "values_from_file",
+]
 
 KEYS_IN_FILE: dict[str, tuple[str, ...]] = {
     "zero_stage": ("zero_optimization", "stage"),
@@ -92,6 +102,50 @@ def check_deepspeed_file(settings: Settings) -> None:
         )
     _refuse_keys_beside_it(settings)
     _refuse_differences(settings, config)
+
+
+def check(settings: Settings) -> None:
+    """Refuse what DeepSpeed cannot do here, as far as settings and its own file show it.
+
+    Raises:
+        ConfigurationError: As for `check_deepspeed_file`; or a precision or an offload that DeepSpeed does not do.
+    """
+    check_deepspeed_file(settings)
+    decided = {**settings.resolved, **values_from_file(settings)}
+    precision = decided["mixed_precision"]
+    if settings["cpu"] and precision.value in ("fp16", "fp8"):
+        raise ConfigurationError(
+            f"DeepSpeed computes in fp32 or bf16 on a CPU; got {precision.value} from {precision.where}, and cpu from "
+            f"{settings.source('cpu')}. Use bf16 or no mixed precision, or train on a GPU."
+        )
+    for what in ("optimizer", "param"):
+        device, path = decided[f"offload_{what}_device"], decided[f"offload_{what}_nvme_path"]
+        if device.value == "nvme" and path.value in (None, "", "none"):
+            raise ConfigurationError(
+                f"Offloading to a disk needs a folder; got offload_{what}_device nvme from {device.where}, and no "
+                f"offload_{what}_nvme_path. Pass --offload-{what}-nvme-path, or set nvme_path in the DeepSpeed file."
+            )
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Return where the processes look for modules, and which keys stand beside DeepSpeed's file."""
+    path = settings.inherited.get("PYTHONPATH")
+    return {
+        "PYTHONPATH": f"{path}:{os.getcwd()}" if path else os.getcwd(),
+        "ACCELERATE_CONFIG_DS_FIELDS": ",".join(keys_beside_file(settings)),
+    }
+
+
+def batch(settings: Settings) -> tuple[int | None, int | None, int | None]:
+    """Return the samples of a step and of a process, and the batches of a step, as the file and the settings say."""
+    config, steps = deepspeed_file(settings), _whole(settings["gradient_accumulation_steps"])
+    if steps is None and config:
+        steps = _whole(config.get("gradient_accumulation_steps", 1))
+    return _whole(config.get("train_batch_size")), _whole(config.get("train_micro_batch_size_per_gpu")), steps
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _refuse_keys_beside_it(settings: Settings) -> None:

@@ -3,29 +3,38 @@
 from collections.abc import Iterator
 from typing import Any
 
-from accel_core.options.engines import ENGINES, Engine
-from accel_launch.settings.child import active
+from accel_core.options.engines import Engine, engines, require_switched
+from accel_launch.settings.child import active, switched
 from accel_launch.settings.mesh import mesh_of
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["asked_for", "describe", "engine_rows"]
 
-_SWITCHES = {"deepspeed": "use_deepspeed", "megatron": "use_megatron_lm", "xla": "tpu"}
 _FP8 = "fp8-"
 
 
 def asked_for(settings: Settings) -> list[Engine]:
-    """Return the engines that the settings of a run choose; a script may choose others."""
+    """Return the engines that the settings of a run choose; a script may choose others.
+
+    Raises:
+        MissingDependencyError: The package of an engine is not installed.
+    """
+    require_switched(settings)
     names = set(_names(settings))
-    return [engine for engine in ENGINES if engine.name in names]
+    return [engine for engine in _shown() if engine.name in names]
+
+
+def _shown() -> list[Engine]:
+    return [engine for engine in engines().values() if engine.library]
 
 
 def _names(settings: Settings) -> Iterator[str]:
-    switched = [name for name, switch in _SWITCHES.items() if settings[switch]]
-    yield from switched
-    if settings["use_fsdp"]:
-        yield f"fsdp{settings['fsdp_version']}"
-    elif not switched and settings.layout.processes > 1:
+    chosen = ["xla"] if settings["tpu"] else []
+    for engine in switched(settings):
+        version = f"{engine.name}_version"  # an engine of several versions has a row for each
+        chosen.append(f"{engine.name}{settings[version]}" if version in settings else engine.name)
+    yield from chosen
+    if not chosen and settings.layout.processes > 1:
         yield "ddp"
     if active("parallelism", settings):
         yield from (axis for axis, size in mesh_of(settings).sizes.items() if size > 1)
@@ -35,14 +44,14 @@ def _names(settings: Settings) -> Iterator[str]:
 
 def _first_fp8() -> str:
     """Return the engine that a process takes for 8 bits where none is named: the first that is installed."""
-    known = [engine for engine in ENGINES if engine.name.startswith(_FP8)]
+    known = [engine for engine in _shown() if engine.name.startswith(_FP8)]
     return next((engine for engine in known if not engine.presence().problem), known[0]).name
 
 
 def engine_rows() -> list[dict[str, Any]]:
     """Return every engine that accel knows, with what is installed of it."""
     found = []
-    for engine in ENGINES:
+    for engine in _shown():
         here = engine.presence()
         found.append(
             {

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from accel_core.errors import ConfigurationError
+from accel_core.options.engines import PUBLIC, engines, require
 from accel_core.options.enums import ComputeEnvironment, SageMakerDistributedType
 from accel_launch.settings import document
 from accel_launch.settings.devices import SEVERAL_DEVICES
@@ -21,7 +22,7 @@ from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import read_text, shortened
 from accel_launch.settings.resolve import resolve_file
 from accel_launch.settings.resolved import Resolved
-from accel_launch.settings.table import BY_KEY, BY_PATH
+from accel_launch.settings.table import ALL, BY_KEY, BY_PATH, ENGINES
 
 __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "read_document", "sections", "write"]
 
@@ -56,9 +57,8 @@ SAGEMAKER_ONLY = {
 """Keys that a file for SageMaker has beyond the others."""
 
 _ENGINE_OF_TYPE = {
-    "DEEPSPEED": "use_deepspeed",
-    "FSDP": "use_fsdp",
-    "MEGATRON_LM": "use_megatron_lm",
+    **{known.word.upper(): f"use_{known.word}" for known in PUBLIC if known.files},
+    **{engine.label: engine.switch for engine in engines().values() if engine.label and engine.switch},
     "XLA": "tpu",
     **dict.fromkeys(SEVERAL_DEVICES, "multi_gpu"),
     "MULTI_CPU": "cpu",
@@ -182,6 +182,10 @@ def check_keys(file: ConfigFile) -> None:
     grouped = sections()
     for key, value in file.config.items():
         if key not in top:
+            if value not in (None, {}):  # Accelerate writes empty sections of engines that a run does not use
+                require(key.removesuffix("_config"), file.where(key))
+            elif key in _SECTIONS:
+                continue
             raise _unknown(file, (key,), top)
         if key not in grouped or value is None:
             continue
@@ -190,16 +194,15 @@ def check_keys(file: ConfigFile) -> None:
                 f"{file.where(key)}: {key} groups settings; got {shortened(value)}. Write its settings below "
                 "it, indented."
             )
-        known = {path[1] for path in BY_PATH if path[0] == key and len(path) > 1} | _PLUGIN_KEYS.get(key, set())
+        known = {row.path[1] for row in (*ALL, *ENGINES) if row.path[:1] == (key,) and len(row.path) > 1}
+        known |= _OTHER_KEYS.get(key, set())
         for inner in value:
             if inner not in known:
                 raise _unknown(file, (key, inner), known)
 
 
-_PLUGIN_KEYS = {
-    "mpirun_config": {"mpirun_ccl"},
-    "deepspeed_config": {"deepspeed_multinode_launcher", "gradient_accumulation_steps", "gradient_clipping"},
-}
+_OTHER_KEYS = {"mpirun_config": {"mpirun_ccl"}}
+_SECTIONS = {f"{known.word}_config" for known in PUBLIC}
 
 
 def _unknown(file: ConfigFile, keys: tuple[str, ...], known: set[str]) -> ConfigurationError:
@@ -240,7 +243,8 @@ def _check_kinds(file: ConfigFile) -> None:
         )
 
 
-_HARDWARE = {"cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}
+_HARDWARE = {key for key in _ENGINE_OF_TYPE.values() if key}
+_WITH_AXES = {engine.switch for engine in engines().values() if engine.takes_axes}
 
 
 def _type(file: ConfigFile) -> str:
@@ -253,9 +257,9 @@ def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, st
     """Return the switches that the kind of run turns on, each with its place."""
     engine = _ENGINE_OF_TYPE.get(_type(file))
     found: dict[str, tuple[object, str]] = {}
-    if engine and not written & (_HARDWARE - {"use_megatron_lm"}):
+    if engine and not written & _HARDWARE:
         found[engine] = True, file.where("distributed_type")
-    if file.config.get("parallelism_config") and ("use_fsdp" in found or "use_fsdp" in written):
+    if file.config.get("parallelism_config") and _WITH_AXES & {*found, *written}:
         found["use_parallelism_config"] = True, file.where("parallelism_config")
     return found
 
@@ -278,8 +282,6 @@ def _text_of(setting: Setting, value: object, where: str) -> object:
         return tuple(bool(part) for part in value)
     if value is False and "no" in setting.choices:
         return "no"
-    if isinstance(value, bool) and setting.engine == "megatron":
-        return value
     return ",".join(words)
 
 

@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from accel_launch.settings.child import active
+from accel_core.options.engines import load
+from accel_launch.settings.child import active, switched
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["Mesh", "mesh_of"]
@@ -48,14 +49,9 @@ class Mesh:
 def mesh_of(settings: Settings) -> Mesh:
     """Return the axes that the settings give the processes."""
     processes = settings.layout.processes
-    if active("megatron", settings):
-        sizes = {
-            "cp": int(settings["megatron_lm_context_parallel_size"] or 1),
-            "tp": int(settings["megatron_lm_tp_degree"]),
-        }
-        pipeline = int(settings["megatron_lm_pp_degree"])
-        shared = pipeline * math.prod(sizes.values())
-        return Mesh({"pp": pipeline, "dp": max(1, processes // shared), **sizes}, processes)
+    for engine in switched(settings):
+        if engine.mesh:
+            return Mesh(load(engine.mesh)(settings, processes), processes)
     sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in _AXES}
     if not active("parallelism", settings) or math.prod(sizes.values()) == 1:
         return Mesh({"dp": processes}, processes)

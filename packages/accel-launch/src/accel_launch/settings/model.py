@@ -1,7 +1,7 @@
 """What a setting is, and the settings that every launch has.
 
 One row per setting says how it is written on the command line, in a configuration file and in the environment. Rows of
-the training engines come from the option tables of accel-core (`accel_launch.settings.table`).
+engines come from their option tables (`accel_launch.settings.table`).
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from accel_core.options.option import Option, boolean
 from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SECONDS, TEE, Rule
 
-__all__ = ["HARDWARE", "LAUNCH", "Setting"]
+__all__ = ["HARDWARE", "LAUNCH", "Setting", "switch"]
 
 Kind = Literal["value", "switch", "off-switch", "append"]
 
@@ -75,25 +75,23 @@ MPI = "MPI"
 SAGEMAKER = "SageMaker"
 
 
-def _switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: Any) -> Setting:
+def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: Any) -> Setting:
+    """Return a setting that is on when its flag is written."""
     return Setting(
         key, topic, help, boolean, rest.pop("default", False), kind="switch", path=path, environment=environment, **rest
     )
 
 
 LAUNCH: tuple[Setting, ...] = (
-    _switch("cpu", HARDWARE, "Train on the CPU.", "use_cpu", environment="ACCELERATE_USE_CPU"),
-    _switch("multi_gpu", HARDWARE, "Start one process per GPU.", environment="ACCEL_MULTI_GPU"),
-    _switch("tpu", HARDWARE, "Train on a TPU through torch-xla.", environment="ACCEL_TPU"),
-    _switch("use_deepspeed", HARDWARE, "Train with DeepSpeed.", environment="ACCELERATE_USE_DEEPSPEED"),
-    _switch("use_fsdp", HARDWARE, "Shard the model with FSDP.", environment="ACCELERATE_USE_FSDP"),
-    _switch(
+    switch("cpu", HARDWARE, "Train on the CPU.", "use_cpu", environment="ACCELERATE_USE_CPU"),
+    switch("multi_gpu", HARDWARE, "Start one process per GPU.", environment="ACCEL_MULTI_GPU"),
+    switch("tpu", HARDWARE, "Train on a TPU through torch-xla.", environment="ACCEL_TPU"),
+    switch(
         "use_parallelism_config",
         HARDWARE,
         "Lay the ranks out on several mesh axes.",
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
-    _switch("use_megatron_lm", HARDWARE, "Train with Megatron-LM.", environment="ACCELERATE_USE_MEGATRON_LM"),
     Setting(
         "gpu_ids",
         HARDWARE,
@@ -162,7 +160,7 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCEL_MAIN_PROCESS_PORT",
         rule=PORT,
     ),
-    _switch(
+    switch(
         "same_network",
         PROCESSES,
         "All machines share one local network.",
@@ -178,7 +176,7 @@ LAUNCH: tuple[Setting, ...] = (
         environment="OMP_NUM_THREADS",
         rule=FROM_ZERO,
     ),
-    _switch(
+    switch(
         "enable_cpu_affinity",
         PROCESSES,
         "Bind each process to the cores near its GPU.",
@@ -297,9 +295,9 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCEL_MONITOR_INTERVAL",
         rule=SECONDS,
     ),
-    _switch("explain", LOOK, "Print every setting and where its value comes from, and start nothing."),
-    _switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
-    _switch("json", LOOK, "Print --explain and --dry-run as JSON."),
+    switch("explain", LOOK, "Print every setting and where its value comes from, and start nothing."),
+    switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
+    switch("json", LOOK, "Print --explain and --dry-run as JSON."),
     Setting(
         "tpu_use_cluster",
         TPU,
@@ -322,7 +320,7 @@ LAUNCH: tuple[Setting, ...] = (
         named=False,
         flags=("--no-tpu-cluster",),
     ),
-    _switch(
+    switch(
         "tpu_use_sudo",
         TPU,
         "Start the script with sudo on the TPU machines.",
@@ -333,7 +331,7 @@ LAUNCH: tuple[Setting, ...] = (
     Setting(
         "env", TPU, "Variable NAME=VALUE for the pod's machines; may be repeated.", kind="append", path=("tpu_env",)
     ),
-    _switch(
+    switch(
         "downcast_bf16",
         TPU,
         "Compute in bf16 where the script uses float32.",

@@ -1,19 +1,17 @@
 """Every setting of `accel launch`, in one table.
 
-The rows of the training engines come from accel-core's option tables, which the training side uses too. A row there
-describes its option completely.
+The rows of the engines come from their option tables, which the training side uses too. A row there describes its
+option completely.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from accel_core.options.compilation import CompilationOptions
-from accel_core.options.deepspeed import DEEPSPEED_MULTINODE_LAUNCHERS, DeepSpeedOptions
+from accel_core.options.engines import PUBLIC, Engine, engines, load
 from accel_core.options.fp8 import Fp8Options
-from accel_core.options.fsdp import FsdpOptions
-from accel_core.options.megatron import MegatronOptions
 from accel_core.options.option import Option, boolean, names, options_of
 from accel_core.options.parallelism import ParallelismOptions
-from accel_launch.settings.model import LAUNCH, Setting
+from accel_launch.settings.model import HARDWARE, LAUNCH, Setting, switch
 from accel_launch.settings.rules import COUNT
 
 __all__ = ["ALL", "BY_KEY", "BY_PATH", "ENGINES"]
@@ -87,25 +85,28 @@ def _rows(
     )
 
 
-def _deepspeed_launcher(key: str, help: str, choices: tuple[str, ...] = ()) -> Setting:
-    return Setting(
-        key, "DeepSpeed", help, choices=choices, path=("deepspeed_config", key), environment=f"ACCEL_{key.upper()}"
-    )
+def _of_engine(engine: Engine) -> tuple[Setting, ...]:
+    """Make the settings of an engine that a package announced."""
+    section = f"{engine.switch.removeprefix('use_')}_config"
+    options = _rows(engine.title, engine.name, load(engine.options), section) if engine.options else ()
+    return (*options, *(load(engine.settings) if engine.settings else ()))
+
+
+def _switches() -> Iterator[Setting]:
+    """Make the switches of the engines, and those of Accelerate's whose packages are not installed."""
+    known = {
+        f"use_{public.word}": (f"{public.title}; needs {public.package}", f"ACCELERATE_USE_{public.word.upper()}")
+        for public in PUBLIC
+        if public.files
+    }
+    known |= {engine.switch: (engine.title, engine.flag) for engine in engines().values() if engine.switch}
+    for key, (title, variable) in known.items():
+        yield switch(key, HARDWARE, f"Train with {title}.", environment=variable)
 
 
 ENGINES: tuple[Setting, ...] = (
     *_rows("Compilation", "dynamo", CompilationOptions, "dynamo_config", keep=True),
-    *_rows("DeepSpeed", "deepspeed", DeepSpeedOptions, "deepspeed_config"),
-    _deepspeed_launcher("deepspeed_hostfile", "File that lists hosts and their slots, for a run on several machines."),
-    _deepspeed_launcher("deepspeed_exclusion_filter", "Hosts and slots to leave out."),
-    _deepspeed_launcher("deepspeed_inclusion_filter", "Hosts and slots to use, and no others."),
-    _deepspeed_launcher(
-        "deepspeed_multinode_launcher",
-        "How DeepSpeed starts processes on other machines.",
-        tuple(DEEPSPEED_MULTINODE_LAUNCHERS),
-    ),
-    *_rows("FSDP", "fsdp", FsdpOptions, "fsdp_config"),
-    *_rows("Megatron-LM", "megatron", MegatronOptions, "megatron_lm_config"),
+    *(setting for engine in engines().values() for setting in _of_engine(engine)),
     *_rows("Mesh of several axes", "parallelism", ParallelismOptions, "parallelism_config", keep=True),
     *_rows(
         "FP8",
@@ -128,10 +129,14 @@ ENGINES: tuple[Setting, ...] = (
 )
 """Settings of the engines, in the order of the help."""
 
-ALL: tuple[Setting, ...] = (
+_TOGETHER = (
     *LAUNCH,
+    *_switches(),
     *(setting for setting in ENGINES if setting.key not in {known.key for known in LAUNCH}),
 )
+_TOPICS = list(dict.fromkeys(setting.topic for setting in _TOGETHER))
+
+ALL: tuple[Setting, ...] = tuple(sorted(_TOGETHER, key=lambda setting: _TOPICS.index(setting.topic)))
 """All settings; a key may have a second row for the flag that turns it off."""
 
 BY_KEY: dict[str, Setting] = {}

@@ -8,8 +8,12 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
+from accel_core.testing import requires
 from accel_launch import cli, contributed
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
 from accel_launch.commands.test import words_for
+from accel_launch.launchers import registry
 from accel_launch.questions.ask import BACK, LineAsker, ask_all
 from accel_launch.questions.cluster import CLUSTER
 from accel_launch.questions.question import Question
@@ -42,6 +46,7 @@ def test_config_takes_answers_from_standard_input(home: Path, monkeypatch: pytes
     assert "mixed_precision: bf16" in text
 
 
+@requires("engine:fsdp")
 def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Questions follow the engine; what they give is read by the launcher and shown before it is written."""
     answers(monkeypatch, "", "several GPUs", *[""] * 3, "FSDP", *["2"], *[""] * 40)
@@ -53,6 +58,23 @@ def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
     assert (rows["use_fsdp"]["value"], rows["fsdp_version"]["value"]) == (True, "2")
     assert rows["fsdp_version"]["where"].startswith(str(path))
+
+
+def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Function, pod, precision and a compiler for XLA are asked about; the launch takes the TPU's launcher."""
+    compiler = ["yes", "torchxla_trace_once", *[""] * 4]
+    answers(monkeypatch, "", "TPU", "", "", *compiler, "8", "train", "no", "bf16", "yes", *[""] * 4)
+    path = home / "tpu.yaml"
+    assert cli.main(["config", "--config-file", str(path)]) == 0
+    assert "distributed_type: XLA" in path.read_text()
+    capsys.readouterr()
+    assert cli.main(["launch", "--config-file", str(path), "--explain", "--json", "s.py"]) == 0
+    values = {row["key"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert (values["tpu"], str(values["dynamo_backend"]).lower()) == (True, "torchxla_trace_once")
+    assert (values["main_training_function"], values["num_processes"]) == ("train", 8)
+    said = settings_from(launch_command_parser().parse_args(["--config-file", str(path), "s.py"]))
+    assert registry.choose(said).name == "tpu"
+    assert registry.choose(said).environ(said)["XLA_DOWNCAST_BF16"] == "1"
 
 
 def test_config_for_sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +98,7 @@ def test_config_with_wrong_answers_writes_nothing(
     assert not (home / "home").exists()
 
 
+@requires("engine:fsdp")
 def test_config_by_flags(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--set writes without questions, into groups too, and refuses what no file may say."""
     path = home / "c.yaml"
@@ -102,6 +125,7 @@ def test_config_default_and_update(home: Path, capsys: pytest.CaptureFixture[str
     assert "schema 1" in text
 
 
+@requires("engine:fsdp")
 def test_config_by_flags_changes_what_is_said_and_no_more(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--set merges into a file that is there, says what changes, and keeps the former file beside it."""
     path = home / "c.yaml"
@@ -232,6 +256,7 @@ def test_tpu_config_prints_the_command(home: Path, capsys: pytest.CaptureFixture
         assert not said.out
 
 
+@requires("engine:fsdp")
 def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
     """The shell gets commands, then options, then an option's choices."""
     cases = {
@@ -294,7 +319,6 @@ def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.Captur
 
 MESH = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config"]
 SHARDED = ["--parallelism-config-dp-shard-size", "2"]
-MEGATRON = ["--use-megatron-lm", "--megatron-lm-tp-degree", "2", "--megatron-lm-pp-degree", "2"]
 
 
 @pytest.mark.parametrize(
@@ -312,16 +336,6 @@ MEGATRON = ["--use-megatron-lm", "--megatron-lm-tp-degree", "2", "--megatron-lm-
             {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "sp": 1, "tp": 2},
             {"tp": []},
             (None, None, None, 1),
-        ),
-        (
-            ["--num-processes", "8", *MEGATRON, "--megatron-lm-num-micro-batches", "3"],
-            {"pp": 2, "dp": 2, "cp": 1, "tp": 2},
-            {
-                "pp": [[0, 4], [1, 5], [2, 6], [3, 7]],
-                "dp": [[0, 2], [1, 3], [4, 6], [5, 7]],
-                "tp": [[0, 1], [2, 3], [4, 5], [6, 7]],
-            },
-            (None, None, 3, 2),
         ),
         (
             ["--num-processes", "2", "--use-deepspeed", "--gradient-accumulation-steps", "8"],
@@ -343,6 +357,7 @@ MEGATRON = ["--use-megatron-lm", "--megatron-lm-tp-degree", "2", "--megatron-lm-
         ),
     ],
 )
+@requires("engine:fsdp")
 def test_dry_run_knows_mesh_and_batch(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,

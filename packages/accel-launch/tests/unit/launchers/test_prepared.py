@@ -8,7 +8,7 @@ import pytest
 
 from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
 from accel_core.host.program.run_module import own_command
-from accel_core.options.engines import named
+from accel_core.options.engines import engines
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
@@ -77,7 +77,7 @@ def test_tpu_command_and_missing_library(tmp_path: Path) -> None:
 def test_names_of_pods_are_no_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A pod without a name, or with one that its program would take for an option, is refused before that starts."""
     (tmp_path / "pod.yaml").write_text(f"distributed_type: XLA\ntpu_name: '{name}'\ntpu_use_cluster: true\n")
-    monkeypatch.setattr(type(named("xla")), "require", lambda library: None)
+    monkeypatch.setattr(type(engines()["xla"]), "require", lambda library: None)
     with pytest.raises(ConfigurationError, match=f"reached by its name; got '{name}' as tpu_name"):
         TpuLauncher().run(settings("--config-file", str(tmp_path / "pod.yaml"), "s.py"))
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from accel_core.errors import ConfigurationError
+from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.checks import check_settings
@@ -37,6 +38,7 @@ from accel_launch.settings.resolved import Resolved
         ),
     ],
 )
+@requires("engine:fsdp")
 def test_contradiction_is_refused(words: list[str], told: str) -> None:
     """Combinations that exclude one another and numbers out of range are errors that name where values come from."""
     with pytest.raises(ConfigurationError) as caught:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError
+from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.child import child_environment
@@ -31,6 +32,7 @@ from accel_launch.settings.file import load, write
         ("mixed_precision: fp7\n", "Give it one of no, fp16, bf16, fp8"),
     ],
 )
+@requires("engine:fsdp")
 def test_file_that_is_not_valid(tmp_path: Path, text: str, told: str) -> None:
     """What is not valid is an error with file, line and a hint."""
     path = tmp_path / "config.yaml"
@@ -67,6 +69,7 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         ({"ipex_config": {"ipex": True}}, {}),
     ],
 )
+@requires("engine:fsdp")
 def test_old_keys_become_todays(tmp_path: Path, old: dict, today: dict) -> None:
     """Keys and values of earlier days are migrated, and the file tells so."""
     path = tmp_path / "config.json"
@@ -78,6 +81,7 @@ def test_old_keys_become_todays(tmp_path: Path, old: dict, today: dict) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "config.json"])
+@requires("engine:fsdp")
 def test_written_file_reads_back(tmp_path: Path, name: str) -> None:
     """YAML and JSON that accel writes say the same when they are read."""
     config = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}

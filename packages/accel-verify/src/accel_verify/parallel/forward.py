@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from accel_core.host.availability import has_module
 from accel_core.modules.unwrap import canonical_name
 from accel_verify.parallel.values import first_tensor, generator_state, sums
 from accel_verify.patch import replace
@@ -48,8 +49,9 @@ class ForwardWatch:
 
     def install(self) -> None:
         """Exchange dropout and attention of torch by what watches them."""
-        # It binds the attention of torch when it is imported, which has to be torch's own.
-        importlib.import_module("accel_core.strategies.context.attention")
+        if has_module("accel_parallel"):
+            # It binds the attention of torch when it is imported, which has to be torch's own.
+            importlib.import_module("accel_parallel.context.attention")
         for name, rate in _DROPOUT.items():
             replace(F, name, self._without(getattr(F, name), rate, training=name != "feature_alpha_dropout"))
         replace(F, "alpha_dropout", self._without(F.alpha_dropout, 0.5, training=False))

@@ -18,15 +18,15 @@ from accel_core.options.enums import (
     ComputeEnvironment,
     DistributedType,
 )
-from accel_core.options.fsdp import (
+from accel_launch.settings.config import (
+    ClusterConfig,
+)
+from accel_parallel.options import (
     FSDP2_STATE_DICT_TYPE,
     FSDP_AUTO_WRAP_POLICY,
     FSDP_BACKWARD_PREFETCH,
     FSDP_SHARDING_STRATEGY,
     FSDP_STATE_DICT_TYPE,
-)
-from accel_launch.settings.config import (
-    ClusterConfig,
 )
 from accelerate._availability import (
     is_fp8_available,

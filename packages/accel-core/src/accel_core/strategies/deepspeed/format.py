@@ -15,7 +15,7 @@ from accel_core.checkpoint.format import Exchange, Part, Run, Source
 from accel_core.checkpoint.parts import BytesPart, FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
-from accel_core.checkpoint.sharded.models import StateOnlyModel
+from accel_core.checkpoint.state_only import StateOnlyModel
 from accel_core.errors import CheckpointError
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_core.strategies.deepspeed import resharding, states, whole

@@ -11,13 +11,13 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
 from accel_core._records import record
+from accel_core.data.labels import shift_labels
 from accel_core.data.loader import DataLoaderShard, PreparedLoader
 from accel_core.data.samplers import BatchSamplerShard, CountedCollate, IndexShard, IterableDatasetShard
 from accel_core.errors import DataError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.state.gradient import GradientState
-from accel_core.strategies.context.labels import shift_labels
 
 __all__ = ["Sharing", "adapt", "feeds_parts", "refuse"]
 

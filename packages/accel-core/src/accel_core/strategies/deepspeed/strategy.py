@@ -23,7 +23,6 @@ from accel_core.errors import (
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
-from accel_core.options import engines
 from accel_core.options.enums import DistributedType, DynamoBackend
 from accel_core.plugins.deepspeed import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -43,9 +42,10 @@ from accel_core.strategies.deepspeed.engines import (
 from accel_core.strategies.deepspeed.format import EngineFormat
 from accel_core.strategies.deepspeed.graph import engine_of
 from accel_core.strategies.deepspeed.optimizers import for_the_host
+from accel_core.strategies.deepspeed.row import ENGINE
 from accel_core.strategies.deepspeed.ulysses import SequenceParallel
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
-from accel_core.strategies.sharding.quantized import refuse_packed
+from accel_core.strategies.quantized import refuse_packed
 from accel_core.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class DeepSpeedStrategy(Strategy):
             EngineUnavailableError: The mesh has other axes, along which DeepSpeed does not shard.
             MissingDependencyError: DeepSpeed is not installed.
         """
-        engines.named("deepspeed").require()
+        ENGINE.require()
         configuration.refuse_contradictions(plugin)
         tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
         if parallelism is not None and parallelism.total_size > 1:

@@ -31,6 +31,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import GROUPS
+from accel_core.options.engines import engines
 from accel_core.process.world import ensure
 from accel_core.random import set_seed
 from accel_core.strategies.registry import register_strategy
@@ -506,11 +507,12 @@ class _Stream(IterableDataset[int]):
 
 
 def _call(source: str, qualname: str, method: str, *args: object, **kwargs: object) -> None:
-    """Run one test on a rank, with a strategy that is no part of accel-core known by its name."""
+    """Run one test on a rank, with a strategy that is no announced engine's known by its name."""
     tests: Any = _body(source, qualname)
     conformance: StrategyConformance = tests()
     name = None
-    if not conformance.strategy.__module__.startswith("accel_core."):
+    package = conformance.strategy.__module__.partition(".")[0]
+    if all(package != engine.strategy.partition(".")[0] for engine in engines().values()):
         register_strategy(conformance.strategy)
         name = conformance.strategy.name
     with patch_environment(**({} if name is None else {"ACCELERATE_STRATEGY": name})):

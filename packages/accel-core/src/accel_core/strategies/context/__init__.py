@@ -1,7 +1,0 @@
-"""Context parallel: ranks share the sequences of a batch, whatever strategy their parameters live by."""
-
-from __future__ import annotations
-
-from accel_core.strategies.context.labels import shift_labels
-
-__all__ = ["shift_labels"]

@@ -1,0 +1,63 @@
+"""The Megatron run of this process. There is only one, because megatron-core's groups belong to the process."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import torch
+
+from accel_core._records import record
+from accel_core.errors import StateError
+from accel_core.mesh.layout import Layout
+from accel_core.process.world import World
+from accel_megatron.plugin import MegatronLMPlugin
+
+__all__ = ["Run", "current", "start"]
+
+
+@record
+class Run:
+    """A Megatron training run.
+
+    Attributes:
+        plugin: The user's configuration.
+        world: The processes.
+        layout: The layout of the ranks.
+        arguments: The arguments of Megatron-LM; empty until `initialize`.
+        optimizer: The optimizer that the user passed, or `None`.
+        schedule: The schedule that the user passed, or `None`.
+    """
+
+    plugin: MegatronLMPlugin
+    world: World
+    layout: Layout
+    arguments: Namespace
+    optimizer: object = None
+    schedule: object = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self.world.device
+
+
+_now: list[Run] = []
+
+
+def start(run: Run) -> None:
+    """Make a run the current one of the process, replacing an earlier one."""
+    _now[:] = [run]
+
+
+def current() -> Run:
+    """Return the current run of the process.
+
+    Raises:
+        StateError: No run was started.
+    """
+    if not _now:
+        raise StateError(
+            "Megatron needs an Accelerator with a MegatronLMPlugin; got none in this process. Create one: "
+            "Accelerator(megatron_lm_plugin=MegatronLMPlugin())."
+        )
+    return _now[0]

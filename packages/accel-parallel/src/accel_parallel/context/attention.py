@@ -1,0 +1,172 @@
+"""Attention of this rank's queries over a sequence that several ranks share, in place of torch's own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from accel_core.errors import EngineUnavailableError
+from accel_parallel.context.exchange import gather_keys_and_values
+from accel_parallel.context.masks import causal_mask, lacks_keys, own_rows
+from accel_parallel.context.order import Share
+
+__all__ = ["Attention", "GatheredAttention", "sdpa"]
+
+sdpa = torch.nn.functional.scaled_dot_product_attention
+"""torch's own attention, whatever takes its place."""
+
+
+class Attention(ABC):
+    """What a context block computes in place of `scaled_dot_product_attention`; the call has its arguments.
+
+    Args:
+        group: The ranks that share the sequence.
+        share: This rank's part of it.
+    """
+
+    refusal: ClassVar[str]
+    """What is wrong where one rank has a mask that this way to compute attention cannot honor."""
+
+    def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
+        self.group = group
+        self.share = share
+        self._refusals: list[torch.Tensor] = []
+
+    @abstractmethod
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Return the attention of this rank's queries over all keys.
+
+        Raises:
+            EngineUnavailableError: Something that this way to compute it cannot honor.
+        """
+
+    def settle(self) -> None:
+        """Raise, on all ranks, what any of them refused; called where a forward pass is over.
+
+        Raises:
+            EngineUnavailableError: A rank had a mask that cannot be honored.
+        """
+        refusals, self._refusals = self._refusals, []
+        if refusals and bool(torch.cat([flags.reshape(-1) for flags in refusals]).any()):
+            raise EngineUnavailableError(self.refusal)
+
+    def _note(self, refusals: torch.Tensor) -> None:
+        """Note which ranks refuse: raise at once where that costs nothing, later where reading would stop a device.
+
+        Masks may differ from rank to rank, with the padding of their tokens. A rank that refuses takes part in the
+        exchange all the same, or the others would wait for it.
+        """
+        self._refusals.append(refusals)
+        if refusals.device.type == "cpu":
+            self.settle()
+
+    def check(self, query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> None:
+        """Refuse keys that are not this rank's part of the sequence, and two masks at once.
+
+        Args:
+            query: Queries of shape (..., tokens, size of a head).
+            key: Keys of the same kind.
+            attn_mask: The mask, or None for no mask.
+            is_causal: Whether each query attends only to keys up to its own position.
+
+        Raises:
+            EngineUnavailableError: Nobody knows where in the sequence the keys are, or the queries of a causal mask.
+        """
+        own = self.share.local_length
+        queries, keys = query.shape[-2], key.shape[-2]
+        if keys != own or (is_causal and queries != own):
+            raise EngineUnavailableError(
+                f"A context-parallel block attends to the tokens that it splits, {own} for each rank; got "
+                f"{'causal ' * is_causal}attention of {queries} queries to {keys} keys, of which nobody knows where "
+                "in the sequence they are. Train this model without context parallel."
+            )
+        if is_causal and attn_mask is not None:
+            raise EngineUnavailableError(
+                "Attention has a mask or is causal; got is_causal=True beside a mask. Put both in one mask."
+            )
+
+
+class GatheredAttention(Attention):
+    """Gathers the keys and values of all ranks, and attends to them under any mask."""
+
+    refusal = (
+        "Under context parallel a mask that differs between queries has to say which of all keys each may see; got, on "
+        "at least one rank, one of the rank's own tokens alone. Make the mask for the whole sequence before the block, "
+        "and pass it whole, or as a buffer that is split along its queries."
+    )
+
+    def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
+        super().__init__(group, share)
+        self._causal: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Return the attention of this rank's queries over all keys."""
+        self.check(query, key, attn_mask, is_causal)
+        query, key, value = (_as_autocast(tensor) for tensor in (query, key, value))
+        queries, keys = query.shape[-2], key.shape[-2]
+        refuses = attn_mask is not None and lacks_keys(attn_mask, keys)
+        all_keys, all_values, refusals = gather_keys_and_values(self.group, key, value, refuses)
+        self._note(refusals)
+        rest: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        if is_causal:
+            return self._attend_causally(query, all_keys, all_values, rest)
+        if attn_mask is None or refuses:  # what was refused raises before anybody sees it
+            return sdpa(query, all_keys, all_values, **rest)
+        mask = own_rows(attn_mask, queries, keys, self.share, self.group)
+        return sdpa(query, all_keys, all_values, attn_mask=mask, **rest)
+
+    def _attend_causally(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rest: dict[str, Any]
+    ) -> torch.Tensor:
+        """Attend with each piece of this rank's queries to the keys up to its end, and to no others."""
+        found: list[torch.Tensor] = []
+        for piece, own in zip(self.share.pieces, query.chunk(2, -2), strict=True):
+            mask: Any = self._causal_mask(own.shape[-2], piece.stop, query.device)
+            seen = slice(0, piece.stop)
+            found.append(sdpa(own, keys[..., seen, :], values[..., seen, :], attn_mask=mask, **rest))
+        return torch.cat(found, -2)
+
+    def _causal_mask(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
+        """Return a mask of the last queries; accelerators have kernels that need not read one."""
+        if device.type != "cpu":
+            # Imported late: it loads torch's compiler, which takes seconds.
+            from torch.nn.attention.bias import causal_lower_right
+
+            bias: torch.Tensor = causal_lower_right(queries, keys)
+            return bias
+        if (queries, keys) not in self._causal:
+            self._causal[queries, keys] = causal_mask(queries, keys, device)
+        return self._causal[queries, keys]
+
+
+def _as_autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the format in which autocast would have attention compute, so that fewer bytes are sent."""
+    kind = tensor.device.type
+    if torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(kind))
+    return tensor

@@ -1,0 +1,195 @@
+"""Attention along a ring: keys and values go from rank to rank, and each holds those of one rank at a time.
+
+torch has the algorithm, under names that are private until its interface settles. They are called here as torch's own
+`context_parallel` calls them, with the kernel that it knows for accelerators, and with that of CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from accel_core import _torch
+from accel_core.errors import EngineUnavailableError
+from accel_core.host.versions import require_torch
+from accel_parallel.context.attention import Attention
+from accel_parallel.context.exchange import gather_flags
+from accel_parallel.context.order import Share
+
+__all__ = ["RingAttention"]
+
+_SEQUENCE_DIM = 2
+
+
+class RingAttention(Attention):
+    """Attends causally, or to everything, while keys and values go round."""
+
+    refusal = (
+        "Context parallel by cp_comm_strategy='alltoall' computes plain causal attention, or none but full; got a mask "
+        "on at least one rank. Use TorchContextParallelConfig(cp_comm_strategy='allgather'), which takes any mask."
+    )
+
+    def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
+        require_torch("context_ring")
+        super().__init__(group, share)
+        self._masked: list[bool] = []
+        self._device = torch.device("cpu")
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        """Return the attention of this rank's queries over all keys."""
+        self.check(query, key, attn_mask, is_causal)
+        self._check_kernel(query, value, dropout_p)
+        self._masked.append(attn_mask is not None)
+        self._device = query.device
+        if enable_gqa:
+            key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
+        return cast(torch.Tensor, _Ring.apply(self.group, is_causal, scale, query, key, value))  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """Raise, on all ranks, if any of them had a mask: one exchange for all the attention of a forward pass.
+
+        Raises:
+            EngineUnavailableError: A rank had a mask.
+        """
+        masked, self._masked = self._masked, []
+        if masked:
+            self._refusals.append(gather_flags(self.group, any(masked), self._device))
+        super().settle()
+
+    def _check_kernel(self, query: torch.Tensor, value: torch.Tensor, dropout_p: float) -> None:
+        """Refuse what the kernels of a ring cannot do, which is the same on all ranks.
+
+        Raises:
+            EngineUnavailableError: Dropout, another layout of tensors, or numbers that the device's kernel cannot take.
+        """
+        got = ""
+        if dropout_p:
+            got = f"dropout_p={dropout_p}"
+        elif query.dim() != 4 or query.shape[2:] != value.shape[2:]:
+            got = f"queries of shape {tuple(query.shape)} and values of shape {tuple(value.shape)}"
+        elif query.device.type != "cpu" and query.dtype not in (torch.float16, torch.bfloat16):
+            got = f"{query.dtype} on {query.device.type}"
+        if got:
+            raise EngineUnavailableError(
+                "Context parallel by cp_comm_strategy='alltoall' attends without dropout, with queries, keys and "
+                "values of one size in (batch, heads, tokens, size), in half precision where an accelerator computes; "
+                f"got {got}. Use TorchContextParallelConfig(cp_comm_strategy='allgather')."
+            )
+
+
+class _Ring(torch.autograd.Function):
+    """torch's ring, forward and backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        group: dist.ProcessGroup,
+        is_causal: bool,
+        scale: float | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> torch.Tensor:
+        kernel, _ = _kernels(query.device.type)
+        with _options(is_causal) as ring:
+            out, sums, *rest = ring._templated_ring_attention(
+                group, _SEQUENCE_DIM, kernel, query=query, key=key, value=value, is_causal=is_causal, scale=scale
+            )
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.settings = group, is_causal, scale, rest
+        return cast(torch.Tensor, out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, out, sums = ctx.saved_tensors
+        group, is_causal, scale, rest = ctx.settings
+        _, kernel = _kernels(query.device.type)
+        with _options(is_causal) as ring:
+            found = ring._templated_ring_attention_backward(
+                group,
+                _SEQUENCE_DIM,
+                kernel,
+                grad_out=gradients[0].contiguous(),
+                grad_out_name="grad_out",
+                query=query,
+                key=key,
+                value=value,
+                out=out,
+                logsumexp=sums,
+                is_causal=is_causal,
+                rest=rest,
+                scale=scale,
+            )
+        return None, None, None, *found[:3]
+
+
+@contextmanager
+def _options(is_causal: bool) -> Iterator[Any]:
+    """Let torch's ring send from rank to rank, in the order in which a causal mask is shared evenly, for one call."""
+    ring = _torch.ring_attention()
+    options = vars(ring._cp_options)
+    before = options.copy()
+    options.update(rotate_method=ring._RotateMethod.ALL_TO_ALL, enable_load_balance=is_causal)
+    try:
+        yield ring
+    finally:
+        options.update(before)
+
+
+def _kernels(device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the kernels of attention on a device, forward and backward, as a ring calls them."""
+    aten = torch.ops.aten
+    if device == "cpu":
+        return _on_cpu, _on_cpu_backward
+    return aten._scaled_dot_product_flash_attention, _on_accelerator_backward
+
+
+def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool, scale: float | None) -> Any:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, key, value, 0.0, is_causal, scale=scale)
+
+
+def _on_cpu_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    is_causal: bool,
+    rest: list[Any],
+    scale: float | None,
+) -> Any:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return kernel(grad_out, query, key, value, out, logsumexp, 0.0, is_causal, scale=scale)
+
+
+def _on_accelerator_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    is_causal: bool,
+    rest: list[Any],
+    scale: float | None,
+) -> Any:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    lengths, seeds = rest[:4], rest[4:6]
+    return kernel(grad_out, query, key, value, out, logsumexp, *lengths, 0.0, is_causal, *seeds, scale=scale)

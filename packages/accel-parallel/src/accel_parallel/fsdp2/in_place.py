@@ -1,0 +1,69 @@
+"""Sharding one model in place, block by block, by torch's `fully_shard`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from accel_core.comm.control import in_step
+from accel_core.process.world import World
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharding.loading import Handover, receive, starts_from_main, views_of
+from accel_parallel.sharding.wrapping import WrapPlan
+
+__all__ = ["arguments_of", "is_sharded", "shard"]
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether a bare model was sharded in place."""
+    return isinstance(model, FSDPModule)
+
+
+def shard(
+    model: torch.nn.Module,
+    plan: WrapPlan,
+    plugin: FullyShardedDataParallelPlugin,
+    mesh: DeviceMesh,
+    world: World,
+    *,
+    aligned: bool = False,
+) -> None:
+    """Shard the blocks of a plan, those inside others first, and then the rest; every rank calls it."""
+    if world.is_main:
+        plan.tell(model, plugin.mixed_precision_policy)
+    arguments = arguments_of(plugin, mesh, world.device)
+    from_main = not aligned and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
+    with in_step(world, "prepare: fully_shard", views_of(model)):
+        for block in (*(block for _, block in plan.blocks), model):
+            handover = None
+            if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():
+                handover = Handover(block, mesh, plan.whole(model))
+            if from_main:
+                # Devices have links to one another: there, torch's broadcast is the fastest way.
+                receive(block.modules(), world.device, () if handover is None else handover.parameters)
+            # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
+            ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}
+            sharded = fully_shard(block, **ignored, **arguments)
+            if world.device.type == "cpu":
+                # In torch 2.8 gloo leaves the sum where `reduce_scatter` is asked for an average.
+                sharded.set_force_sum_reduction_for_comms(True)
+            if handover is not None:
+                handover.finish(world.device)
+    for parameter in plan.whole(model):
+        parameter.data = parameter.data.to(world.device)
+
+
+def arguments_of(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of `fully_shard` by name."""
+    policy, offload = plugin.mixed_precision_policy, plugin.cpu_offload
+    if isinstance(offload, CPUOffloadPolicy) and device.type == "cpu":
+        offload = CPUOffloadPolicy(pin_memory=False)  # only memory that an accelerator reads can be pinned
+    return {
+        "mesh": mesh,
+        "reshard_after_forward": plugin.reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy() if policy is None else policy,
+        "offload_policy": offload,
+    }

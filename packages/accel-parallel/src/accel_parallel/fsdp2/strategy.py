@@ -1,0 +1,178 @@
+"""FSDP version 2 as a strategy: `fully_shard` does the work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.errors import PreparationError
+from accel_core.host.versions import is_torch_version, require_torch
+from accel_core.optim.optimizer import Stepper
+from accel_core.precision.precision import Precision
+from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_parallel.context.parallel import ContextParallel
+from accel_parallel.fsdp2.in_place import is_sharded, shard
+from accel_parallel.fsdp2.participation import Participation
+from accel_parallel.sharding.guards import cut_what_is_loaded
+from accel_parallel.sharding.loading import receive_new
+from accel_parallel.sharding.methods import GatheringMethods
+from accel_parallel.sharding.replaced import keeping_marks
+from accel_parallel.sharding.scaler import together
+from accel_parallel.sharding.strategy import ShardedStrategy
+from accel_parallel.sharding.wrapping import WrapPlan
+from accel_parallel.tensor.parallel import TensorParallel
+
+__all__ = ["FullyShardStrategy"]
+
+
+def _covers(parameter: DTensor, ranks: int, split: tuple[int, ...]) -> bool:
+    """Return whether a parameter's gradient is reduced over so many ranks: it is sharded, or sharded and copied."""
+    mesh = parameter.device_mesh
+    groups = [tuple(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
+    axes = [axis for axis, group in enumerate(groups) if len(group) > 1 and group != split]
+    cut = [not parameter.placements[axis].is_replicate() for axis in axes]
+    return math.prod(mesh.size(axis) for axis in axes) == ranks and not any(cut[:-1]) and all(cut[-1:])
+
+
+class FullyShardStrategy(ShardedStrategy):
+    """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""
+
+    name = "fsdp2"
+    combines = ("cp", "tp")
+    shards_integers = is_torch_version(">=", "2.13")  # before, it made them parameters that require gradients, and cast
+
+    def __init__(self, parts: Parts) -> None:
+        # First, because it may refuse the run: the plugin is then as it was.
+        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
+        super().__init__(parts)
+        self.context = ContextParallel.of(parts)
+        self.participation = Participation(self.world, self._readers(parts))
+        self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format, with a scaler by which ranks that split a model skip a step together.
+
+        Raises:
+            EngineUnavailableError: fp8 through another library than torchao.
+        """
+        found = super().precision(asked)
+        return found if self.tensor is None else together(found, asked, self.world)
+
+    def check_model(self, model: torch.nn.Module) -> WrapPlan:
+        """Also refuse what the installed torch cannot shard in place.
+
+        Raises:
+            TorchVersionError: The ranks compute on CPUs, parameters stay whole, or ranks split the model by tensor
+                parallel, and torch is too old for it.
+        """
+        plan = super().check_model(model)
+        if self.tensor is not None:
+            require_torch("fsdp2_with_tp")  # before, uneven parts came back in the wrong order
+        if self.world.device.type == "cpu":
+            require_torch("fsdp2_on_cpu")
+        if plan.replicated:
+            require_torch("fsdp2_whole")
+        return plan
+
+    def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
+        """Shard the blocks of a plan, those inside others first, and then the rest."""
+        with keeping_marks(model):
+            shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
+        self._names.remember(model)
+        self.averaging.watch(model, plan.whole(model))
+        self._watch(model)
+        cut_what_is_loaded(model)
+        return model
+
+    def _check_spread(self, model: torch.nn.Module) -> None:
+        """Also refuse a model that cannot be split over the ranks of tensor parallel."""
+        if self.tensor is None:
+            super()._check_spread(model)
+        else:
+            self.tensor.check(model)
+
+    def _split(self, model: torch.nn.Module) -> None:
+        """Split a model over the ranks of tensor parallel."""
+        if self.tensor is not None:
+            bare = self._bare(model)
+            self.tensor.split(bare, self.tensor.check(bare), from_main=bool(self.plugin.cpu_ram_efficient_loading))
+            self.tensor.watch(bare)
+
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
+        """Also let ranks use different parameters, and compare the first gradients of a model that they split."""
+        super().backward(loss, **kwargs)
+        self.participation.complete()
+        if self.tensor is not None:
+            self.tensor.prove(loss, self.averaging)
+
+    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
+        """Also let ranks use different parameters where a loss was not given to `backward` here."""
+        optimizer.register_step_pre_hook(lambda *_: self.participation.complete())
+        return super().stepper(optimizer)
+
+    def _is_sharded(self, model: torch.nn.Module) -> bool:
+        return is_sharded(model)
+
+    def _adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was sharded before; what is whole in it starts alike and is averaged here."""
+        super()._adopt(model)
+        bare = self._bare(model)
+        new = self.averaging.lacks(bare)
+        receive_new(new, self.world)
+        self.averaging.watch(bare, list(new.values()))
+        self._watch(bare)
+        if self.tensor is not None:
+            self.tensor.watch(bare, again=bool(new))
+
+    def _watch(self, model: torch.nn.Module) -> None:
+        """Follow what a model that was sharded in place computes, and when."""
+        self.participation.watch(model)
+        if model not in self._methods:
+            self._methods[model] = GatheringMethods(model)
+        self._methods[model].watch(model)
+
+    def check_sharded(self, model: torch.nn.Module) -> None:
+        """Refuse a model that was sharded before `prepare` over a part of the ranks.
+
+        Raises:
+            PreparationError: Gradients of its shards would not be reduced over all ranks that read data.
+        """
+        for name, parameter in model.named_parameters():
+            if not isinstance(parameter, DTensor) or self.averaging.holds(parameter):
+                continue
+            if not _covers(parameter, self.world.size // self.layout.size("tp"), self.layout.group("tp")):
+                mesh = parameter.device_mesh
+                raise PreparationError(
+                    "A model that arrives sharded has to be sharded over all processes, or copied and sharded; got "
+                    f"{name} with {parameter.placements} on a mesh of {tuple(mesh.shape)} of {self.world.size} "
+                    "processes. Load it for all processes, or let prepare() shard it."
+                )
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes add up whole gradients on each rank."""
+        return self._synchronized(model, False)
+
+    def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes reduce and shard what was added up."""
+        return self._synchronized(model, True)
+
+    @contextmanager
+    def _synchronized(self, model: torch.nn.Module, wanted: bool) -> Iterator[None]:
+        sharded: Any = self._bare(model)
+        if not self._is_sharded(sharded):
+            yield
+            return
+        before = not self.averaging.is_held(sharded)
+        with self.averaging.holding(sharded, not wanted):
+            sharded.set_requires_gradient_sync(wanted)
+            try:
+                yield
+            finally:
+                sharded.set_requires_gradient_sync(before)

@@ -1,0 +1,281 @@
+"""One model or optimizer of FSDP, of either version, in the files and folders that Accelerate names for it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from accel_core._records import record
+from accel_core.checkpoint import commit, names, plain
+from accel_core.checkpoint.agreement import together
+from accel_core.checkpoint.format import Source
+from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.report import Restoration, RestoreReport
+from accel_core.checkpoint.state_only import StateOnlyModel
+from accel_core.comm.control import in_step
+from accel_core.errors import CheckpointError, CheckpointNotFoundError, EngineUnavailableError, PartView
+from accel_core.modules.unwrap import canonical_name, canonical_state_dict, extract_model_from_parallel
+from accel_core.process.world import ensure
+from accel_core.strategies.recipe import inside
+from accel_core.strategies.strategy import strategy_of
+from accel_parallel.checkpoint import models as stored_models
+from accel_parallel.checkpoint import optimizers as stored_optimizers
+from accel_parallel.checkpoint import writer
+from accel_parallel.fsdp1 import format as wrapped
+from accel_parallel.fsdp1 import states
+from accel_parallel.sharding.whole import gather
+
+__all__ = ["load_model", "load_optimizer", "save_model", "save_optimizer"]
+
+_WHOLE = "FULL_STATE_DICT"
+
+
+@record(frozen=True)
+class _Alone(Source):
+    """A folder of which one file, or one folder of shards, is looked at.
+
+    Attributes:
+        name: Its name.
+    """
+
+    name: str
+
+    def files(self) -> list[str]:
+        """Return its name, or the names of the shards; what else lies there is not this function's."""
+        return [each for each in names.found_in(self.folder) if self.name in (each, each.partition("/")[0])]
+
+
+def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> None:
+    """Write a model's weights: whole into one file, or in shards; every rank calls it.
+
+    Raises:
+        CheckpointError: Writing failed; what was there before is intact.
+        EngineUnavailableError: Another kind.
+    """
+    wrapper = _wrapper(kind, model)
+    _write(
+        "save_fsdp_model",
+        lambda: _chosen(model, _state_of(model, wrapper), adapter_only),
+        folder / _model_name(kind, index),
+        "model" if kind != _WHOLE else "",
+        model,
+    )
+
+
+def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> Any:
+    """Load what `save_model`, or Accelerate, wrote into a model, once it is known to fit; every rank calls it.
+
+    Raises:
+        CheckpointError: It is missing, damaged, unsafe or does not fit; every rank raises, and nothing was changed.
+        EngineUnavailableError: As for `save_model`.
+    """
+    wrapper = _wrapper(kind, model)
+    state: dict[str, Any] = {}
+    full: dict[str, str] = {}
+    stand = StateOnlyModel(state)
+    stand = StateOnlyModel(state)
+
+    def look(source: Source, rank: int) -> Restoration:
+        state.update(_state_of(model, wrapper))
+        known = {id(value): name for name, value in state.items()}
+        stand.state = _chosen(model, dict(state), adapter_only)
+        full.update({name: known[id(value)] for name, value in stand.state.items()})
+        return stored_models.restoration(stand, index, source, rank)
+
+    def finish() -> None:
+        given = {full[name]: value for name, value in stand.state.items()}
+        if wrapper is not None:
+            states.load_state(wrapper, state | given)
+            return
+        bare = extract_model_from_parallel(model, keep_torch_compile=False)
+        fitting = {key: given[name] for key in bare.state_dict() if (name := canonical_name(key)) in given}
+        bare.load_state_dict(fitting, strict=False)
+
+    _read("load_fsdp_model", look, finish, folder, _model_name(kind, index), model)
+    return nn.Module().load_state_dict({})
+
+
+def save_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
+    """Write the state of an optimizer by the names of its parameters; arguments and errors as for `save_model`."""
+    wrapper = _wrapper(kind, model)
+
+    def state() -> dict[str, Any]:
+        if wrapper is not None:
+            return states.optimizer_of(wrapper, states.inside(optimizer))
+        return stored_optimizers.state_by_names(optimizer, [model])
+
+    key = "optimizer" if kind != _WHOLE else ""
+    _write("save_fsdp_optimizer", state, folder / _optimizer_name(kind, index), key, model)
+
+
+def load_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
+    """Load what `save_optimizer`, or Accelerate, wrote into an optimizer; errors as for `load_model`."""
+    wrapper = _wrapper(kind, model)
+
+    def look(source: Source, rank: int) -> Restoration:
+        if wrapper is None:
+            own = stored_optimizers.named_optimizer(optimizer, [model])
+        else:
+            own = wrapped.named_optimizer(optimizer, wrapper, _order(model, wrapper))
+        return stored_optimizers.restoration(own, index, source, rank)
+
+    _read("load_fsdp_optimizer", look, lambda: None, folder, _optimizer_name(kind, index), model)
+
+
+def _wrapper(kind: str, model: nn.Module) -> nn.Module | None:
+    """Return what FSDP1 wraps a model in; refuse a layout that is neither written nor read here."""
+    if kind not in (_WHOLE, "SHARDED_STATE_DICT"):
+        raise EngineUnavailableError(
+            f"A single model is saved whole or in shards; got state_dict_type={kind}. Use 'SHARDED_STATE_DICT', or "
+            "save_state."
+        )
+    found = inside(model)
+    return found if isinstance(found, FullyShardedDataParallel) else None
+
+
+def _state_of(model: nn.Module, wrapper: nn.Module | None) -> dict[str, Any]:
+    return canonical_state_dict(model) if wrapper is None else states.state_of(wrapper)
+
+
+def _order(model: nn.Module, wrapper: nn.Module) -> Callable[[dict[str, Any]], list[str]]:
+    """Return what puts the names of an optimizer's parameters in its order: the strategy that wrapped the model."""
+    owner: Any = strategy_of(model)
+
+    def order(named: dict[str, Any]) -> list[str]:
+        if hasattr(owner, "order"):
+            known: list[str] = owner.order(wrapper, named)
+            return known
+        return [name for group in named["param_groups"] for name in group["params"]]
+
+    return order
+
+
+def _chosen(model: nn.Module, state: dict[str, Any], adapter_only: bool) -> dict[str, Any]:
+    """Return a state, or of a model of peft's what belongs to its adapter, under the names that peft gives that."""
+    peft = sys.modules.get("peft")
+    bare = extract_model_from_parallel(model, keep_torch_compile=False)
+    if not adapter_only or peft is None or not isinstance(bare, peft.PeftModel):
+        return state
+    adapter: str = bare.active_adapter
+    with _without_wrappers(bare):
+        chosen: dict[str, Any] = peft.get_peft_model_state_dict(bare, state_dict=state, adapter_name=adapter)
+    if not chosen:
+        raise CheckpointError(
+            f"peft found none of the weights of the adapter {adapter!r} among {len(state)}; got nothing to save or "
+            "load. Pass adapter_only=False, or use save_state."
+        )
+    return chosen
+
+
+@contextmanager
+def _without_wrappers(model: nn.Module) -> Iterator[None]:
+    """Take the parts of a model out of what FSDP1 wraps them in, in the block.
+
+    peft looks for the names that modules have, and finds none of a state that goes by the names of the bare model.
+    """
+    wrapped_parts = [
+        (parent, name, part)
+        for parent in model.modules()
+        for name, part in parent.named_children()
+        if isinstance(part, FullyShardedDataParallel)
+    ]
+    for parent, name, part in wrapped_parts:
+        parent._modules[name] = part.module
+    try:
+        yield
+    finally:
+        for parent, name, part in wrapped_parts:
+            parent._modules[name] = part
+
+
+def _model_name(kind: str, index: int) -> str:
+    return names.whole_model_name(index) if kind == _WHOLE else names.sharded_model_name(index)
+
+
+def _optimizer_name(kind: str, index: int) -> str:
+    return names.optimizer_name(index) if kind == _WHOLE else names.sharded_optimizer_name(index)
+
+
+def _parts_of(model: nn.Module) -> dict[str, PartView]:
+    return {name: PartView("parameter") for name, _ in model.named_parameters()}
+
+
+def _write(operation: str, collect: Callable[[], dict[str, Any]], path: Path, key: str, model: nn.Module) -> None:
+    """Write a state into a file, or under a key into a folder of shards."""
+    world = ensure()
+    ranks = Ranks(world, operation)
+    state: dict[str, Any] = {}
+    with together(ranks, f"Collecting the state for {str(path)!r}"), in_step(world, operation, _parts_of(model)):
+        state = collect() if key else gather(collect(), keep=world.is_main)
+    if key:
+        _write_shards({key: state}, path, ranks, on_this_disk=world.is_local_main)
+        return
+    with together(ranks, f"Writing {str(path)!r}"):
+        if world.is_main:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            plain.save(state, path)
+
+
+def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_disk: bool) -> None:
+    """Write a folder of shards beside its place, and put it there when it is complete."""
+    doing = f"Writing {str(target)!r}"
+    staging = commit.sibling_path(target, commit.STAGING, ranks.exchange(names.fresh_id())[0])
+    try:
+        with together(ranks, doing) as exchange:
+            if target.exists() and not target.is_dir():
+                raise CheckpointError(f"Shards need a folder; got the file {str(target)!r}. Rename it.")
+            (part,) = writer.plan({target.name: state}, ranks.rank, exchange)
+            staging.mkdir(parents=True, exist_ok=True)
+            part.write(staging, ranks.rank)
+            notes = exchange(part.note)
+        # The first rank completes its disk; then those of machines that have disks of their own find theirs waiting.
+        for completes in (ranks.rank == 0, on_this_disk):
+            with together(ranks, doing):
+                if completes and staging.exists():
+                    part.conclude(staging, ranks.rank, notes)
+                    commit.flush_tree(staging)
+                    commit.replace_folder(staging / target.name, target)
+                    staging.rmdir()
+    finally:
+        if on_this_disk:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _read(
+    operation: str,
+    look: Callable[[Source, int], Restoration],
+    finish: Callable[[], None],
+    folder: Path,
+    name: str,
+    model: nn.Module,
+) -> None:
+    """Compare what lies in a folder under a name with what is there, and restore it if it fits on all ranks."""
+    world = ensure()
+    ranks, path = Ranks(world, operation), folder / name
+    with together(ranks, f"Reading {str(path)!r}"):
+        if not path.exists():
+            raise CheckpointNotFoundError(
+                f"There is no {name} in {str(folder)!r}; got nothing to read. Pass the folder that was saved, and the "
+                "same state_dict_type."
+            )
+    plan = Restoration(name)
+    with together(ranks, f"Reading {str(path)!r}"), in_step(world, operation, _parts_of(model)):
+        plan = look(_Alone(folder, None, ranks.size, {}, {}, name), ranks.rank)
+    found = dict.fromkeys(each for findings in ranks.exchange(plan.findings) for each in findings)
+    report = RestoreReport(path, ranks.size, findings=list(found))
+    error = report.error()
+    if error is not None:
+        raise type(error)(
+            f"The checkpoint {str(path)!r} does not fit, and nothing was changed; got:\n{report}\nLoad a checkpoint "
+            "of this model and optimizer."
+        )
+    with together(ranks, f"Restoring from {str(path)!r}", "It is only partly restored; start the run again."):
+        plan.apply()
+        finish()

@@ -1,0 +1,229 @@
+"""A mesh on which parameters are not sharded: every replica is trained by the ranks along the other axes together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.mesh.layout import Layout
+from accel_core.optim.lomo import is_lomo
+from accel_core.optim.optimizer import Stepper
+from accel_core.options.enums import DistributedType
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from accel_core.precision.precision import Precision
+from accel_core.strategies import placement, recipe
+from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_parallel.averaging import Averaging, reading_groups
+from accel_parallel.context.parallel import ContextParallel
+from accel_parallel.context.strategy import SequenceStrategy
+from accel_parallel.sharding import gradients
+from accel_parallel.sharding.format import FullyShardedFormat
+from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_resizing
+from accel_parallel.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
+from accel_parallel.sharding.mixed import step_one_by_one
+from accel_parallel.sharding.optimizers import check_optimizer
+from accel_parallel.sharding.scaler import together
+from accel_parallel.sharding.whole import gather
+from accel_parallel.tensor.parallel import TensorParallel
+from accel_parallel.tensor.plan import TensorPlan
+from accel_parallel.tensor.split import is_split, settle
+
+__all__ = ["MeshStrategy"]
+
+
+class MeshStrategy(SequenceStrategy):
+    """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
+
+    name = "mesh"
+    plugin_type = TorchTensorParallelPlugin
+    combines: ClassVar[tuple[str, ...]] = ("cp", "tp")
+    """Axes along which ranks train one replica together."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
+        super().__init__(parts)
+        self.averaging = Averaging(self.world.device, reading_groups(parts))
+        self.context = ContextParallel.of(parts)
+        if self.tensor is not None:
+            self.format = FullyShardedFormat(
+                "SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep)
+            )
+        self._prepared: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
+
+    @classmethod
+    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+        """Lay the ranks out as the axes say.
+
+        Raises:
+            ConfigurationError: Parameters are sharded along an axis.
+            EngineUnavailableError: There is an axis that this version does not have.
+        """
+        axes = [] if parallelism is None else parallelism.active_mesh_dims
+        if "dp_shard" in axes:
+            raise ConfigurationError(
+                f"FSDP shards parameters along an axis of a mesh; got the axes {axes} and no plugin of FSDP. "
+                "Pass fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), or set dp_shard_size=1."
+            )
+        others = [axis for axis in axes if axis not in ("dp_replicate", *cls.combines)]
+        if others:
+            raise EngineUnavailableError(
+                f"Ranks do not share a replica along every axis of a mesh yet; got the axes {others}. "
+                "Set their sizes to 1; accel never does that on its own."
+            )
+        return super().lay_out(rank, world_size, parallelism, plugin)
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format, with a scaler by which ranks that share a model skip a step together.
+
+        Raises:
+            DeviceUnavailableError: The hardware does not compute in that format.
+        """
+        found = super().precision(asked)
+        return found if self.tensor is None else together(found, asked, self.world)
+
+    def label(self) -> DistributedType:
+        """Return the label of several processes on this device."""
+        return self.world.hardware.label if self.world.size > 1 else self.world.base_label
+
+    def check(self, bundle: Bundle) -> None:
+        """Also refuse models that ranks cannot share, and optimizers that update before gradients are complete.
+
+        Raises:
+            PreparationError: A model that a device map or FSDP spreads, or cannot be split; a LOMO optimizer, or one
+                that does not train distributed tensors.
+        """
+        super().check(bundle)
+        if any(is_lomo(slot.given) for slot in bundle.optimizers):
+            raise PreparationError(
+                "A LOMO optimizer updates inside backward, before ranks have averaged gradients; got one on a mesh. "
+                "Use another optimizer, or train in one process."
+            )
+        for slot in bundle.optimizers:
+            check_optimizer(slot.given, () if self.tensor is None else ("distributed", "several"))
+        for slot in bundle.models:
+            self.check_model(slot.given)
+
+    def check_model(self, model: torch.nn.Module) -> TensorPlan:
+        """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
+
+        Raises:
+            PreparationError: It cannot be.
+        """
+        bare = self._bare(model)
+        if self.tensor is None or bare in self._prepared:
+            return TensorPlan()
+        placement.refuse_sharded(bare)
+        devices = placement.devices_of(bare)
+        if len(devices) > 1:
+            raise PreparationError(
+                "A model that a device map spreads cannot be split over ranks as well; got the devices "
+                f"{', '.join(sorted(devices))}. Load it without a device map."
+            )
+        return self.tensor.check(bare)
+
+    def prepare_model(
+        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
+    ) -> torch.nn.Module:
+        """Prepare one model, also one that is not trained: it may fit on no single device."""
+        given, model = model, recipe.inside(model)
+        if self._bare(model) in self._prepared:
+            self._adopt(self._bare(model))
+            self._own(given)
+            return given
+        plan = self.check_model(given)
+        self._names.remember(self._bare(model))
+        forward_before = model.__dict__.get("forward")
+        model = self.number_format.convert(model)
+        if self.parts.device_placement if device_placement is None else device_placement:
+            if is_split(model):
+                settle(model, self.world.device)
+            else:
+                placement.move(model, self.world.device)
+        model = self.number_format.wrap(model)
+        self._share(self._bare(model), plan)
+        if given is not recipe.inside(given):
+            model = recipe.keep_compiled(given, model, forward_before)
+        else:
+            recipe.compile_blocks_in_place(model, self.parts.compilation)
+            model = recipe.compile_whole(model, self.parts.compilation)
+        self._own(model)
+        return model
+
+    def _adopt(self, bare: torch.nn.Module) -> None:
+        """Let parameters that a model got after it was prepared start alike, and average their gradients too."""
+        self._names.remember(bare)
+        new = self.averaging.lacks(bare)
+        receive_new(new, self.world)
+        self.averaging.watch(bare, list(new.values()))
+        if self.tensor is not None:
+            self.tensor.watch(bare, again=bool(new))
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Share a model among the ranks."""
+        self._share(self._bare(model), self.check_model(model))
+        return model
+
+    def _share(self, bare: torch.nn.Module, plan: TensorPlan) -> None:
+        """Start everywhere from the values of the first rank, and average gradients from now on."""
+        if self.tensor is not None:
+            self.tensor.split(bare, plan)
+            self.tensor.watch(bare)
+            cut_what_is_loaded(bare)
+            refuse_resizing(bare)
+        else:
+            refuse_empty(bare, self.world)
+            if starts_from_main(bare, self.world, asked=False):
+                receive(bare.modules(), self.world.device)
+        self._names.remember(bare)
+        self.averaging.watch(bare, list(bare.parameters()))
+        self._prepared[bare] = True
+
+    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
+        """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
+        self.averaging.guard(optimizer, self._names)
+        step_one_by_one(optimizer, lambda: self.tensor is not None)
+        return None
+
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
+        """Compute gradients; they are averaged where a window ends."""
+        super().backward(loss, **kwargs)
+        self.averaging.complete()
+        if self.tensor is not None:
+            self.tensor.prove(loss, self.averaging)
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes add up gradients on each rank."""
+        return self.averaging.holding(self._bare(model), True)
+
+    def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes average what was added up."""
+        return self.averaging.holding(self._bare(model), False)
+
+    def clip_grad_norm_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> torch.Tensor:
+        """Scale gradients, wherever they lie, down to a common norm; returns a plain scalar, equal on all ranks."""
+        self.averaging.settle()
+        return gradients.clip_norm(self._names.trained(parameters), max_norm, norm_type)
+
+    def clip_grad_value_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        clip_value: float,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> None:
+        """Clip each gradient element, wherever it lies."""
+        self.averaging.settle()
+        gradients.clip_value(self._names.trained(parameters), clip_value)

@@ -1,0 +1,46 @@
+"""FSDP, and the axes along which ranks share a model, as every part of accel knows them; imports nothing of them."""
+
+from dataclasses import replace
+from typing import Any
+
+from accel_core.options.engines import BUILT_IN, Engine
+
+__all__ = ["CONTEXT", "FIRST", "FSDP", "MESH", "SECOND", "TENSOR", "XLA", "home"]
+
+FSDP = Engine(
+    "fsdp",
+    "FSDP",
+    strategy="accel_parallel.row:home",
+    plugin="accel_parallel.plugin:FullyShardedDataParallelPlugin",
+    argument="fsdp_plugin",
+    flag="ACCELERATE_USE_FSDP",
+    containers=("torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel",),
+    label="FSDP",
+    switch="use_fsdp",
+    takes_axes=True,
+    options="accel_parallel.options:FsdpOptions",
+    questions="accel_parallel.questions:questions",
+)
+FIRST = Engine("fsdp1", "FSDP 1", "torch")
+SECOND = Engine("fsdp2", "FSDP 2", "torch", "2.6")
+MESH = Engine(
+    "mesh",
+    "axes of a mesh",
+    strategy="accel_parallel.mesh.strategy:MeshStrategy",
+    plugin="accel_core.plugins.parallelism:TorchTensorParallelPlugin",
+    argument="torch_tp_plugin",
+    claims="accel_core.strategies.registry:needs_mesh",
+)
+CONTEXT = Engine("cp", "context parallel", "torch")
+TENSOR = Engine("tp", "tensor parallel", "torch")
+XLA = replace(
+    next(engine for engine in BUILT_IN if engine.name == "xla"), strategy="accel_parallel.xla.strategy:XlaStrategy"
+)
+"""What accel-core knows of XLA devices, with the strategy."""
+
+
+def home(plugin: Any) -> str:
+    """Return where the strategy of the requested version is."""
+    if plugin.fsdp_version == 2:
+        return "accel_parallel.fsdp2.strategy:FullyShardStrategy"
+    return "accel_parallel.fsdp1.strategy:FullyShardedWrapperStrategy"

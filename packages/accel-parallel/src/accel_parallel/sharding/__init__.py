@@ -1,0 +1,17 @@
+"""What both versions of fully sharded data parallelism share.
+
+Its modules are imported when they are first used: they load torch's FSDP, and `import accelerate` needs neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from accel_core._lazy import attach_modules
+
+if TYPE_CHECKING:
+    from accel_parallel.sharding import loading, mesh, recomputing, strategy, wrapping
+
+__all__ = ["loading", "mesh", "recomputing", "strategy", "wrapping"]
+
+__getattr__ = attach_modules(__name__, __all__)

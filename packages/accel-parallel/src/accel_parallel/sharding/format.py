@@ -1,0 +1,88 @@
+"""How sharded models and optimizers lie in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from accel_core.checkpoint import names
+from accel_core.checkpoint.format import Exchange, Part, Run, Source
+from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.plain import PLAIN
+from accel_core.errors import StateError
+from accel_core.modules.unwrap import canonical_state_dict
+from accel_parallel.checkpoint import writer
+from accel_parallel.checkpoint.format import ShardedFormat
+from accel_parallel.checkpoint.optimizers import state_by_names
+
+__all__ = ["FullyShardedFormat"]
+
+
+class FullyShardedFormat(ShardedFormat):
+    """Models and optimizers in shards, or whole as one process writes them; read by what lies there.
+
+    So what was saved here goes on under any other strategy and number of ranks, and the other way round.
+    """
+
+    def __init__(self, kind: str, whole_optimizer: Callable[[Any, bool], dict[str, Any]]) -> None:
+        self.kind = kind
+        self._whole_optimizer = whole_optimizer
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether there are models as FSDP writes them or as one process does."""
+        return super().recognises(source) or PLAIN.recognises(source)
+
+    def weights(self, run: Run) -> list[dict[str, Any]]:
+        """Return whole state dicts of the models on the ranks that write; of models in shards, nothing."""
+        return super().weights(run) if self.kind == "FULL_STATE_DICT" else []
+
+    def parts(
+        self,
+        run: Run,
+        weights: Sequence[dict[str, Any]],
+        *,
+        writes: bool,
+        exchange: Exchange,
+        safe_serialization: bool,
+        **kwargs: object,
+    ) -> list[Part]:
+        """Return what this rank writes; see `CheckpointFormat.parts`."""
+        if self.kind == "FULL_STATE_DICT":
+            return self._whole(run, weights, writes, safe_serialization)
+        models = {
+            names.sharded_model_name(index): {"model": self.state_of(own)} for index, own in enumerate(run.models)
+        }
+        return [*writer.plan(models | self._optimizers(run), run.world.rank, exchange)]
+
+    def _optimizers(self, run: Run) -> dict[str, Mapping[str, Any]]:
+        """Return the states of the optimizers, in shards and by names, by the names of their folders."""
+        return {
+            names.sharded_optimizer_name(index): {"optimizer": self.optimizer_of(own, run.models)}
+            for index, own in enumerate(run.optimizers)
+        }
+
+    def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
+        """Return a model's state by its bare names, with this rank's part of each tensor; every rank calls it."""
+        return canonical_state_dict(model)
+
+    def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
+        """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
+        return state_by_names(optimizer, models)
+
+    def _whole(self, run: Run, weights: Sequence[dict[str, Any]], writes: bool, safe: bool) -> list[Part]:
+        states = [self._whole_optimizer(own, writes) for own in run.optimizers]
+        if not writes:
+            return []
+        if not all(weights):
+            raise StateError(
+                "The first rank of each machine writes whole weights; got none on one that writes. "
+                "Start the processes of a machine with consecutive ranks."
+            )
+        kind: Literal["tensors", "object"] = "tensors" if safe else "object"
+        found: list[Part] = [
+            FilePart(names.model_name(index, safe=safe), kind, state) for index, state in enumerate(weights)
+        ]
+        optimizers = (FilePart(names.optimizer_name(index), "object", state) for index, state in enumerate(states))
+        return [*found, *optimizers]

@@ -1,0 +1,378 @@
+"""What sharding in place and sharding by wrappers have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictConfig
+from torch.distributed.tensor import DTensor
+
+from accel_core.comm.control import in_step
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
+from accel_core.mesh.layout import Layout
+from accel_core.modules.unwrap import canonical_name
+from accel_core.optim.lomo import is_lomo
+from accel_core.optim.optimizer import Stepper
+from accel_core.options.enums import DistributedType, FP8BackendType
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision.fp8.backend import choose_backend
+from accel_core.precision.precision import Precision
+from accel_core.process.world import GroupNeeds
+from accel_core.strategies import recipe
+from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.placement import devices_of
+from accel_core.strategies.quantized import refuse_packed
+from accel_parallel.averaging import Averaging, reading_groups
+from accel_parallel.context.strategy import SequenceStrategy
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharding import gradients, wrapping
+from accel_parallel.sharding.format import FullyShardedFormat
+from accel_parallel.sharding.guards import (
+    refuse_copies,
+    refuse_gradients_of_gradients,
+    refuse_resizing,
+    refuse_sparse_gradients,
+)
+from accel_parallel.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
+from accel_parallel.sharding.mesh import data_mesh
+from accel_parallel.sharding.mixed import step_one_by_one
+from accel_parallel.sharding.optimizers import check_optimizer
+from accel_parallel.sharding.recomputing import recompute
+from accel_parallel.sharding.replaced import keeping_marks, refuse_hooks, refuse_mixed
+from accel_parallel.sharding.whole import gather
+
+__all__ = ["ShardedStrategy", "is_half", "keep_masters"]
+
+
+def is_half(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has a format of half precision."""
+    return parameter.dtype in (torch.float16, torch.bfloat16)
+
+
+def keep_masters(model: torch.nn.Module) -> None:
+    """Convert what trains in half precision to float32, which steps need; the policy casts for the computation."""
+    made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad or not is_half(parameter):
+                continue
+            if not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.float()
+                continue
+            # A spread tensor does not change its format in place; ties stay.
+            if id(parameter) not in made:
+                made[id(parameter)] = parameter, torch.nn.Parameter(parameter.detach().float())
+            module._parameters[name] = made[id(parameter)][1]
+
+
+class ShardedStrategy(SequenceStrategy):
+    """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
+
+    plugin_type = FullyShardedDataParallelPlugin
+    receives_weights = True
+    combines: ClassVar[tuple[str, ...]] = ()
+    """Axes along which ranks read the same data, and with which sharding is combined."""
+    shards_integers: ClassVar[bool] = False
+    """Whether integers, as packed weights are stored in, keep their format when they are sharded and gathered."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.plugin: FullyShardedDataParallelPlugin = parts.plugin
+        if parts.precision.name != "no":
+            self.plugin.set_mixed_precision(parts.precision.name)
+        self.mesh = data_mesh(parts)
+        self.format = FullyShardedFormat(self.layout_of_states, self.whole_optimizer)
+        self.averaging = Averaging(self.world.device, self._readers(parts))
+
+    @classmethod
+    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+        """Shard over all ranks, or as the axes say.
+
+        Raises:
+            ConfigurationError: The axes have none along which parameters are sharded.
+            EngineUnavailableError: They have one that this version does not combine with sharding.
+        """
+        if parallelism is None or parallelism.total_size == 1:
+            return cls._without_axes(rank, world_size, plugin)
+        others = [axis for axis in parallelism.non_dp_dim_names if axis not in cls.combines]
+        if others:
+            raise EngineUnavailableError(
+                f"{cls.name.upper()} is not combined with tensor, context or sequence parallel in this way; got the "
+                f"axes {others}. Use dp_replicate_size and dp_shard_size alone."
+            )
+        if not any(axis in cls.combines or axis == "dp_shard" for axis in parallelism.dp_shard_cp_dim_names):
+            raise ConfigurationError(
+                f"FSDP needs an axis along which parameters are sharded; got the axes {parallelism.active_mesh_dims}. "
+                "Set dp_shard_size to 2 or more, or leave parallelism_config out to shard over all processes."
+            )
+        return super().lay_out(rank, world_size, parallelism, plugin)
+
+    @classmethod
+    def _without_axes(cls, rank: int, world_size: int, plugin: Any) -> Layout:
+        return Layout.of(rank, world_size, {"dp_shard": world_size})
+
+    @classmethod
+    def group_needs(cls, plugin: Any) -> GroupNeeds:
+        """Return that one process needs a group too, and offloaded parameters one that moves what lies on the CPU."""
+        offload = plugin.cpu_offload
+        offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
+        return GroupNeeds(alone=True, host=bool(offloads))
+
+    def _readers(self, parts: Parts) -> list[Any]:
+        """Return the groups of ranks over which gradients of whole parameters are averaged."""
+        if parts.layout.size("tp") > 1:
+            return reading_groups(parts)
+        return [dist.group.WORLD] if self.world.size > 1 else []
+
+    @property
+    def layout_of_states(self) -> str:
+        """The name of the layout of checkpoints that the plugin asks for."""
+        return str(getattr(self.plugin.state_dict_type, "name", self.plugin.state_dict_type))
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format of what autocast chooses; that of gathered parameters is the plugin's policy.
+
+        Raises:
+            EngineUnavailableError: fp8 through another library than torchao.
+        """
+        library = choose_backend(list(asked.recipes)) if asked.name == "fp8" else FP8BackendType.AO
+        if library is not FP8BackendType.AO:
+            raise EngineUnavailableError(
+                f"FSDP trains in fp8 through torchao only; got mixed_precision='fp8' through {library.value}. "
+                "Pass kwargs_handlers=[AORecipeKwargs()], or use mixed_precision='bf16'."
+            )
+        return super().precision(asked)
+
+    def label(self) -> DistributedType:
+        """Return the label of FSDP."""
+        return DistributedType.FSDP
+
+    def prepare_model(
+        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
+    ) -> torch.nn.Module:
+        """Shard one model, also one that is not trained: it may fit on no single device."""
+        given, model = model, recipe.inside(model)
+        if self._is_sharded(model):
+            self._adopt(model)
+            self._own(given)
+            return given
+        plan = self.check_model(given)
+        self._names.remember(model)
+        forward_before = model.__dict__.get("forward")
+        model = self.number_format.wrap(self.number_format.convert(model))
+        plan = plan.found_in(model)  # fp8 exchanges layers
+        if self.parts.precision.name != "no":
+            with keeping_marks(model):
+                keep_masters(model)
+        self._split(model)
+        if self.plugin.activation_checkpointing:
+            recompute((block for _, block in plan.blocks), offload=bool(self.plugin.activation_checkpointing_offload))
+        if given is not model:
+            model = self._shard(model, plan)
+            model = recipe.keep_compiled(given, model, forward_before)
+        else:
+            recipe.compile_in_place([block for _, block in plan.blocks] or [model], self.parts.compilation)
+            model = self._shard(model, plan)
+            model = recipe.compile_whole(model, self.parts.compilation)
+        if self.forms:
+            refuse_copies(recipe.inside(model))
+            refuse_resizing(self._bare(model))
+            refuse_gradients_of_gradients(self._bare(model))
+        self._own(model)
+        return model
+
+    def _split(self, model: torch.nn.Module) -> None:
+        """Split a model among ranks of one replica, before what each of them holds is sharded."""
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Shard a model as the plugin says."""
+        plan = self.check_model(model)
+        self._split(model)
+        return self._shard(model, plan)
+
+    @abstractmethod
+    def _shard(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> torch.nn.Module:
+        """Shard the blocks of a plan, those inside others first, and then the rest."""
+
+    def check(self, bundle: Bundle) -> None:
+        """Also refuse models that cannot be sharded, before any of them is."""
+        super().check(bundle)
+        self.check_optimizers(bundle)
+        for slot in bundle.models:
+            self.check_model(slot.given)
+
+    def check_optimizers(self, bundle: Bundle) -> None:
+        """Refuse optimizers that update inside backward, or need more than shards, and sparse gradients.
+
+        Raises:
+            PreparationError: A LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse.
+        """
+        if any(is_lomo(slot.given) for slot in bundle.optimizers):
+            raise PreparationError(
+                "A LOMO optimizer updates whole parameters inside backward, and FSDP shards them; got one. "
+                "Use another optimizer, or train without FSDP."
+            )
+        for slot in bundle.optimizers:
+            check_optimizer(slot.given, self.forms)
+        for slot in bundle.models:
+            refuse_sparse_gradients(self._bare(slot.given))
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """What parameters are once they are sharded; see `optimizers.Refused`."""
+        return ("distributed", "several") if self.world.size > 1 else ("distributed",)
+
+    def check_model(self, model: torch.nn.Module) -> wrapping.WrapPlan:
+        """Return how a model will be taken apart; refuse one that cannot be.
+
+        Raises:
+            ConfigurationError: The plugin does not fit the model.
+            PreparationError: The model cannot be sharded.
+        """
+        bare = self._bare(model)
+        if self._is_sharded(recipe.inside(model)):
+            self.check_sharded(bare)
+            return wrapping.WrapPlan((), ())
+        devices = devices_of(model)
+        if len(devices) > 1:
+            raise PreparationError(
+                f"A model that a device map spreads cannot be sharded; got the devices {', '.join(sorted(devices))}. "
+                "Load it without a device map."
+            )
+        cast = getattr(self.plugin.mixed_precision_policy, "param_dtype", None)
+        refuse_packed(bare, self.world, self.world.device, cast=cast, integers=self.shards_integers)
+        plan = wrapping.plan(bare, self.plugin)
+        if self.plugin.activation_checkpointing:
+            plan.refuse_one_piece(bare)
+        trained = [name for name in plan.replicated if bare.get_parameter(name).requires_grad]
+        if trained and self.number_format.scaler is not None:
+            raise PreparationError(
+                "The gradient scaler of fp16 cannot mix sharded gradients with whole ones; got parameters that are not "
+                f"sharded: {', '.join(trained)}. Use mixed_precision='bf16', freeze them, or shard them."
+            )
+        self._check_spread(bare)
+        self._check_parameters(bare, plan)
+        refuse_empty(bare, self.world)
+        return plan
+
+    def _check_parameters(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> None:
+        """Refuse what parameters that are about to be sharded lose, or cannot have in one block."""
+        kept = {id(parameter) for parameter in plan.whole(model)}
+        refuse_hooks((name, p) for name, p in model.named_parameters() if id(p) not in kept)
+        for name, block in (*plan.blocks, ("", model)):
+            own = [(n, p) for n, p in block.named_parameters() if id(p) not in kept]
+            kept |= {id(parameter) for _, parameter in own}
+            self._refuse_mixed(name or type(model).__name__, own)
+
+    def _refuse_mixed(self, block: str, own: list[tuple[str, torch.nn.Parameter]]) -> None:
+        """Refuse parameters that cannot be sharded together."""
+        reason = "FSDP2 reduces the gradients of a block in one number format"
+        refuse_mixed(reason, block, ((name, self._format_of(p)) for name, p in own if p.requires_grad))
+
+    def _format_of(self, parameter: torch.Tensor) -> torch.dtype:
+        """Return the number format that a parameter will have."""
+        masters = self.parts.precision.name != "no" and parameter.requires_grad and is_half(parameter)
+        return torch.float32 if masters else parameter.dtype
+
+    def _check_spread(self, model: torch.nn.Module) -> None:
+        """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with.
+
+        Raises:
+            PreparationError: Parts of it are sharded already.
+        """
+        if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+            raise PreparationError(
+                f"A model is sharded whole or not at all; got {type(model).__name__}, parts of which are sharded. "
+                "Prepare the model as it was loaded, or shard all of it."
+            )
+
+    def _starts_from_main(self, model: torch.nn.Module) -> bool:
+        """Return whether all ranks take the values of the first; every rank calls it."""
+        return starts_from_main(model, self.world, bool(self.plugin.cpu_ram_efficient_loading))
+
+    def check_sharded(self, model: torch.nn.Module) -> None:
+        """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out."""
+
+    def _adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was sharded before."""
+        self._names.remember(self._bare(model))
+
+    @abstractmethod
+    def _is_sharded(self, model: torch.nn.Module) -> bool:
+        """Return whether a bare model was sharded before."""
+
+    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
+        """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
+        self.averaging.guard(optimizer, self._names)
+        step_one_by_one(optimizer, lambda: self.layout.size("tp") > 1 or bool(self.averaging))
+        return None
+
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
+        """Compute gradients; those of parameters that are not sharded are averaged where a window ends."""
+        super().backward(loss, **kwargs)
+        self.averaging.complete()
+
+    def clip_grad_norm_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        max_norm: float,
+        norm_type: float = 2.0,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> torch.Tensor:
+        """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
+        return gradients.clip_norm(self._now(parameters), max_norm, norm_type, self.groups_of)
+
+    def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+        """Return parameters, and in place of those that sharding replaced the ones that have their gradients."""
+        return self._names.trained(parameters)
+
+    def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
+        """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
+        return gradients.groups_of(parameter)
+
+    def clip_grad_value_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        clip_value: float,
+        *,
+        models: Sequence[torch.nn.Module] = (),
+    ) -> None:
+        """Clip each gradient element, wherever it lies."""
+        gradients.clip_value(self._now(parameters), clip_value)
+
+    def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+        """Return the names and weights that `save_model` writes; every rank calls it, and gathers them as they come."""
+        with in_step(self.world, "save_model", views_of(self._bare(model))):
+            pass  # a rank that stays away is named here; in a gather, gloo would end the process
+        return super().weights(model)
+
+    def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return the whole model's state on the first rank, and nothing on the others.
+
+        The first rank of each machine, that is. Every rank gets it where the plugin has
+        `state_dict_config=FullStateDictConfig(rank0_only=False)`.
+        """
+        config = self.plugin.state_dict_config
+        everywhere = isinstance(config, FullStateDictConfig) and not config.rank0_only
+        return self.whole_state(model, keep=everywhere or self.world.is_local_main)
+
+    def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
+        """Gather a model's state under its bare names; every rank calls it."""
+        state = {canonical_name(name): value for name, value in self._bare(model).state_dict().items()}
+        with in_step(self.world, "the state dict of a sharded model", views_in(state)):
+            found: dict[str, Any] = gather(state, keep=keep)
+        return found if keep else {}
+
+    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
+        """Gather the state of an optimizer as torch's optimizers write it; every rank calls it."""
+        state = optimizer.state_dict()
+        of_parameters = {f"{key}": PartView(" ".join(map(str, one))) for key, one in state["state"].items()}
+        with in_step(self.world, "the state of a sharded optimizer", of_parameters):
+            found: dict[str, Any] = gather(state, keep=keep)
+        return found

@@ -1,0 +1,211 @@
+"""Which parts of a model are sharded one by one, and which parameters are not sharded at all."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+
+from accel_core._records import record
+from accel_core.errors import ConfigurationError, PreparationError
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+__all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "wrap_policy"]
+
+_logger = logging.getLogger(__name__)
+
+_Policy = Callable[..., bool]
+
+
+@record(frozen=True)
+class WrapPlan:
+    """How a model is taken apart.
+
+    Attributes:
+        blocks: Modules that are sharded one by one, with their names; those inside others come first. The model itself,
+            which takes what is left, is not among them.
+        replicated: Names of the parameters of which every rank keeps a whole copy.
+    """
+
+    blocks: tuple[tuple[str, nn.Module], ...]
+    replicated: tuple[str, ...]
+
+    def found_in(self, model: nn.Module) -> WrapPlan:
+        """Return the plan with the modules that now stand under the names of its blocks."""
+        return replace(self, blocks=tuple((name, model.get_submodule(name)) for name, _ in self.blocks))
+
+    def whole(self, model: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters of which every rank keeps a whole copy."""
+        return [model.get_parameter(name) for name in self.replicated]
+
+    def refuse_one_piece(self, model: nn.Module) -> None:
+        """Refuse to checkpoint activations where there are no blocks.
+
+        Raises:
+            PreparationError: No block was found.
+        """
+        if not self.blocks:
+            raise PreparationError(
+                f"Activation checkpointing works block by block; got {type(model).__name__}, in which no block was "
+                "found. Name its blocks in transformer_cls_names_to_wrap, or set activation_checkpointing=False."
+            )
+
+    def tell(self, model: nn.Module, policy: Any) -> None:
+        """Log the plan, as a warning where nothing is sharded on its own, and the number formats."""
+        name = type(model).__name__
+        if self.blocks:
+            kinds = sorted({type(block).__name__ for _, block in self.blocks})
+            _logger.info("%s is sharded in %d blocks (%s) and a rest.", name, len(self.blocks), ", ".join(kinds))
+        else:
+            _logger.warning(
+                "%s is sharded as one piece: all of its parameters are gathered at once, so little memory is saved. "
+                "Name its blocks in transformer_cls_names_to_wrap, or set auto_wrap_policy.",
+                name,
+            )
+        if self.replicated:
+            _logger.info("%s keeps %s whole on every rank.", name, ", ".join(self.replicated))
+        held = Counter[str]()
+        for parameter in model.parameters():
+            held[_word(parameter.dtype)] += parameter.numel()
+        for dtype, count in held.items():
+            computed = getattr(policy, "param_dtype", None)
+            reduced = getattr(policy, "reduce_dtype", None) or computed
+            words = _word(computed) if computed else dtype, _word(reduced) if reduced else dtype
+            _logger.info("%s holds %d elements in %s, computes in %s, reduces in %s.", name, count, dtype, *words)
+
+
+def _word(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> WrapPlan:
+    """Decide how a model is taken apart; changes nothing.
+
+    Without a policy, the blocks are those of lists and sequences that hold modules of one class, as a transformer lists
+    its layers.
+
+    Raises:
+        ConfigurationError: A class that is to be sharded on its own does not occur, or the policy is of another kind.
+    """
+    ignored = ignored_modules(model, plugin)
+    inside = {id(part) for module in ignored for part in module.modules()}
+    policy = wrap_policy(model, plugin)
+    found = list(_repeated("", model, inside) if policy is None else _chosen(model, policy, inside))
+    kept = {id(parameter) for module in ignored for parameter in module.parameters()}
+    replicated = [name for name, p in model.named_parameters() if id(p) in kept or p.dim() == 0]
+    return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated))
+
+
+def ignored_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
+    """Return the modules of a model that the plugin leaves unsharded: those given, or those whose name matches."""
+    given = plugin.ignored_modules
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return modules_named(model, given)
+    wanted = {id(module) for module in given}
+    return [module for module in model.modules() if id(module) in wanted]
+
+
+def modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """Return the modules of a model whose whole dotted name matches a regular expression."""
+    return [module for name, module in model.named_modules() if re.fullmatch(pattern, name)]
+
+
+def wrap_policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> _Policy | None:
+    """Return the plugin's policy with the classes or the size that it needs, or `None` where it names no blocks."""
+    policy: Any = plugin.auto_wrap_policy
+    if policy is transformer_auto_wrap_policy:
+        classes = _classes(model, plugin)
+        return functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=classes) if classes else None
+    if policy is size_based_auto_wrap_policy:
+        least = plugin.min_num_params
+        return functools.partial(size_based_auto_wrap_policy, min_num_params=least) if least else None
+    if policy is not None and not callable(policy):
+        raise ConfigurationError(
+            f"A wrap policy is a function of a module, as torch's size_based_auto_wrap_policy is; got {policy!r}. "
+            "Pass such a function, or 'transformer_based_wrap' or 'size_based_wrap'."
+        )
+    chosen: _Policy | None = policy
+    return chosen
+
+
+def _classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[type[nn.Module]]:
+    """Return the classes that the user names, all of which occur, or those of the model's own that do."""
+    by_name = {type(part).__name__: type(part) for part in model.modules()}
+    names = plugin.transformer_cls_names_to_wrap
+    if names is None:
+        own = getattr(model, "_no_split_modules", None) or ()
+        return {by_name[name] for name in own if name in by_name}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise ConfigurationError(
+            f"A class to be sharded on its own does not occur in the model {type(model).__name__}; got {missing}. "
+            f"Use some of {sorted(by_name)} in transformer_cls_names_to_wrap."
+        )
+    return {by_name[name] for name in names}
+
+
+def _chosen(model: nn.Module, policy: _Policy, ignored: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield what a policy chooses, asked as torch's FSDP asks it: on the way down, and again for what is left."""
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+
+    def visit(name: str, module: nn.Module) -> int:
+        size = sum(parameter.numel() for parameter in module.parameters())
+        taken = 0
+        if id(module) in seen or not policy(module=module, recurse=True, nonwrapped_numel=size):
+            return 0
+        seen.add(id(module))
+        for child_name, child in module.named_children():
+            if id(child) not in ignored:
+                taken += visit(f"{name}.{child_name}" if name else child_name, child)
+        if module is model or not _can_run(module):
+            return taken
+        if size and policy(module=module, recurse=False, nonwrapped_numel=size - taken):
+            found.append((name, module))
+            return size
+        return taken
+
+    visit("", model)
+    yield from found
+
+
+def _repeated(name: str, module: nn.Module, ignored: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the outermost blocks of lists that hold modules of one class."""
+    children = [(own, child) for own, child in module.named_children() if id(child) not in ignored]
+    prefix = f"{name}." if name else ""
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1:
+        first = children[0][1]
+        alike = all(type(child) is type(first) for _, child in children) and any(True for _ in first.parameters())
+        if alike and _can_run(first):
+            yield from {id(block): (prefix + own, block) for own, block in children}.values()
+            return
+    for own, child in children:
+        yield from _repeated(prefix + own, child, ignored)
+
+
+def _can_run(module: nn.Module) -> bool:
+    """Return whether a module computes something, so that its parameters can be gathered for that."""
+    return type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+
+
+def _without_ties(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+    """Leave blocks out that share a parameter with something outside: one group has to hold it."""
+    holders: dict[int, set[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), set()).add(id(module))
+    for name, block in blocks:
+        within = {id(part) for part in block.modules()}
+        if all(holders[id(parameter)] <= within for parameter in block.parameters()):
+            yield name, block
+        else:
+            _logger.info("%s shares a parameter with another part of the model; both are sharded together.", name)

@@ -1,0 +1,208 @@
+"""Tensor parallel as a part of a strategy: which ranks, which plan, and the proof that their gradients agree."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_core._torch import enable_async_tp
+from accel_core.comm.control import Channel
+from accel_core.comm.tree import tree_leaves
+from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.mesh.tensor import local_part
+from accel_core.process.world import World
+from accel_core.strategies.parts import Parts
+from accel_parallel.averaging import Averaging, reading_groups
+from accel_parallel.sharding.replaced import keeping_marks, refuse_hooks
+from accel_parallel.tensor.plan import TensorPlan, plan_of
+from accel_parallel.tensor.split import check_arrived, is_split, split
+
+__all__ = ["TensorParallel"]
+
+_SHOWN = 8
+_SUMMED = "replicated_with_grad_allreduce"
+
+
+class TensorParallel:
+    """Splits models over the ranks of the axis "tp", and proves once for each that these ranks train one model.
+
+    What the plan leaves whole has a gradient on every rank, computed from the same numbers, and nobody averages it:
+    a reduction that a plan lacks, other data or other dropout on some ranks would let copies drift apart. So the first
+    complete gradients of each model are compared, and the loss that they come from.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._world = parts.world
+        self._accumulation = parts.accumulation
+        self._ranks = parts.layout.group("tp")
+        self.size = len(self._ranks)
+        self.mesh: DeviceMesh = parts.mesh["tp"]  # type: ignore[index]
+        self._copies = reading_groups(parts)
+        handler = None if parts.parallelism is None else parts.parallelism.tp_handler
+        self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
+        self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        self._other_batches: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        if parts.precision.name == "fp8":
+            raise ConfigurationError(
+                "Layers in fp8 do not take parts of tensors, which tensor parallel makes of weights; got "
+                "mixed_precision='fp8'. Use mixed_precision='bf16', 'fp16' or 'no'."
+            )
+        if handler is not None and handler.enable_async_tp:
+            _overlap(self.mesh.get_group(), self._world)
+
+    def check(self, model: nn.Module) -> TensorPlan:
+        """Return how a bare model will be split, an empty plan where it arrived split.
+
+        Raises:
+            PreparationError: It cannot be split, has hooks on parameters that would be, or arrived split over other
+                ranks.
+        """
+        if not is_split(model):
+            plan = plan_of(model, self._plan, self.size)
+            modules = ((name, model.get_submodule(name)) for name, _ in plan.styles)
+            refuse_hooks((f"{name}.{own}", p) for name, module in modules for own, p in module.named_parameters())
+            return plan
+        if not isinstance(self._plan, str):
+            raise PreparationError(
+                f"A model is split by one plan; got {type(model).__name__}, which arrived split, and a tp_plan. "
+                "Leave the plan out, or load the model whole."
+            )
+        check_arrived(model, self._ranks)
+        styles = getattr(model, "_tp_plan", None) or {}
+        if _SUMMED in styles.values() and self._accumulation.gradient_state.num_steps > 1:
+            raise PreparationError(
+                f"transformers adds up the gradients of a {_SUMMED!r} layer over ranks after every batch, those of "
+                f"earlier batches again; got {type(model).__name__}, which has such layers, and gradient accumulation. "
+                "Set gradient_accumulation_steps=1, or load the model whole and pass a tp_plan."
+            )
+        return TensorPlan()
+
+    def split(self, model: nn.Module, plan: TensorPlan, *, from_main: bool = False) -> None:
+        """Split a bare model in place; every rank calls it."""
+        with keeping_marks(model):
+            split(model, plan, self.mesh, self._world, self._copies, from_main=from_main)
+
+    def watch(self, model: nn.Module, *, again: bool = False) -> None:
+        """Compare the first complete gradients of a bare model, if it has something to train."""
+        if not again and model in self._unproved:
+            return
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            self._unproved[model] = True
+            if model not in _batches:
+                _batches[model] = self, model.register_forward_pre_hook(_compare_batch, with_kwargs=True)
+
+    def prove(self, loss: torch.Tensor, averaging: Averaging) -> None:
+        """Compare what ranks of one replica hold of the same, for models whose first gradients are complete.
+
+        Raises:
+            StateError: It differs; on every rank, before anything is updated.
+        """
+        for model in [model for model, unproved in self._unproved.items() if unproved]:
+            if averaging.is_held(model) or all(parameter.grad is None for parameter in model.parameters()):
+                continue
+            found, finite = self._differing(model, loss)
+            if self._other_batches.pop(model, False):
+                found.insert(0, "the batch")
+            everywhere = Channel(self._world, "backward: tensor parallel").exchange((found, finite))
+            names = list(dict.fromkeys(name for each, _ in everywhere for name in each))
+            if names:
+                raise StateError(
+                    "Ranks of tensor parallel compute the same loss, and the same gradients of what every one of them "
+                    f"holds; got different ones of {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}. "
+                    "Give them the same batches and random seeds, and a plan whose modules take in and give out what "
+                    "their neighbors need."
+                )
+            # An overflow of fp16 shows nothing: that step is skipped.
+            self._unproved[model] = not all(finite for _, finite in everywhere)
+
+    def compare_batch(self, model: nn.Module, batch: object) -> None:
+        """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss.
+
+        The error is raised where gradients are complete, because there every rank comes along.
+        """
+        tensors = [local_part(each) for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+        shapes = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())
+        high = torch.stack([torch.tensor(float(shapes)), _content(tensors)]).to(self._world.device)
+        low = high.clone()
+        dist.all_reduce(high, dist.ReduceOp.MAX, group=self.mesh.get_group())
+        dist.all_reduce(low, dist.ReduceOp.MIN, group=self.mesh.get_group())
+        if bool(((high - low) > 1e-4).any()):
+            self._other_batches[model] = True
+
+    @torch.no_grad()
+    def _differing(self, model: nn.Module, loss: torch.Tensor) -> tuple[list[str], bool]:
+        """Return the names of what every rank holds and has other gradients of, and whether all of these are finite.
+
+        The loss is among them, as "the loss".
+        """
+        found = [("the loss", local_part(loss.detach()))]
+        found += [
+            (name, local_part(parameter.grad))
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None and self._everyone_holds(parameter)
+        ]
+        high = torch.stack([each.float().norm().to(self._world.device) for _, each in found])
+        low = high.clone()
+        dist.all_reduce(high, dist.ReduceOp.MAX, group=self.mesh.get_group())
+        dist.all_reduce(low, dist.ReduceOp.MIN, group=self.mesh.get_group())
+        # A reduction that is missing changes a sum by its own size; rounding, by far less than half of its digits.
+        tolerance = max(torch.finfo(each.dtype).eps for each in (high, *(each for _, each in found))) ** 0.5
+        apart = (high - low) > tolerance * high
+        finite = bool(torch.isfinite(high).all())
+        return [name for (name, _), differs in zip(found, apart.tolist(), strict=True) if differs], finite
+
+    def _everyone_holds(self, parameter: torch.Tensor) -> bool:
+        """Return whether all ranks of tensor parallel hold the same of a parameter."""
+        if not isinstance(parameter, DTensor):
+            return True
+        mesh = parameter.device_mesh
+        cut = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
+        return all(tuple(dist.get_process_group_ranks(mesh.get_group(axis))) != self._ranks for axis in cut)
+
+
+def _overlap(group: dist.ProcessGroup, world: World) -> None:
+    """Let compiled products overlap with what travels, where torch does so; elsewhere, warn."""
+    if world.device.type == "cuda":
+        enable_async_tp(group)
+        return
+    warnings.warn(
+        "Products overlap with what travels in models that are compiled for CUDA, and nowhere else; got "
+        f"enable_async_tp=True on {world.device.type}. Results are the same without it.",
+        stacklevel=2,
+    )
+
+
+@torch.no_grad()
+def _content(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a number near 0 that other values, or the same in another order, make another."""
+    total = torch.zeros(())
+    for place, tensor in enumerate(tensors, 1):
+        values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        values = values.detach().flatten().float()
+        weights = torch.arange(values.numel(), device=values.device).cos()
+        total += place * ((values * weights).sum() / values.abs().sum().clamp_min(1e-30)).cpu()
+    return total
+
+
+_batches: MutableMapping[nn.Module, tuple[TensorParallel, RemovableHandle]] = WeakIdKeyDictionary()
+"""Models whose first batch is compared, by whom, and how that ends."""
+
+
+def _compare_batch(model: nn.Module, args: object, kwargs: object) -> None:
+    """Compare the first batch of a model; a function of the module, so that the model can be pickled."""
+    if torch.compiler.is_compiling():
+        return
+    parallel, handle = _batches.pop(model, (None, None))
+    if parallel is not None and handle is not None:
+        handle.remove()
+        parallel.compare_batch(model, (args, kwargs))

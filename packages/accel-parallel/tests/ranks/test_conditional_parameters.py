@@ -1,0 +1,223 @@
+"""FSDP2 where ranks use different parameters of a block, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import RankDisagreementError
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.testing import requires, world
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
+
+_STEPS = 5
+_NEVER = 3  # an expert that no batch chooses
+
+
+class Block(nn.Module):
+    """A layer that every batch uses, and experts of which a batch uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(_NEVER + 1))
+
+    def forward(self, x: torch.Tensor, chosen: int) -> torch.Tensor:
+        """Add what one expert makes of numbers."""
+        y: torch.Tensor = x + self.experts[chosen](self.shared(x).tanh())
+        return y
+
+
+class Net(nn.Module):
+    """Blocks that are run in turn, each as often as asked, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, chosen: int, order: tuple[int, ...] = (0, 1, 2)) -> torch.Tensor:
+        """Return two numbers for four; each block takes the next expert."""
+        for place, index in enumerate(order):
+            x = self.blocks[index](x, (chosen + place) % _NEVER)
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+def _plugin(**given: Any) -> FullyShardedDataParallelPlugin:
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Block"],
+        state_dict_type="FULL_STATE_DICT",
+        **given,
+    )
+
+
+def _batches(step: int, window: int, ranks: int) -> Iterator[list[tuple[torch.Tensor, int]]]:
+    """Yield the batches of a window, for each rank what it computes with and the expert that it chooses."""
+    for batch in range(window):
+        yield [
+            (torch.full((2, 4), 0.1 + step + batch - rank).sin(), (step + batch + rank) % _NEVER)
+            for rank in range(ranks)
+        ]
+
+
+def _loss(net: nn.Module, x: torch.Tensor, chosen: int, order: tuple[int, ...]) -> torch.Tensor:
+    return net(x, chosen, order).square().mean()
+
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    # Both change a parameter whose gradient is zero, and not one that has none.
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1),
+}
+
+
+def _alone(ranks: int, kind: str, window: int, order: tuple[int, ...]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return the norms and the weights of one process that computes what all ranks do."""
+    net = Net()
+    optimizer = _OPTIMIZERS[kind](net.parameters())
+    norms = []
+    for step in range(_STEPS):
+        optimizer.zero_grad()
+        for batch in _batches(step, window, ranks):
+            for x, chosen in batch:
+                (_loss(net, x, chosen, order) / ranks / window).backward()
+        norms.append(nn.utils.clip_grad_norm_(net.parameters(), 0.2).item())
+        optimizer.step()
+    return norms, net.state_dict()
+
+
+def _sharded(
+    kind: str,
+    window: int,
+    order: tuple[int, ...],
+    axes: ParallelismConfig | None = None,
+    *,
+    tolerance: float = 1e-6,
+    **given: Any,
+) -> None:
+    """Train on all ranks and compare with one process."""
+    accelerator = Accelerator(gradient_accumulation_steps=window, fsdp_plugin=_plugin(**given), parallelism_config=axes)
+    net = Net()
+    net, optimizer = accelerator.prepare(net, _OPTIMIZERS[kind](net.parameters()))
+    norms = []
+    for step in range(_STEPS):
+        for batch in _batches(step, window, accelerator.num_processes):
+            with accelerator.accumulate(net):
+                accelerator.backward(_loss(net, *batch[accelerator.process_index], order))
+                if accelerator.sync_gradients:
+                    norms.append(accelerator.clip_grad_norm_(net.parameters(), 0.2).item())
+                optimizer.step()
+                optimizer.zero_grad()
+    expected, weights = _alone(accelerator.num_processes, kind, window, order)
+    torch.testing.assert_close(norms, expected, rtol=0, atol=tolerance)
+    found = accelerator.get_state_dict(net)
+    if accelerator.is_main_process:
+        torch.testing.assert_close(found, weights, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+@pytest.mark.parametrize("window", [1, 3])
+@world(2)
+def test_experts_that_differ_by_rank_train_as_in_one_process(kind: str, window: int) -> None:
+    """Ranks choose different experts of a block, and an expert that nobody chose keeps its weights."""
+    _sharded(kind, window, (0, 1, 2))
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@world(2)
+def test_blocks_that_run_twice_or_not_at_all_train_as_in_one_process(reshard: bool) -> None:
+    """A block that runs twice reduces twice, and one that no rank runs stays as it is."""
+    _sharded("adamw", 2, (0, 2, 0), reshard_after_forward=reshard)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@world(4)
+def test_experts_that_differ_among_four_ranks_train_as_in_one_process(copies: bool) -> None:
+    """Four shards, or two copies of two shards, train as one process."""
+    axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if copies else None
+    _sharded("adamw", 2, (0, 1, 2), axes)
+
+
+@world(2)
+def test_experts_are_reduced_in_one_format_after_a_window_of_half_precision() -> None:
+    """A part of the gradients that a block reduces was added up in float32, and another part just computed in bf16."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    rounding = 4 * torch.finfo(torch.bfloat16).eps
+    _sharded("sgd", 3, (0, 1, 2), tolerance=rounding, mixed_precision_policy=policy)
+
+
+@world(2)
+def test_experts_train_in_a_model_that_arrives_sharded_and_a_loop_that_calls_backward_itself() -> None:
+    """Neither prepare() sharding the model nor the Accelerator's backward is needed."""
+    accelerator = Accelerator(fsdp_plugin=_plugin())
+    net, alone = Net(), Net()
+    for block in net.blocks:
+        fully_shard(block).set_force_sum_reduction_for_comms(True)
+    fully_shard(net).set_force_sum_reduction_for_comms(True)
+    prepared, optimizer = accelerator.prepare(net, _OPTIMIZERS["adamw"](net.parameters()))
+    expected = _OPTIMIZERS["adamw"](alone.parameters())
+    for step in range(_STEPS):
+        (batch,) = _batches(step, 1, accelerator.num_processes)
+        _loss(prepared, *batch[accelerator.process_index], (0, 1, 2)).backward()
+        (sum(_loss(alone, *each, (0, 1, 2)) for each in batch) / accelerator.num_processes).backward()
+        for one in (optimizer, expected):
+            one.step()
+            one.zero_grad()
+    found = accelerator.get_state_dict(prepared)
+    if accelerator.is_main_process:
+        torch.testing.assert_close(found, dict(alone.state_dict()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@world(2)
+def test_a_block_that_one_rank_skips_is_named_on_every_rank(reshard: bool) -> None:
+    """The first forward pass names the block and each rank's place before a collective of torch would mismatch."""
+    accelerator = Accelerator(fsdp_plugin=_plugin(reshard_after_forward=reshard))
+    net = accelerator.prepare(Net())
+    order = (0, 1, 2) if accelerator.is_main_process else (0, 2)
+    with pytest.raises(RankDisagreementError) as found:
+        net(torch.ones(2, 4), 0, order)
+    assert "rank 0: the forward pass of blocks.1 at " in str(found.value)
+    assert "rank 1: the forward pass of blocks.2 at " in str(found.value)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@world(2)
+def test_a_block_without_a_backward_pass_on_one_rank_is_named_on_every_rank(reshard: bool) -> None:
+    """A rank that stops gradients at a block is named by the first backward pass."""
+    accelerator = Accelerator(fsdp_plugin=_plugin(reshard_after_forward=reshard))
+    net: Any = accelerator.prepare(Net())
+    if not accelerator.is_main_process:
+        net.blocks[1].register_forward_pre_hook(lambda _, given: (given[0].detach(), *given[1:]))
+    with pytest.raises(RankDisagreementError) as found:
+        accelerator.backward(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)))
+    assert "rank 0: the reduction of gradients of blocks.1 at " in str(found.value)
+    assert "rank 1: the reduction of gradients of the rest of the model at " in str(found.value)
+
+
+@world(2)
+def test_blocks_that_are_exchanged_later_on_are_refused_before_a_step() -> None:
+    """Ranks that gather two blocks of one size under each other's names notice it where the window ends."""
+    accelerator = Accelerator(fsdp_plugin=_plugin())
+    net = Net()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    accelerator.backward(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)))
+    optimizer.step()
+    optimizer.zero_grad()
+    mine = 1 if accelerator.is_main_process else 2
+    loss = _loss(net, torch.ones(2, 4), 0, (0, mine))
+    match = rf"ran blocks\.1, blocks\.2, of which rank {accelerator.process_index} ran blocks\.{mine}\. "
+    with pytest.raises(RankDisagreementError, match=match):
+        accelerator.backward(loss)

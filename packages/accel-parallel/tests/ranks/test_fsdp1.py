@@ -1,0 +1,243 @@
+"""Models wrapped by FSDP1, against one process."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.state import reset_all
+from accel_core.testing import world
+from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance
+from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+
+def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
+    """Return a plugin of version 1 that gives every rank whole states."""
+    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=1, state_dict_type="FULL_STATE_DICT", state_dict_config=whole, **given
+    )
+
+
+class TestWrapped(StrategyConformance):
+    """One wrapper around the model, whose parameters stay visible; four ranks are tried with copies of shards."""
+
+    strategy = FullyShardedWrapperStrategy
+    sizes = (2,)
+    synchronises_late = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin."""
+        return {"fsdp_plugin": plugin(use_orig_params=True)}
+
+
+class Each(StrategyConformance):
+    """A sharding strategy, each layer wrapped, with or without visible parameters."""
+
+    strategy = FullyShardedWrapperStrategy
+    synchronises_late = False
+
+    def __init__(self, kind: str, use_orig_params: bool) -> None:
+        self.kind, self.use_orig_params = kind, use_orig_params
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin, and axes where there are copies."""
+        layers = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5}
+        made = plugin(sharding_strategy=self.kind, use_orig_params=self.use_orig_params, **layers)
+        axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if "HYBRID" in self.kind else None
+        return {"fsdp_plugin": made, "parallelism_config": axes}
+
+
+def _all_cases(conformance: StrategyConformance, cases: tuple[Case, ...]) -> None:
+    for case in cases:
+        conformance._equals_one_process(case)
+        reset_all()
+    conformance._synchronises_late()
+    reset_all()
+    conformance._clips_elements()
+    reset_all()
+
+
+@pytest.mark.parametrize("kind", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
+@world(2)
+def test_what_is_sharded_makes_no_difference(kind: str) -> None:
+    """Each strategy trains as one process, with visible parameters and without."""
+    for visible in (True, False):
+        _all_cases(Each(kind, visible), CASES[2:] if visible else CASES[4:])
+
+
+@pytest.mark.parametrize("kind", ["HYBRID_SHARD", "HYBRID_SHARD_ZERO2"])
+@world(4)
+def test_copies_of_shards_train_as_one_process(kind: str) -> None:
+    """Two copies of two shards train as one process, with visible parameters and without."""
+    for visible in (True, False):
+        _all_cases(Each(kind, visible), CASES[4:])
+
+
+class Unreduced(FullyShardedWrapperStrategy):
+    """Never reduces what a window added up."""
+
+    name = "unreduced1"
+
+    def prepare_model(self, model: nn.Module, **given: Any) -> nn.Module:
+        """Leave the wrapper in a context in which nothing is reduced."""
+        wrapper: Any = super().prepare_model(model, **given)
+        self.left_open = wrapper.no_sync()  # a context that nobody holds would close itself
+        self.left_open.__enter__()
+        return wrapper  # type: ignore[no-any-return]
+
+
+class OfUnreduced(Each):
+    """The suite for a strategy that is wrong."""
+
+    strategy = Unreduced
+
+    def __init__(self) -> None:
+        super().__init__("NO_SHARD", use_orig_params=True)
+
+
+def test_a_window_that_is_not_reduced_fails() -> None:
+    """The suite notices that the last reduction of a window is missing."""
+    with pytest.raises(pytest.fail.Exception, match="ranks hold different weights"):
+        OfUnreduced().test_equals_one_process(2, Case(accumulation=2))
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2)), nn.Linear(4, 4))
+
+
+def _blocks(**given: Any) -> FullyShardedDataParallelPlugin:
+    layers = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Linear"]}
+    return plugin(**(layers | given))
+
+
+@pytest.mark.parametrize("visible", [True, False])
+@world(2)
+def test_a_run_goes_on_from_whole_checkpoints_of_any_layout(tmp_path: Path, visible: bool) -> None:
+    """AdamW goes on equally after saving wrapped and loading wrapped, or wrapped with the other kind of parameters."""
+
+    def start(use_orig_params: bool) -> tuple[Accelerator, Any, Any]:
+        reset_all()
+        accelerator = Accelerator(fsdp_plugin=_blocks(use_orig_params=use_orig_params))
+        net = _net().eval()
+        return accelerator, *accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.1))
+
+    def step(accelerator: Accelerator, net: Any, optimizer: Any, steps: int) -> dict[str, torch.Tensor]:
+        for number in range(steps):
+            optimizer.zero_grad()
+            accelerator.backward(net(torch.full((2, 4), 1.0 + number + accelerator.process_index)).square().mean())
+            optimizer.step()
+        return accelerator.get_state_dict(net)
+
+    accelerator, net, optimizer = start(visible)
+    step(accelerator, net, optimizer, 2)
+    accelerator.save_state(str(tmp_path / "state"))
+    expected = step(accelerator, net, optimizer, 2)
+    for other in (visible, not visible):
+        accelerator, net, optimizer = start(other)
+        accelerator.load_state(str(tmp_path / "state"))
+        torch.testing.assert_close(step(accelerator, net, optimizer, 2), expected, rtol=0, atol=0)
+
+
+@world(2)
+def test_recomputed_blocks_and_scaled_gradients() -> None:
+    """Recomputed dropout is the same, less is kept, and an infinite gradient of one rank is skipped by all."""
+    gradients, kept = [], []
+    for recomputed in (False, True):
+        accelerator = Accelerator(
+            fsdp_plugin=_blocks(
+                use_orig_params=True, activation_checkpointing=recomputed, transformer_cls_names_to_wrap=["Sequential"]
+            )
+        )
+        net = accelerator.prepare(_net())
+        torch.manual_seed(accelerator.process_index)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.nbytes) or t, lambda t: t):
+            loss = net(torch.ones(64, 4)).sum()
+        accelerator.backward(loss)
+        gradients.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+        kept.append(sum(sizes))
+        reset_all()
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    assert kept[1] < kept[0]
+    accelerator = Accelerator(mixed_precision="fp16", fsdp_plugin=_blocks(use_orig_params=True))
+    net = _net()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    loss = net(torch.ones(2, 4)).float().sum()
+    accelerator.backward(loss * (float("inf") if accelerator.is_main_process else 1.0))
+    optimizer.step()
+    assert optimizer.step_was_skipped
+
+
+@world(2)
+def test_only_the_first_rank_needs_the_weights() -> None:
+    """Ranks without weights get those of rank 0, block by block or at once, and what is tied stays tied."""
+    for policy in ("no_wrap", "transformer_based_wrap"):
+        accelerator = Accelerator(fsdp_plugin=_blocks(use_orig_params=True, auto_wrap_policy=policy))
+        net = nn.Sequential(_net(), nn.BatchNorm1d(4))
+        if policy == "no_wrap":
+            net[0][2].weight = net[0][0][0].weight
+        expected = {name: value.clone() for name, value in net.state_dict().items()}
+        if not accelerator.is_main_process:
+            net = net.to("meta")
+            if policy == "no_wrap":
+                net[0][2].weight = net[0][0][0].weight
+        prepared = accelerator.prepare(net)
+        torch.testing.assert_close(accelerator.get_state_dict(prepared), expected, rtol=0, atol=0)
+        reset_all()
+
+
+@world(2)
+def test_what_cannot_be_flattened_is_refused_before_anything_changes() -> None:
+    """Errors are named, and nothing was wrapped."""
+
+    def refused(match: str, *objects: Any, **given: Any) -> None:
+        reset_all()
+        accelerator = Accelerator(fsdp_plugin=_blocks(**given))
+        with pytest.raises(PreparationError, match=match):
+            accelerator.prepare(*objects)
+        assert accelerator._models == []
+        assert not any(isinstance(part, FullyShardedDataParallel) for part in objects[0].modules())
+
+    net = _net()
+    groups = torch.optim.SGD([{"params": [p]} for p in net.parameters()], lr=0.1)
+    refused("got 6 groups of SGD", net, groups)
+    stepped = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.ones(1, 4)).sum().backward()
+    stepped.step()
+    refused("got SGD with the state of 6", net, stepped)
+    frozen = _net()
+    frozen[0][0].bias.requires_grad_(False)
+    refused(r"got bias frozen in 0\.0", frozen)
+    mixed = _net()
+    mixed[0][0].bias.data = mixed[0][0].bias.data.double()
+    refused(r"got float32 for weight; float64 for bias in 0\.0", mixed, use_orig_params=True)
+    reset_all()
+    with pytest.raises(ConfigurationError, match=r"HYBRID_SHARD replicates shards; got ShardingStrategy\.HYBRID_SHARD"):
+        Accelerator(
+            fsdp_plugin=plugin(sharding_strategy="HYBRID_SHARD"), parallelism_config=ParallelismConfig(dp_shard_size=2)
+        )
+
+
+@world(1)
+def test_a_model_after_a_run_with_fsdp_can_be_pickled() -> None:
+    """A forward pass, unwrapped and pickled: nothing of the earlier run's engine is on it."""
+    Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
+    reset_all()
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2))
+    unwrapped = accelerator.unwrap_model(model)
+    again = pickle.loads(pickle.dumps(unwrapped))
+    assert torch.equal(again.weight, unwrapped.weight)

@@ -1,0 +1,442 @@
+"""Models sharded in place by FSDP2, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullStateDictConfig
+from torch.distributed.tensor import DTensor
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.weights import load_model
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.host.environ import patch_environment
+from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.state import reset_all
+from accel_core.testing import requires, world
+from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance
+from accel_parallel.fsdp2.strategy import FullyShardStrategy
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
+
+
+def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
+    """Return a plugin of version 2 that gives every rank whole states, and shards each layer unless told otherwise."""
+    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
+    layers = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5}
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2, state_dict_type="FULL_STATE_DICT", state_dict_config=whole, **(layers | given)
+    )
+
+
+class TestSharded(StrategyConformance):
+    """Each layer on its own, freed after its forward pass."""
+
+    strategy = FullyShardStrategy
+    sizes = (2,)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin."""
+        return {"fsdp_plugin": plugin()}
+
+
+@pytest.mark.full("another case of a grid")
+class TestShardedOnFour(TestSharded):
+    """The same on four ranks."""
+
+    sizes = (4,)
+
+
+class Hybrid(TestSharded):
+    """Copies of shards."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin, and axes of two ranks each."""
+        axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+        return {"fsdp_plugin": plugin(reshard_after_forward=False), "parallelism_config": axes}
+
+
+class OnePiece(TestSharded):
+    """The whole model at once, kept between forward and backward."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin without a wrap policy."""
+        return {"fsdp_plugin": plugin(auto_wrap_policy="no_wrap", reshard_after_forward=False)}
+
+
+class Offloaded(TestSharded):
+    """Shards in CPU memory that nobody pins, because no device reads it."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin that offloads."""
+        return {"fsdp_plugin": plugin(cpu_offload=True)}
+
+
+class Partly(TestSharded):
+    """The last layer is not sharded, and its gradients are averaged all the same."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin that leaves a layer out."""
+        return {"fsdp_plugin": plugin(ignored_modules="2")}
+
+
+def _all_cases(conformance: StrategyConformance, cases: tuple[Case, ...] = CASES) -> None:
+    for case in cases:
+        conformance._equals_one_process(case)
+        reset_all()
+    conformance._synchronises_late()
+    reset_all()
+    conformance._clips_elements()
+
+
+@world(4)
+def test_copies_of_shards_equal_one_process() -> None:
+    """Two copies of two shards train as one process in every way to train."""
+    _all_cases(Hybrid())
+
+
+@pytest.mark.parametrize("kind", ["OnePiece", "Offloaded", "Partly"])
+@world(2)
+def test_other_ways_to_shard_equal_one_process(kind: str) -> None:
+    """In one piece, offloaded, or with a part left out, a model trains as one process."""
+    _all_cases(globals()[kind](), (CASES[2], CASES[4]))
+
+
+class Unreduced(FullyShardStrategy):
+    """Never reduces what a window added up."""
+
+    name = "unreduced"
+
+    @contextmanager
+    def _synchronized(self, model: Any, wanted: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(False)
+        yield
+
+
+class OfUnreduced(StrategyConformance):
+    """The suite for a strategy that is wrong."""
+
+    strategy = Unreduced
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin."""
+        return {"fsdp_plugin": plugin()}
+
+
+def test_a_window_that_is_not_reduced_fails() -> None:
+    """The suite notices that the last reduction of a window is missing."""
+    with pytest.raises(pytest.fail.Exception, match="not close"):
+        OfUnreduced().test_equals_one_process(2, Case(accumulation=2))
+
+
+class Block(nn.Module):
+    """Two layers with dropout between them, and a scalar."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.drop = nn.Dropout(dropout)
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add to what comes in."""
+        y: torch.Tensor = x + self.down(self.drop(self.up(x).tanh()))
+        return y
+
+
+class Blocks(nn.Module):
+    """A list of blocks, a head tied to the embedding, a scalar that trains, a frozen bias and a buffer."""
+
+    def __init__(self, dropout: float = 0.0, *, scalar: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embedding = nn.Embedding(7, 4)
+        self.layers = nn.ModuleList(Block(dropout) for _ in range(3))
+        self.head = nn.Linear(4, 7)
+        self.head.weight = self.embedding.weight
+        self.head.bias.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(())) if scalar else 1.0
+        self.register_buffer("shift", torch.arange(4.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        y = self.embedding(x) + self.shift
+        for layer in self.layers:
+            y = layer(y)
+        logits: torch.Tensor = self.head(y) * self.scale
+        return logits
+
+
+def _tokens() -> torch.Tensor:
+    return torch.arange(8).reshape(4, 2) % 7
+
+
+def _plain_steps(net: nn.Module, steps: int) -> dict[str, torch.Tensor]:
+    optimizer = torch.optim.AdamW((p for p in net.parameters() if p.requires_grad), lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(_tokens()).flatten(0, 1), _tokens().flatten()).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+    return dict(net.state_dict())
+
+
+def _steps(accelerator: Accelerator, net: Any, optimizer: Any, steps: int) -> dict[str, torch.Tensor]:
+    part = _tokens()[accelerator.process_index :: accelerator.num_processes]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.cross_entropy(net(part).flatten(0, 1), part.flatten()))
+        accelerator.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+    return accelerator.get_state_dict(net)
+
+
+def _note(sizes: list[int], tensor: torch.Tensor) -> torch.Tensor:
+    sizes.append(tensor.nbytes)
+    return tensor
+
+
+def _adamw(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW((p for p in net.parameters() if p.requires_grad), lr=0.05)
+
+
+@pytest.mark.parametrize("order", ["together", "model first", "optimizer first"])
+@world(2)
+def test_ties_scalars_frozen_parameters_and_buffers_train_as_in_one_process(order: str) -> None:
+    """Blocks are found, what is tied stays tied, and an optimizer follows in any order of prepares."""
+    accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy=None))
+    net: Any = Blocks()
+    optimizer: Any = _adamw(net)
+    if order == "together":
+        net, optimizer = accelerator.prepare(net, optimizer)
+    elif order == "model first":
+        net = accelerator.prepare(net)
+        optimizer = accelerator.prepare(optimizer)
+    else:
+        optimizer = accelerator.prepare(optimizer)
+        net = accelerator.prepare(net)
+    assert [isinstance(layer, FSDPModule) for layer in net.layers] == [True] * 3
+    assert net.head.weight is net.embedding.weight
+    assert not isinstance(net.scale, DTensor)
+    torch.testing.assert_close(_steps(accelerator, net, optimizer, 5), _plain_steps(Blocks(), 5), rtol=0, atol=1e-6)
+    assert net.head.weight is net.embedding.weight
+
+
+@world(2)
+def test_only_the_first_rank_needs_the_weights() -> None:
+    """Ranks with other weights, or with none, get those of rank 0, buffers and ties too."""
+    for empty in (False, True):
+        accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy=None, cpu_ram_efficient_loading=not empty))
+        net: Any = Blocks()
+        if not accelerator.is_main_process:
+            net = net.to("meta") if empty else net
+            net.head.weight = net.embedding.weight
+            with torch.no_grad():
+                for tensor in (*net.parameters(), *net.buffers()):
+                    tensor.add_(1.0)
+        optimizer = _adamw(net)
+        net, optimizer = accelerator.prepare(net, optimizer)
+        torch.testing.assert_close(_steps(accelerator, net, optimizer, 3), _plain_steps(Blocks(), 3), rtol=0, atol=1e-6)
+        reset_all()
+
+
+@world(4)
+def test_copies_of_shards_get_the_weights_of_the_first_rank() -> None:
+    """Of uneven and of empty parts, on ranks of either copy that had no weights, each holds its own."""
+    axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+    accelerator = Accelerator(
+        fsdp_plugin=plugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=True), parallelism_config=axes
+    )
+    torch.manual_seed(3)
+    net: Any = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1), nn.BatchNorm1d(1))
+    net[2].running_mean.fill_(7.0)
+    expected = {name: value.clone() for name, value in net.state_dict().items()}
+    net = accelerator.prepare(net if accelerator.is_main_process else net.to("meta"))
+    found = {
+        name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in net.state_dict().items()
+    }
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert all(parameter.to_local().numel() < parameter.numel() for parameter in net[0].parameters())
+
+
+@world(2)
+def test_dropout_is_drawn_again_in_recomputed_blocks() -> None:
+    """With activation checkpointing, offloaded or not, gradients are those of the run without, and less is kept."""
+    gradients, kept = [], []
+    for settings in ({}, {"activation_checkpointing": True}, {"activation_checkpointing_offload": True}):
+        settings = {"activation_checkpointing": True} | settings if settings else {}
+        accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy=None, **settings))
+        net = accelerator.prepare(Blocks(dropout=0.5))
+        torch.manual_seed(11 + accelerator.process_index)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(partial(_note, sizes), lambda t: t):
+            loss = net(_tokens()).square().sum()
+        accelerator.backward(loss)
+        gradients.append([p.grad.full_tensor() for p in net.layers.parameters()])
+        kept.append(sum(sizes))
+        assert list(accelerator.get_state_dict(net)) == list(Blocks().state_dict())
+        reset_all()
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    torch.testing.assert_close(gradients[2], gradients[0], rtol=0, atol=0)
+    assert kept[1] < kept[0]
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+@world(2)
+def test_half_precision_keeps_masters_and_skips_together(word: str, dtype: torch.dtype) -> None:
+    """Blocks compute in half precision, weights stay fp32, and an infinite gradient of one rank is skipped by all."""
+    accelerator = Accelerator(mixed_precision=word, fsdp_plugin=plugin(auto_wrap_policy=None))
+    net: Any = Blocks(scalar=False)
+    net.layers[0].to(dtype)
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+    seen = []
+    net.layers[1].up.register_forward_hook(lambda module, args, out: seen.append(module.weight.dtype))
+    before = accelerator.get_state_dict(net)
+    loss = net(_tokens()).float().sum()
+    assert seen == [dtype]
+    accelerator.backward(loss * (float("inf") if word == "fp16" and accelerator.is_main_process else 1.0))
+    accelerator.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    assert optimizer.step_was_skipped == (word == "fp16")
+    same = [torch.equal(value, before[name]) for name, value in accelerator.get_state_dict(net).items()]
+    assert all(same) if word == "fp16" else not all(same)
+
+
+@pytest.mark.parametrize("regional", [True, pytest.param(False, marks=pytest.mark.full("compiled once more"))])
+@world(2)
+def test_compiled_models_are_sharded_too(regional: bool) -> None:
+    """Blocks, or the whole, compile and train as one process; unwrapping gives the sharded model."""
+    compilation = TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=regional)
+    accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy=None), dynamo_plugin=compilation)
+    net: Any = Blocks()
+    optimizer = _adamw(net)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    torch.testing.assert_close(_steps(accelerator, net, optimizer, 2), _plain_steps(Blocks(), 2), rtol=0, atol=1e-6)
+    assert isinstance(accelerator.unwrap_model(net, keep_torch_compile=False), FSDPModule)
+
+
+@world(2)
+def test_several_models_and_one_that_is_not_trained() -> None:
+    """Two models and a frozen one are sharded, each optimizer steps its own, and one clip covers both."""
+    accelerator = Accelerator(fsdp_plugin=plugin())
+    torch.manual_seed(1)
+    first, second, frozen = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(3))
+    frozen.requires_grad_(False)
+    own = torch.optim.SGD(first.parameters(), lr=0.1)
+    other = torch.optim.SGD(second.parameters(), lr=0.1)
+    first, second, own, other = accelerator.prepare(first, second, own, other)
+    frozen = accelerator.prepare_model(frozen, evaluation_mode=True)
+    assert all(isinstance(p, DTensor) for net in (first, second, frozen) for p in net.parameters())
+    accelerator.backward(second(first(torch.ones(2, 4))).sum() + frozen(torch.ones(2, 4)).sum())
+    norm = accelerator.clip_grad_norm_([*first.parameters(), *second.parameters()], 1e-3)
+    assert type(norm) is torch.Tensor
+    assert norm.shape == ()
+    before = first[0].weight.full_tensor()
+    other.step()
+    assert torch.equal(first[0].weight.full_tensor(), before)
+    own.step()
+    assert not torch.equal(first[0].weight.full_tensor(), before)
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_one_process_alone_shards_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process alone gets a group of one, and trains as without it."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin(auto_wrap_policy=None))
+    net: Any = Blocks()
+    optimizer = _adamw(net)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    assert isinstance(net, FSDPModule)
+    torch.testing.assert_close(_steps(accelerator, net, optimizer, 2), _plain_steps(Blocks(), 2))
+    accelerator.end_training()
+
+
+@world(2)
+def test_what_cannot_be_sharded_is_refused_before_anything_changes() -> None:
+    """Errors are named, come on every rank at once, and leave the model as it was."""
+
+    def refused(error: type[Exception], match: str, net: nn.Module, **given: Any) -> None:
+        reset_all()
+        precision = given.pop("mixed_precision", "no")
+        before = {name: id(parameter) for name, parameter in net.named_parameters()}
+        accelerator = Accelerator(mixed_precision=precision, fsdp_plugin=plugin(**given))
+        with pytest.raises(error, match=match):
+            accelerator.prepare(net)
+        assert {name: id(parameter) for name, parameter in net.named_parameters()} == before
+        assert accelerator._models == []
+
+    blocks = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Nobody", "Block"]}
+    refused(ConfigurationError, r"got \['Nobody'\]\. Use some of .*'Block'", Blocks(), **blocks)
+    refused(PreparationError, "meta device of rank 0", Blocks().to("meta"))
+    refused(PreparationError, "scaler .* got parameters that are not sharded: scale", Blocks(), mixed_precision="fp16")
+    single = nn.Linear(2, 2)
+    refused(PreparationError, "no block was found", single, activation_checkpointing=True, auto_wrap_policy=None)
+    reset_all()
+    with pytest.raises(ConfigurationError, match=r"got the axes \['dp_replicate'\].*dp_shard_size"):
+        Accelerator(fsdp_plugin=plugin(), parallelism_config=ParallelismConfig(dp_replicate_size=2))
+    with (
+        patch_environment(ACCELERATE_FP8_BACKEND="te"),
+        pytest.raises(EngineUnavailableError, match=r"through torchao only; got .*TE"),
+    ):
+        Accelerator(fsdp_plugin=plugin(), mixed_precision="fp8")
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_plain_run_goes_on_where_shards_stopped_and_the_other_way_round(tmp_path: Path, version: int) -> None:
+    """Two ranks, one plain process, two ranks: weights and moments are those of a run that was never stopped."""
+    expected = _plain_steps(Blocks(scalar=False), 6)
+    _two_ranks(tmp_path, version, "none", "first", scalar=False)
+    accelerator = Accelerator(cpu=True)
+    net: Any = Blocks(scalar=False)
+    optimizer = _adamw(net)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    accelerator.load_state(str(tmp_path / "first"))
+    _steps(accelerator, net, optimizer, 2)
+    accelerator.save_state(str(tmp_path / "second"))
+    _two_ranks(tmp_path, version, "second", "third", scalar=False)
+    reset_all()
+    accelerator = Accelerator(cpu=True)
+    net = accelerator.prepare(Blocks(scalar=False))
+    load_model(net, tmp_path / "third" / "model.safetensors")
+    torch.testing.assert_close(dict(net.state_dict()), expected, rtol=0, atol=1e-6)
+
+
+@world(2)
+def _two_ranks(folder: Path, version: int, before: str, after: str, scalar: bool) -> None:
+    given = {"fsdp_version": version, "use_orig_params": True} if version == 1 else {"fsdp_version": 2}
+    accelerator = Accelerator(
+        fsdp_plugin=FullyShardedDataParallelPlugin(state_dict_type="FULL_STATE_DICT", **given)  # type: ignore[arg-type]
+    )
+    net: Any = Blocks(scalar=scalar)
+    optimizer = _adamw(net)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    if before != "none":
+        accelerator.load_state(str(folder / before))
+    _steps(accelerator, net, optimizer, 2)
+    accelerator.save_state(str(folder / after))
+    state = accelerator.get_state_dict(net)
+    assert bool(state) or not accelerator.is_local_main_process
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@world(2)
+def test_an_optimizer_that_updates_inside_backward_is_refused(version: int) -> None:
+    """It would update what is not reduced yet; the model stays as it was."""
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version))
+    net = nn.Linear(2, 2)
+    library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
+    with pytest.raises(PreparationError, match="LOMO"):
+        accelerator.prepare(net, library.Lomo(net, lr=0.1))
+    assert type(net) is nn.Linear

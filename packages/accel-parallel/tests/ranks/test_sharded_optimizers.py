@@ -1,0 +1,239 @@
+"""The table of optimizers that sharded parameters are refused to, against what each optimizer does with them."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullStateDictConfig
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import PreparationError
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.state import reset_all
+from accel_core.testing import requires, world
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharding import optimizers
+
+STEPS, ROWS = 3, 8
+TRAINED = {"torch.Muon": ("weight",)}
+"""Optimizers that take parameters of some names only; the others are frozen."""
+
+
+class Factors(nn.Module):
+    """One parameter that no rank but the first has a part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply."""
+        return x * self.factor
+
+
+def model(name: str, features: int) -> nn.Sequential:
+    """Return a model on which an optimizer is tried, with the same values each time."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, features), Factors())
+    for own, parameter in net.named_parameters():
+        parameter.requires_grad = own.endswith(TRAINED.get(name, ""))
+    return net
+
+
+def kinds() -> dict[str, type[torch.optim.Optimizer]]:
+    """Return the optimizers of torch, and those of transformers that the table names, where it is installed."""
+    found = {name: getattr(torch.optim, name) for name in dir(torch.optim)}
+    known = {
+        f"torch.{name}": kind
+        for name, kind in found.items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    if importlib.util.find_spec("transformers") is not None:
+        from transformers.optimization import Adafactor
+
+        known["transformers.Adafactor"] = Adafactor
+    return known
+
+
+def ways(kind: type[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+    """Return the default options of an optimizer, and those that choose another implementation of its step."""
+    known = inspect.signature(kind).parameters
+    return [{}, *({name: True} for name in ("foreach", "fused") if name in known)]
+
+
+def make(name: str, net: nn.Module, options: dict[str, Any]) -> torch.optim.Optimizer:
+    """Return an optimizer of what trains in a model."""
+    return kinds()[name]([p for p in net.parameters() if p.requires_grad], **options)
+
+
+def train(net: nn.Module, optimizer: Any, backward: Callable[..., None], part: slice) -> None:
+    """Train some steps on rows of each batch."""
+    torch.manual_seed(1)
+    for batch in torch.randn(STEPS, ROWS, 6):
+
+        def closure(batch: torch.Tensor = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = ((net(batch[part]) - 1) ** 2).mean()
+            backward(loss)
+            return loss
+
+        loss = closure() if not isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS) else None
+        optimizer.step() if loss is not None else optimizer.step(closure)
+
+
+def arguments(engine: str, **given: Any) -> dict[str, Any]:
+    """Return what makes an Accelerator use an engine."""
+    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
+    layers: dict[str, Any] = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5}
+    layers |= {"state_dict_type": "FULL_STATE_DICT", "state_dict_config": whole}
+    found: dict[str, Any] = {}
+    if engine.startswith("fsdp"):
+        found["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=int(engine[4]), **layers, **given)
+    if engine.endswith("tp"):
+        handler = TorchTensorParallelConfig(tp_plan={"0": "colwise", "2": "rowwise"})
+        shards = 2 if engine.startswith("fsdp") else 1
+        found["parallelism_config"] = ParallelismConfig(tp_size=2, dp_shard_size=shards, tp_handler=handler)
+    return found
+
+
+def is_right(engine: str, name: str, options: dict[str, Any], **given: Any) -> bool:
+    """Return whether an optimizer trains under an engine what it trains in one process, with no table in between."""
+    features = 4 if engine.endswith("tp") else 5
+    if name == "torch.SparseAdam":
+        return False  # gradients of shards are dense, which it refuses
+    alone = model(name, features)
+    train(alone, make(name, alone, options), lambda loss: loss.backward(), slice(None))
+    accelerator = Accelerator(cpu=True, **arguments(engine, **given))
+    try:
+        ours = model(name, features)
+        net, optimizer = accelerator.prepare(ours, make(name, ours, options))
+        replicas = 1 if engine == "tp" else 2
+        number = dist.get_rank() * replicas // dist.get_world_size()
+        rows = ROWS // replicas
+        train(net, optimizer, accelerator.backward, slice(number * rows, (number + 1) * rows))
+        got = accelerator.get_state_dict(net)
+        return all(torch.allclose(got[key], value, rtol=0, atol=1e-6) for key, value in alone.state_dict().items())
+    except (AssertionError, RuntimeError, ValueError) as error:
+        if isinstance(error, PreparationError) and "carried over" in str(error):
+            raise  # a refusal of its own
+        return False
+    finally:
+        reset_all()
+        dist.barrier()
+
+
+def check_the_table(engine: str, form: str, **given: Any) -> None:
+    """Check that the table refuses the optimizers that are wrong with a form of parameters, and no others."""
+    wrong = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizers, "REFUSED", {})
+        # Muon computes in bfloat16 what it orthogonalizes: rounding, which the order of sums changes, would hide what
+        # is to be seen here.
+        patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+        for name, kind in kinds().items():
+            for options in ways(kind):
+                if form == "flat" and name == "torch.Adagrad":
+                    continue  # it has state from the start
+                if not is_right(engine, name, options, **given):
+                    wrong.add(name)
+    assert wrong == refused(form)
+
+
+def refused(form: str) -> set[str]:
+    """Return the names of what the table refuses, on several ranks, with a form of parameters."""
+    forms = {form, "several"} if form == "distributed" else {form}
+    return {name for name, row in optimizers.REFUSED.items() if forms & set(row.forms) and name in kinds()}
+
+
+@requires("torch:2.8")
+@world(2, quiet=30)
+def test_the_table_is_what_fsdp2_gives() -> None:
+    """Under FSDP2, in every way to step, those optimizers train as in one process that the table lets pass."""
+    check_the_table("fsdp2", "distributed")
+
+
+@pytest.mark.full("a table under every engine")
+@world(2, quiet=30)
+def test_the_table_is_what_tensor_parallel_gives() -> None:
+    """The same where two ranks split the layers."""
+    check_the_table("tp", "distributed")
+
+
+@pytest.mark.full("a table under every engine")
+@requires("torch:2.10")
+@world(4, quiet=60)
+def test_the_table_is_what_fsdp2_with_tensor_parallel_gives() -> None:
+    """The same where what ranks hold of split layers is sharded."""
+    check_the_table("fsdp2tp", "distributed")
+
+
+@pytest.mark.full("a table under every engine")
+@pytest.mark.parametrize("visible", [True, False])
+@world(2, quiet=30)
+def test_the_table_is_what_fsdp1_gives(visible: bool) -> None:
+    """The same for pieces of flattened parameters, whether the original ones are visible or not."""
+    check_the_table("fsdp1", "flat", use_orig_params=visible)
+
+
+def test_the_table_names_every_optimizer_of_torch() -> None:
+    """Each optimizer of the installed torch is in one of the two tables that the documentation shows."""
+    torchs = {name for name in kinds() if name.startswith("torch.")}
+    assert torchs <= {*optimizers.REFUSED, *(f"torch.{name}" for name in optimizers.ELEMENTWISE)}
+    assert not {f"torch.{name}" for name in optimizers.ELEMENTWISE} & set(optimizers.REFUSED)
+
+
+@requires("torch:2.8")
+@pytest.mark.parametrize("engine", ["fsdp1", "fsdp2", "tp"])
+@world(2)
+def test_what_the_table_names_is_refused_before_anything_changed(engine: str) -> None:
+    """`prepare` names the optimizer, a subclass too, and what to use; model and optimizer stay as they were."""
+    for name in refused("flat" if engine == "fsdp1" else "distributed"):
+        net = model(name, 4)
+        before = dict(net.named_parameters())
+        optimizer = make(name, net, {})
+        optimizer.__class__ = type("Own", (type(optimizer),), {})
+        accelerator = Accelerator(cpu=True, **arguments(engine))
+        for prepared in ((net, optimizer), (optimizer,)):
+            with pytest.raises(PreparationError, match=f"got {name}, which .*{optimizers.REFUSED[name].instead}"):
+                accelerator.prepare(*prepared)
+        assert all(before[own] is parameter for own, parameter in net.named_parameters())
+        reset_all()
+
+
+@world(2)
+def test_state_from_the_start_does_not_follow_into_pieces() -> None:
+    """Adagrad has state as soon as it is made: FSDP1 refuses it before, and trains it when made after the model."""
+    alone, ours = model("torch.Adagrad", 5), model("torch.Adagrad", 5)
+    train(alone, torch.optim.Adagrad(alone.parameters()), lambda loss: loss.backward(), slice(None))
+    accelerator = Accelerator(cpu=True, **arguments("fsdp1", use_orig_params=True))
+    with pytest.raises(PreparationError, match=r"got Adagrad with the state of 5 parameters\. Create it from"):
+        accelerator.prepare(ours, torch.optim.Adagrad(ours.parameters()))
+    net = accelerator.prepare(ours)
+    optimizer = accelerator.prepare(torch.optim.Adagrad(net.parameters()))
+    first = dist.get_rank() * ROWS // 2
+    train(net, optimizer, accelerator.backward, slice(first, first + ROWS // 2))
+    torch.testing.assert_close(accelerator.get_state_dict(net), dict(alone.state_dict()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "AdamW"])
+@requires("torch:2.8")
+@world(2)
+def test_fused_steps_take_scaled_gradients(name: str) -> None:
+    """In fp16, an optimizer made with `fused=True` trains what it trains without, where ranks split some layers."""
+    states = []
+    for fused in (False, True):
+        accelerator = Accelerator(cpu=True, mixed_precision="fp16", **arguments("tp"))
+        net = model(name, 4)
+        net, optimizer = accelerator.prepare(net, getattr(torch.optim, name)(net.parameters(), fused=fused))
+        train(net, optimizer, accelerator.backward, slice(None))
+        assert all(group["fused"] is fused for group in optimizer.param_groups)
+        states.append(accelerator.get_state_dict(net))
+        reset_all()
+    torch.testing.assert_close(*states, rtol=0, atol=1e-6)

@@ -1,0 +1,363 @@
+"""Checkpoints in shards: bit-equal on any number of ranks and under any strategy, and refused where a part is wrong."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from accel_core.accelerator import Accelerator
+from accel_core.comm.objects import gather_object
+from accel_core.errors import CheckpointError
+from accel_core.mesh.tensor import local_part
+from accel_core.plugins.handlers import GradScalerKwargs
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.state import reset_all
+from accel_core.testing import world
+from accel_core.testing.world import run
+from accel_parallel.checkpoint.reader import ShardFolder
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+KINDS: dict[str, dict[str, Any]] = {
+    "fsdp2": {"fsdp_version": 2, "auto_wrap_policy": "size_based_wrap", "min_num_params": 10},
+    "copies": {"fsdp_version": 2, "reshard_after_forward": False},
+    "fsdp1": {"fsdp_version": 1, "use_orig_params": True, "auto_wrap_policy": "size_based_wrap", "min_num_params": 10},
+    "flat": {"fsdp_version": 1, "use_orig_params": False},
+    "copies1": {"fsdp_version": 1, "use_orig_params": True, "sharding_strategy": "HYBRID_SHARD"},
+    "whole1": {"fsdp_version": 1, "use_orig_params": True, "sharding_strategy": "NO_SHARD"},
+}
+SHARDED = "SHARDED_STATE_DICT"
+
+
+class Net(nn.Module):
+    """A tied weight, buffers, rows that cannot be dealt out evenly, and a weight of fewer rows than ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 3)
+        self.body = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Score every token."""
+        scores: torch.Tensor = self.head(self.norm(torch.tanh(self.body(self.embed(tokens))))) * self.scale
+        return scores
+
+
+class Trained:
+    """A run of one kind.
+
+    Args:
+        kind: A key of KINDS, or `plain`.
+        layout: How it saves.
+        seed: Of its weights.
+    """
+
+    def __init__(self, kind: str, layout: str = SHARDED, seed: int = 0) -> None:
+        given: dict[str, Any] = {}
+        if kind != "plain":
+            given["fsdp_plugin"] = FullyShardedDataParallelPlugin(**KINDS[kind], state_dict_type=layout)
+        if kind.startswith("copies"):
+            given["parallelism_config"] = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+        self.accelerator = Accelerator(cpu=True, **given)
+        torch.manual_seed(seed)
+        self.model: Any = Net()
+        if kind == "flat":
+            self.model = self.accelerator.prepare(self.model)
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=0.05 if seed == 0 else 0.5)
+        if kind == "flat":
+            self.optimizer = self.accelerator.prepare(self.optimizer)
+        else:
+            self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+
+    def train(self, steps: int) -> list[float]:
+        """Take some steps on the same batch on every rank, and return the losses."""
+        losses = []
+        for _ in range(steps):
+            loss = self.model(torch.arange(7)).square().mean()
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def everything(self) -> dict[str, Any]:
+        """Return all weights and moments, whole."""
+        strategy: Any = self.accelerator._runtime.strategy
+        if hasattr(strategy, "whole_state"):
+            state = strategy.whole_state(self.model, keep=True)
+            moments = strategy.whole_optimizer(self.optimizer, True)
+        else:
+            state, moments = self.accelerator.unwrap_model(self.model).state_dict(), self.optimizer.state_dict()
+        found = {name: value.detach().clone() for name, value in state.items()}
+        for key, entries in moments["state"].items():
+            found |= {f"{key}/{name}": torch.as_tensor(value).clone() for name, value in entries.items()}
+        return found | {"lr": torch.tensor(moments["param_groups"][0]["lr"])}
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Compare two of these bit for bit."""
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def begin(kind: str, place: Path) -> None:
+    """Train, save, and note what was saved and the losses that follow."""
+    own = Trained(kind)
+    own.train(3)
+    own.accelerator.save_state(str(place / "0"))
+    before, losses = own.everything(), own.train(5)
+    if own.accelerator.is_main_process:
+        torch.save((before, losses), place / "expected.pt")
+
+
+def go_on(kind: str, place: Path, number: int) -> None:
+    """Load what the one before saved, compare, and save."""
+    own = Trained(kind, seed=number)
+    if number % 2:
+        own.train(1)
+    own.accelerator.load_state(str(place / str(number - 1)))
+    before, losses = torch.load(place / "expected.pt", weights_only=True)
+    assert_equal(own.everything(), before)
+    own.accelerator.save_state(str(place / str(number)))
+    # A mean over three ranks of one value is not that value in every bit.
+    exact = own.accelerator.num_processes != 3
+    assert own.train(5) == (losses if exact else pytest.approx(losses, rel=1e-5))
+
+
+CHAINS = {
+    "fsdp2": (("fsdp2", 4), ("fsdp2", 2), ("plain", 1), ("copies", 4)),
+    "fsdp1": (("fsdp1", 4), ("flat", 2), ("fsdp2", 1), ("copies1", 4), ("plain", 2)),
+    "across": (("copies", 4), ("fsdp1", 2), ("fsdp2", 3), ("whole1", 2), ("plain", 1)),
+}
+
+
+@pytest.mark.parametrize(
+    "chain", ["fsdp2", pytest.param("fsdp1", marks=pytest.mark.full("another case of a grid")), "across"]
+)
+def test_a_run_goes_on_with_other_ranks_and_strategies(chain: str, tmp_path: Path) -> None:
+    """Weights and moments are bit-equal on every number of ranks and under every strategy, and so are the losses."""
+    for number, (kind, size) in enumerate(CHAINS[chain]):
+        work, given = (begin, (kind, tmp_path)) if number == 0 else (go_on, (kind, tmp_path, number))
+        failure = run(work, size, given)
+        assert failure is None, f"{kind} on {size}: {failure}"
+
+
+def failure_of(own: Trained, place: Path) -> str:
+    """Return the error of loading, which is the same on all ranks, and make sure that nothing changed."""
+    before = own.everything()
+    with pytest.raises(CheckpointError) as caught:
+        own.accelerator.load_state(str(place))
+    texts = gather_object([f"{type(caught.value).__name__}: {caught.value}"])
+    assert len(set(texts)) == 1, texts
+    assert_equal(own.everything(), before)
+    return str(texts[0])
+
+
+def moments_memory(own: Trained) -> list[int]:
+    """Return where the moments of an optimizer lie that this rank holds something of."""
+    entries = (local_part(entry[name]) for entry in own.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
+    return [entry.data_ptr() for entry in entries if entry.numel()]
+
+
+@world(2)
+def test_weights_that_an_evaluation_left_whole_are_saved_and_loaded(tmp_path: Path) -> None:
+    """FSDP1 leaves the root whole after a forward pass alone: its state is then torch's, and the same bit for bit."""
+    own = Trained("fsdp1")
+    own.train(1)
+    strategy: Any = own.accelerator._runtime.strategy
+    assert strategy.held_state(own.model) is not None
+    before = own.everything()
+    own.model.eval()
+    for number in range(2):
+        with torch.no_grad():
+            own.model(torch.arange(7))
+        assert strategy.held_state(own.model) is None
+        if number == 0:
+            own.accelerator.save_state(str(tmp_path / "ckpt"))
+            own.model.train()
+            own.train(1)
+            own.model.eval()
+    own.accelerator.load_state(str(tmp_path / "ckpt"))
+    assert_equal(own.everything(), before)
+
+
+@world(2)
+def test_moments_that_are_not_by_element_are_refused(tmp_path: Path) -> None:
+    """A state of which nobody knows what other ranks hold is refused on all ranks, and what lies there stays."""
+    own = Trained("fsdp1")
+    own.train(1)
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    before = own.everything()
+    if own.accelerator.is_main_process:
+        next(iter(own.optimizer.state.values()))["factors"] = torch.zeros(3, 3)
+    with pytest.raises(CheckpointError, match=r"got factors of .*a Tensor of shape \(3, 3\) for \d+ elements"):
+        own.accelerator.save_state(str(tmp_path / "ckpt"))
+    for entries in own.optimizer.state.values():
+        entries.pop("factors", None)
+    own.accelerator.load_state(str(tmp_path / "ckpt"))
+    assert_equal(own.everything(), before)
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
+@world(2)
+def test_torch_reads_what_is_written_and_saves_run_in_the_background(kind: str, tmp_path: Path) -> None:
+    """A snapshot is saved while training goes on; `dcp.load` reads it, and so does a load straight after a save."""
+    own = Trained(kind)
+    own.train(2)
+    before = own.everything()
+    handle: Any = own.accelerator.save_state(str(tmp_path / "ckpt"), blocking=False)
+    own.train(1)
+    handle.wait()
+    state = own.model.state_dict() if kind == "fsdp2" else {name: before[name] for name in Net().state_dict()}
+    read = {"model": {name: torch.zeros_like(value) for name, value in state.items()}}
+    dcp.load(read, checkpoint_id=tmp_path / "ckpt" / "pytorch_model_fsdp_0")
+    whole = {name: v.full_tensor() if isinstance(v, DTensor) else v for name, v in read["model"].items()}
+    assert_equal(whole, {name: before[name] for name in whole})
+    memory = moments_memory(own)
+    own.accelerator.load_state(str(tmp_path / "ckpt"))
+    assert_equal(own.everything(), before)
+    assert moments_memory(own) == memory
+    own.train(1)
+    after = own.everything()
+    for blocking in (True, False):
+        own.accelerator.save_state(str(tmp_path / "ckpt"), blocking=blocking)
+        own.train(1)
+        own.accelerator.load_state(str(tmp_path / "ckpt"))
+        assert_equal(own.everything(), after)
+
+
+@world(2)
+def test_a_missing_or_foreign_shard_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    """A shard that is gone, of another save, or a list that would run code: one error, with the tensors in it."""
+    own = Trained("fsdp2")
+    own.train(1)
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    own.train(1)
+    own.accelerator.save_state(str(tmp_path / "other"))
+    shard = Path("pytorch_model_fsdp_0") / "__1_0.distcp"
+    if own.accelerator.is_main_process:
+        for name in ("gone", "foreign", "unlisted", "evil"):
+            shutil.copytree(tmp_path / "ckpt", tmp_path / name)
+        os.unlink(tmp_path / "gone" / shard)
+        shutil.copy(tmp_path / "other" / shard, tmp_path / "foreign" / shard)
+        for name in ("accel_manifest.json", "accel_progress.json"):
+            os.unlink(tmp_path / "unlisted" / name)
+        os.unlink(tmp_path / "unlisted" / shard)
+        for name in ("accel_manifest.json", "accel_progress.json"):
+            os.unlink(tmp_path / "evil" / name)
+        (tmp_path / "evil" / shard.with_name(".metadata")).write_bytes(pickle.dumps(os.getpid))
+    own.accelerator.wait_for_everyone()
+    for name in ("gone", "unlisted"):
+        text = failure_of(own, tmp_path / name)
+        assert "__1_0.distcp" in text
+        assert "model.embed.weight" in text.partition("it holds ")[2]
+    assert "model.embed.weight" in failure_of(own, tmp_path / "foreign").partition("it holds ")[2]
+    evil = failure_of(own, tmp_path / "evil")
+    assert evil.startswith("UnsafeCheckpointError"), evil
+
+
+@world(2)
+def test_several_forms_of_one_model_are_refused(tmp_path: Path) -> None:
+    """Where nothing says which of two forms is of the newest save, none is taken."""
+    own = Trained("fsdp2")
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    if own.accelerator.is_main_process:
+        for name in ("accel_manifest.json", "accel_progress.json"):
+            os.unlink(tmp_path / "ckpt" / name)
+        torch.save({}, tmp_path / "ckpt" / "pytorch_model_fsdp.bin")
+    own.accelerator.wait_for_everyone()
+    assert "in several forms" in failure_of(own, tmp_path / "ckpt")
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2"])
+@world(2)
+def test_a_scaler_goes_on_at_its_scale(kind: str, tmp_path: Path) -> None:
+    """After a skipped step a run is saved; one at another scale loads it, skips, steps and grows as the first does."""
+
+    def start(scale: float, seed: int) -> tuple[Accelerator, Any, Any]:
+        reset_all()
+        plugin = FullyShardedDataParallelPlugin(**KINDS[kind], state_dict_type=SHARDED)
+        handlers = [GradScalerKwargs(init_scale=scale, growth_interval=2)]
+        accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=handlers, fsdp_plugin=plugin)
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        return accelerator, *accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.1))
+
+    def step(accelerator: Accelerator, net: Any, optimizer: Any, factor: float) -> tuple[Any, ...]:
+        loss = net(torch.ones(2, 3) + accelerator.process_index).float().square().sum()
+        accelerator.backward(loss * (factor if accelerator.is_main_process else 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+        scale = accelerator.scaler.get_scale()  # type: ignore[union-attr]
+        held = {name: local_part(p.detach()).clone() for name, p in net.named_parameters()}
+        return optimizer.step_was_skipped, scale, held, loss.detach()
+
+    first = start(2.0**10, 0)
+    assert [step(*first, factor)[:2] for factor in (1.0, math.inf)] == [(False, 2.0**10), (True, 2.0**9)]
+    first[0].save_state(str(tmp_path / "ckpt"))
+    other = start(2.0**4, 9)
+    step(*other, 1.0)
+    restored = other[0].load_state(str(tmp_path / "ckpt")).restored
+    assert restored.index("scaler") < restored.index("optimizer 0")
+    for factor in (math.inf, 1.0, 1.0):
+        torch.testing.assert_close(step(*other, factor), step(*first, factor), rtol=0, atol=0)
+    assert first[0].scaler.get_scale() == 2.0**9  # type: ignore[union-attr]
+
+
+def save_local(place: Path, kind: str) -> None:
+    """Save what each rank holds, and load it on as many ranks."""
+    own = Trained(kind, "LOCAL_STATE_DICT")
+    own.train(2)
+    before = own.everything()
+    own.accelerator.save_state(str(place))
+    own.train(1)
+    own.accelerator.load_state(str(place))
+    assert_equal(own.everything(), before)
+
+
+def refuse_local(place: Path, kind: str, words: str) -> None:
+    """Load it elsewhere."""
+    assert words in failure_of(Trained(kind), place)
+
+
+@pytest.mark.parametrize("kind", ["fsdp1", "flat"])
+def test_pieces_of_ranks_are_bound_to_their_number(kind: str, tmp_path: Path) -> None:
+    """What each rank held is loaded by as many ranks of the same settings; others are told what to do."""
+    for work, size, given in (
+        (save_local, 2, (tmp_path / "ckpt", kind)),
+        (refuse_local, 1, (tmp_path / "ckpt", kind, "was saved by 2 ranks, each with its own part (LOCAL_STATE_DICT)")),
+        (refuse_local, 2, (tmp_path / "ckpt", "fsdp2", "only FSDP version 1 on 2 ranks with the same settings")),
+    ):
+        failure = run(work, size, given)
+        assert failure is None, failure
+
+
+@world(2)
+def test_shards_that_a_save_in_whole_files_replaced_are_gone(tmp_path: Path) -> None:
+    """A plain save into the folder of a sharded one leaves no shard that could be taken for its own."""
+    own = Trained("fsdp2")
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    assert ShardFolder(tmp_path / "ckpt", "pytorch_model_fsdp_0").check() == {}
+    own.accelerator.wait_for_everyone()
+    form: Any = own.accelerator._runtime.strategy.format
+    form.kind = "FULL_STATE_DICT"
+    own.train(1)
+    before = own.everything()
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    assert not list((tmp_path / "ckpt").rglob("*.distcp"))
+    own.train(1)
+    own.accelerator.load_state(str(tmp_path / "ckpt"))
+    assert_equal(own.everything(), before)

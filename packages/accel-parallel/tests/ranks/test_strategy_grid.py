@@ -1,0 +1,114 @@
+"""Ways to shard, on 2 and 4 ranks, and meshes of 8, in every way to train; run with ACCEL_TEST_STRATEGY_GRID=full."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from torch.distributed.fsdp import FullStateDictConfig
+
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.process.world import ensure
+from accel_core.state import reset_all
+from accel_core.strategies.strategy import Strategy
+from accel_core.testing.conformance.strategy import GRID, StrategyConformance
+from accel_core.testing.world import run
+from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
+from accel_parallel.fsdp2.strategy import FullyShardStrategy
+from accel_parallel.mesh.strategy import MeshStrategy
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+if os.environ.get("ACCEL_TEST_STRATEGY_GRID") != "full":
+    pytest.skip("takes minutes; set ACCEL_TEST_STRATEGY_GRID=full", allow_module_level=True)
+
+LAYERS: dict[str, Any] = {
+    "auto_wrap_policy": "size_based_wrap",
+    "min_num_params": 5,
+    "state_dict_type": "FULL_STATE_DICT",
+    "state_dict_config": FullStateDictConfig(offload_to_cpu=False, rank0_only=False),
+}
+FIRST = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+WAYS: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
+    **{
+        f"FSDP1 {kind}{'' if visible else ', flat'}": (
+            FullyShardedWrapperStrategy,
+            {"fsdp_version": 1, "sharding_strategy": kind, "use_orig_params": visible},
+        )
+        for kind in FIRST
+        for visible in (True, False)
+    },
+    **{
+        f"FSDP2 {name}reshard={freed}": (FullyShardStrategy, {"fsdp_version": 2, "reshard_after_forward": freed})
+        for name in ("", "HYBRID, ")
+        for freed in (True, False)
+    },
+}
+
+MESHES: dict[str, dict[str, int]] = {
+    "copies of shards of parts": {"dp_replicate_size": 2, "dp_shard_size": 2, "tp_size": 2},
+    "shards along sequences of parts": {"dp_shard_size": 2, "cp_size": 2, "tp_size": 2},
+    "copies of shards along sequences": {"dp_replicate_size": 2, "dp_shard_size": 2, "cp_size": 2},
+    "copies of parts along sequences": {"dp_replicate_size": 2, "cp_size": 2, "tp_size": 2},
+}
+
+
+class Way(StrategyConformance):
+    """One way to shard; copies of shards on 4 ranks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.strategy, self.given = WAYS[name]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return a plugin, and axes where there are copies."""
+        copies = "HYBRID" in self.name and ensure().size == 4
+        axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if copies else None
+        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**LAYERS, **self.given), "parallelism_config": axes}
+
+
+class Mesh(StrategyConformance):
+    """Eight ranks on three axes; parameters are sharded where there is an axis for it."""
+
+    def __init__(self, name: str) -> None:
+        self.sizes_of_axes = MESHES[name]
+        self.strategy = FullyShardStrategy if "dp_shard_size" in self.sizes_of_axes else MeshStrategy  # type: ignore[misc]
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the axes with a plan, and a plugin where parameters are sharded."""
+        handler = TorchTensorParallelConfig(tp_plan={"0": "colwise", "2": "rowwise"})
+        plugin = {"fsdp_plugin": FullyShardedDataParallelPlugin(**LAYERS, fsdp_version=2)}
+        axes = ParallelismConfig(**self.sizes_of_axes, tp_handler=handler)  # type: ignore[arg-type]
+        return {"parallelism_config": axes, **(plugin if "dp_shard_size" in self.sizes_of_axes else {})}
+
+
+def _on_each_rank(name: str) -> None:
+    way = Mesh(name) if name in MESHES else Way(name)
+    for case in GRID:
+        try:
+            way._equals_one_process(case)
+        except AssertionError as failure:
+            raise AssertionError(f"{name}, {case}: {failure}") from failure
+        reset_all()
+    way._trains_on_nothing()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", WAYS)
+def test_equals_one_process(name: str, size: int) -> None:
+    """Weights and norms after every way to train are those of one process."""
+    if size == 2 and name.startswith("FSDP2 HYBRID"):
+        pytest.skip("copies of shards need four ranks")
+    _check(name, size)
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_eight_ranks_equal_one_process(name: str) -> None:
+    """The same on meshes of three axes."""
+    _check(name, 8)
+
+
+def _check(name: str, size: int) -> None:
+    failure = run(_on_each_rank, size, (name,), {}, quiet=60)
+    if failure is not None:
+        pytest.fail(failure, pytrace=False)

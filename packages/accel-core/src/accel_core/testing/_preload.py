@@ -5,7 +5,7 @@ import gc
 import importlib
 import pkgutil
 
-import accel_core.strategies
+from accel_core.options.engines import engines
 
 for _name in (
     "accel_core.accelerator",
@@ -21,8 +21,10 @@ for _name in (
     "torch.utils.data",
 ):
     importlib.import_module(_name)
-for _module in pkgutil.walk_packages(accel_core.strategies.__path__, "accel_core.strategies."):
-    with contextlib.suppress(ImportError):  # of an engine whose library is not installed
-        importlib.import_module(_module.name)
+_engines = {engine.strategy.split(".")[0] for engine in engines().values() if engine.library in ("", "torch")}
+for _package in ("accel_core.strategies", *sorted(_engines - {"", "accel_core"})):
+    for _module in pkgutil.walk_packages(importlib.import_module(_package).__path__, f"{_package}."):
+        with contextlib.suppress(ImportError):  # of an engine whose library is not installed
+            importlib.import_module(_module.name)
 gc.collect()
 gc.freeze()  # a rank's own collections then need not walk all of torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -107,9 +108,21 @@ def _homes(path: Path) -> dict[str, list[str]]:
 def flat_names() -> dict[str, list[str]]:
     """Return the full names behind `accel`, by the part of the package that defines them."""
     topics: dict[str, list[str]] = {}
-    for home, names in _homes(ROOT / "packages" / "accel-all" / "src" / "accel" / "__init__.py").items():
+    homes = _homes(ROOT / "packages" / "accel-all" / "src" / "accel" / "__init__.py")
+    for home, names in ((_moved(home), names) for home, names in homes.items()):
         topics.setdefault(".".join(home.split(".")[:2]), []).extend(f"{home}.{name}" for name in names)
     return topics
+
+
+def _moved(home: str) -> str:
+    """Return the module that has a module's names: another one where an engine's plugin has left its old path."""
+    word = re.search(r'attach_moved\(__name__, "(\w+)"\)', _file_of(home).read_text())
+    if word is None:
+        return home
+    rows = "".join(path.read_text() for path in sorted(ROOT.glob("packages/*/src/*/row.py")))
+    new = re.search(rf'plugin="([\w.]+):\w+",\s*argument="{word[1]}_plugin"', rows)
+    assert new is not None, f"no package has the plugin of {home}"
+    return new[1]
 
 
 def summary(path: str) -> str:

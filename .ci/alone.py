@@ -7,41 +7,35 @@ lack a stranger that one of the package's extras brings.
 
 import contextlib
 import importlib.util
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import (
-    Distribution,
-    DistributionFinder,
-    PackageNotFoundError,
-    distribution,
-    packages_distributions,
-)
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
-from types import ModuleType
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 
-class Declared:
-    """Finds modules as Python does, but for those that only distributions bring which requirements do not need."""
-
-    def __init__(self, requirements: Iterable[Requirement]) -> None:
-        self.needed = needs(requirements)
-        owners = packages_distributions().items()
-        self.hidden = {name for name, found in owners if not self.needed.intersection(map(canonicalize_name, found))}
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return what Python finds under a name, or nothing where the name is hidden."""
-        return None if name.partition(".")[0] in self.hidden else PathFinder.find_spec(name, path, target)
-
-    def find_distributions(self, context: DistributionFinder.Context) -> Iterator[Distribution]:
-        """Return what the metadata of those distributions says that are not hidden."""
-        found = PathFinder.find_distributions(context)
-        return (one for one in found if canonicalize_name(one.metadata["Name"]) in self.needed)
+def hide(requirements: Iterable[Requirement], folder: Path) -> None:
+    """Let Python find only what requirements bring: modules, metadata and entry points, by links in an empty folder."""
+    needed = needs(requirements)
+    owners = packages_distributions()
+    for number, place in enumerate(sys.path):
+        if not os.path.isdir(place) or not any(name.endswith(".dist-info") for name in os.listdir(place)):
+            continue
+        sys.path[number] = str(folder / str(number))
+        os.mkdir(sys.path[number])
+        for name in os.listdir(place):
+            if name.endswith(".dist-info"):
+                kept = canonicalize_name(name.partition("-")[0]) in needed
+            else:
+                found = owners.get(name.partition(".")[0])
+                kept = found is None or not needed.isdisjoint(map(canonicalize_name, found))
+            if kept:
+                os.symlink(os.path.join(place, name), os.path.join(sys.path[number], name))
+    importlib.invalidate_caches()
 
 
 def needs(requirements: Iterable[Requirement]) -> set[str]:
@@ -81,10 +75,9 @@ def bring(name: str, extra: set[str]) -> None:
             raise
 
 
-def main(source: Path, requirements: list[str], strangers: list[str]) -> int:
+def main(source: Path, strangers: list[str]) -> int:
     """Check the package whose source this is, and return an exit status."""
     own = source.name
-    sys.meta_path[sys.meta_path.index(PathFinder)] = Declared(map(Requirement, requirements))
     found = [name for name in strangers if importlib.util.find_spec(name)]
     if found:
         sys.exit(f"{own} was installed alone, yet these can be imported: {', '.join(found)}")
@@ -109,4 +102,6 @@ def main(source: Path, requirements: list[str], strangers: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]))
+    with tempfile.TemporaryDirectory() as view:
+        hide(map(Requirement, sys.argv[2].split(",")), Path(view))
+        sys.exit(main(Path(sys.argv[1]), sys.argv[3:]))

@@ -80,3 +80,14 @@ def test_a_module_finds_what_a_library_of_its_own_needs(source: Path) -> None:
     deep.write_text("import deep_library, deeper_library\n")
     done = prove(source)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("owner", "seen"), [("deep_library", True), ("foreign_library", False)])
+def test_what_others_offer_is_not_found(source: Path, owner: str, seen: bool) -> None:
+    """Entry points are read from the files on the path too, and only those of what is declared are there."""
+    installed = source.parents[1] / "installed"
+    (installed / f"{owner}-1.0.dist-info" / "entry_points.txt").write_text(f"[group]\npoint = {owner}\n")
+    search = "[place for place in sys.path for _ in pathlib.Path(place).glob('*.dist-info/entry_points.txt')]"
+    (installed / "toy" / "inner" / "deep.py").write_text(f"import pathlib, sys\nassert bool({search}) is {seen}\n")
+    done = prove(source)
+    assert done.returncode == 0, done.stderr

@@ -58,6 +58,9 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+FIRST = ("tensor", "pipeline")
+"""Cases of the first tier."""
+
 VARIANTS = {"selective": "-learned", "expert": "-experts"}
 """Cases that are compared with another model of their kind."""
 
@@ -222,7 +225,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.full("another case of a grid")] if case not in FIRST else [])
+        for case in CASES
+    ],
+)
 def test_degrees_change_nothing(folder: Path, case: str) -> None:
     """Loss, gradient norm and learning rate of five steps are those of one rank, and so is every rank's view."""
     plugin, kinds = CASES[case]
@@ -234,6 +243,7 @@ def test_degrees_change_nothing(folder: Path, case: str) -> None:
                 assert step == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.full("another case of a grid")
 def test_other_degrees_go_on(folder: Path) -> None:
     """What two ranks saved, tensors, stages or states of the optimizer in parts, one rank goes on from alike."""
     saved: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, {}) for kind in ("gpt", "bert", "t5")}

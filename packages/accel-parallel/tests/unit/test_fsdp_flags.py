@@ -7,11 +7,13 @@ from torch.distributed import fsdp
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from accel_core.options.option import options_of
+from accel_parallel.options import FsdpOptions
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+pytest.importorskip("accel_launch", reason="what the launcher does with these settings")
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.child import child_environment
-from accel_parallel.options import FsdpOptions
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 OTHERS: dict[str, list[str]] = {
     "transformer_cls_names_to_wrap": ["--fsdp-auto-wrap-policy", "TRANSFORMER_BASED_WRAP"],

@@ -3,6 +3,7 @@
 import pytest
 
 from accel_core.errors import ConfigurationError
+from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_verify.parallel.layouts import requested_layout, requested_layouts
 
@@ -33,15 +34,15 @@ def test_a_name_says_how_many_ranks_read_how_many_parts(name: str, ranks: int, p
     "name",
     [
         "dp2",
-        "fsdp2",
-        "hsdp2x2",
-        "tp2",
-        "cp2",
-        "fsdp2xtp2",
-        "fsdp2xcp2",
-        "dp2xtp2",
-        "cp2xtp2",
-        "hsdp2x2xtp2",
+        pytest.param("fsdp2", marks=requires("engine:fsdp")),
+        pytest.param("hsdp2x2", marks=requires("engine:fsdp")),
+        pytest.param("tp2", marks=requires("engine:fsdp")),
+        pytest.param("cp2", marks=requires("engine:fsdp")),
+        pytest.param("fsdp2xtp2", marks=requires("engine:fsdp")),
+        pytest.param("fsdp2xcp2", marks=requires("engine:fsdp")),
+        pytest.param("dp2xtp2", marks=requires("engine:fsdp")),
+        pytest.param("cp2xtp2", marks=requires("engine:fsdp")),
+        pytest.param("hsdp2x2xtp2", marks=requires("engine:fsdp")),
         "zero3",
         "zero2x4xsp2",
     ],
@@ -52,6 +53,7 @@ def test_the_launcher_takes_what_a_layout_asks_for(name: str) -> None:
     assert launch_command_parser().parse_args([*layout.words, "train.py"]).num_processes == layout.ranks
 
 
+@requires("engine:fsdp")
 def test_a_hybrid_mesh_is_asked_for_axis_by_axis() -> None:
     """Copies, shards and tensor parallel each have their flag."""
     args = launch_command_parser().parse_args([*requested_layout("hsdp2x3xtp2").words, "train.py"])

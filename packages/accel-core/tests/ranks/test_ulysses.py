@@ -23,7 +23,7 @@ from accel_core.errors import (
 from accel_core.plugins import fsdp
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.deepspeed import DeepSpeedPlugin
-from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.loading import DataLoaderConfiguration, set_default_restore_position
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig
 from accel_core.state import reset_all
 from accel_core.testing import requires, world
@@ -39,6 +39,7 @@ def begin() -> None:
     warnings.filterwarnings("ignore", r"`?torch\.distributed[\w.]+`? is deprecated", FutureWarning)
     importlib.import_module("transformers.integrations.deepspeed")
     set_default_short_window("actual")
+    set_default_restore_position(None)
 
 
 def llama(*, heads: int = 4, shared: int = 2, attention: str = "sdpa", **others: Any) -> Any:

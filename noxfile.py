@@ -486,9 +486,9 @@ def deepspeed(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def megatron(session: nox.Session) -> None:
-    """Test what runs on megatron-core, with the real library on the CPU; elsewhere these tests are skipped.
+    """Test every degree of the engine on megatron-core, with the real library on the CPU, in four minutes.
 
-    `nox -s megatron` takes four minutes on two cores; other sessions test what needs no library.
+    The session `tests` has two of them.
     """
     own = PACKAGES["accel-megatron"].folder / "tests"
     pytest(with_megatron(session), "megatron", *(session.posargs or [own]))

@@ -59,7 +59,7 @@ def test_option_of_the_original_is_here(place: str) -> None:
     words, option = place.split()[:-1], OPTIONS[place]
     parser = parser_of(words)
     for known in absent():
-        if option["dest"].startswith(f"{known.word}_"):  # named whether the engine's switch is said or not
+        if option["dest"].startswith(f"{known.word}_"):  # named whether the engine's switch is given or not
             for said in ([], [f"--use_{known.word}"]):
                 with pytest.raises(MissingDependencyError, match=f"pip install {known.package}"):
                     parser.parse_args([*said, option["flags"][0], "1", "s.py"])

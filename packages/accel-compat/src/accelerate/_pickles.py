@@ -16,13 +16,13 @@ from accel_core.plugins import (
     deepspeed,
     deepspeed_config,
     fp8,
-    fsdp,
     handlers,
     loading,
     parallelism,
     project,
 )
 from accel_core.state import gradient, process, run
+from accel_parallel.plugin import FullyShardedDataParallelPlugin  # its old path would look for engines
 
 __all__ = ["carry_old_names"]
 
@@ -47,7 +47,7 @@ _HOMES = {
         fp8.FP8RecipeKwargs,
         fp8.MSAMPRecipeKwargs,
         fp8.TERecipeKwargs,
-        fsdp.FullyShardedDataParallelPlugin,
+        FullyShardedDataParallelPlugin,
         handlers.AutocastKwargs,
         handlers.DistributedDataParallelKwargs,
         handlers.GradScalerKwargs,

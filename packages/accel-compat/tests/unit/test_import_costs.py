@@ -37,3 +37,16 @@ def test_frozen_objects_stay_frozen_and_psutil_waits() -> None:
         )
         == "True False\nTrue True"
     )
+
+
+def test_nobody_looks_for_engines() -> None:
+    """Rows of engines are read from the files of every distribution, which waits until an engine is asked for."""
+    assert (
+        _new_process(
+            "from accel_core.options.engines import engines\n"
+            "import accelerate, accelerate.utils\n"
+            "print(engines.cache_info().currsize)\n"
+            "print(accelerate.FullyShardedDataParallelPlugin.__module__)"
+        )
+        == "0\naccelerate.utils.dataclasses"
+    )

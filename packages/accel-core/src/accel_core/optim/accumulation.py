@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -16,6 +16,24 @@ from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
 
 __all__ = ["Accumulation", "Batch"]
+
+
+class _Claim:
+    """Who counts batches into the one window of a process.
+
+    Attributes:
+        inside: The thread that is inside a batch.
+        counted: The thread and the Accelerator that counted the last batch of a longer window.
+    """
+
+    __slots__ = ("counted", "inside")
+
+    def __init__(self) -> None:
+        self.inside: int | None = None
+        self.counted: tuple[int | None, int | None] = (None, None)
+
+
+_claim = _Claim()  # an object: writing an attribute of a class makes Python look all its methods up anew, 4 µs a step
 
 
 class Accumulation:
@@ -30,11 +48,6 @@ class Accumulation:
         step: Number of batches since the last end of the data.
         models: The models that the current batch trains; empty for all.
     """
-
-    _inside: ClassVar[int | None] = None
-    """The thread that is inside a batch."""
-    _counted: ClassVar[tuple[int | None, int | None]] = (None, None)
-    """The thread and the Accelerator that counted the last batch of a longer window."""
 
     def __init__(self, gradient_state: GradientState) -> None:
         self.gradient_state = gradient_state
@@ -78,15 +91,15 @@ class Accumulation:
             StateError: Another thread is inside a batch, or its Accelerator counted one since this window began.
         """
         own = threading.get_ident()
-        last, whose = Accumulation._counted
+        last, whose = _claim.counted
         between = last if self.step % num_steps and whose != id(self) else None
-        others = {Accumulation._inside, between} - {None, own}
+        others = {_claim.inside, between} - {None, own}
         if others and not others.isdisjoint(thread.ident for thread in threading.enumerate()):
             raise StateError(
                 "The Accelerators of a process count one accumulation window; got batches from two threads in it, "
                 f"with {num_steps} steps. Train in one thread at a time, or in processes of their own."
             )
-        Accumulation._counted = own, id(self)
+        _claim.counted = own, id(self)
 
     @property
     def divisor(self) -> int:
@@ -162,7 +175,8 @@ class Batch:
         accumulation = self._accumulation
         sync = accumulation.advance()
         accumulation.models = self._models
-        Accumulation._inside = threading.get_ident()
+        if accumulation.gradient_state.num_steps > 1:
+            _claim.inside = threading.get_ident()
         if sync or accumulation.gradient_state.sync_each_batch:
             return
         for model in self._models:
@@ -173,6 +187,6 @@ class Batch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        Accumulation._inside = None
+        _claim.inside = None
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)

@@ -9,6 +9,7 @@ import torch
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import StateError
+from accel_core.optim import accumulation as accumulation_module
 from accel_core.optim.accumulation import Accumulation
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.process.world import ensure
@@ -221,3 +222,14 @@ def test_two_accelerators_of_one_thread_take_turns() -> None:
     inner: list[bool] = []
     assert [first.batch(lambda: inner.append(second.batch())) for _ in range(2)] == [False, True]
     assert inner == [False, True]
+
+
+def test_a_batch_writes_nothing_into_its_classes() -> None:
+    """What a step notes lies in objects: after each write into a class, Python looks all of its methods up anew."""
+    run, seen = _Run(), []
+    kinds = [each for each in vars(accumulation_module).values() if isinstance(each, type)]
+    before = [dict(vars(kind)) for kind in kinds]
+    for _ in range(2):
+        run.batch(lambda: seen.append([dict(vars(kind)) for kind in kinds]))
+    assert Accumulation in kinds
+    assert seen == [before, before]

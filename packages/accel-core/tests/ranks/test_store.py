@@ -3,13 +3,16 @@
 import os
 import socket
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from accel_core.comm import objects
 from accel_core.host.ports import get_free_port
 from accel_core.process.world import destroy, ensure
-from accel_core.testing.world import run
+from accel_core.testing.world import run, world
 
 STRANGER = "127.0.0.2"
 """An address of this machine that the ranks do not meet at, as the one that its network knows."""
@@ -61,3 +64,23 @@ def test_ranks_of_unknown_machines_are_waited_for_everywhere() -> None:
     variables = {"MASTER_PORT": str(get_free_port()), "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": ""}
     failure = run(meet, 2, (True, "127.0.0.1"), environment=variables)
     assert failure is None, failure
+
+
+@world(3)
+def test_a_rank_ends_when_all_are_connected(tmp_path: Path) -> None:
+    """One that has nothing to do leaves no other behind that still connects to it."""
+    join = dist.init_process_group
+
+    def late(*args: object, **kwargs: object) -> None:
+        join(*args, **kwargs)
+        time.sleep(0.3)
+        assert not (tmp_path / "left").exists()
+
+    if int(os.environ["RANK"]) == 0:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "init_process_group", late)
+            ensure()
+    else:
+        ensure()
+        destroy()
+        (tmp_path / "left").touch()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import itertools
 import multiprocessing.util
 import os
 import threading
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public; its module does not list it
 
 from accel_core._records import record
+from accel_core._torch import default_store
 from accel_core.devices import registry
 from accel_core.devices.device import Device
 from accel_core.errors import ConfigurationError, StateError
@@ -34,6 +37,9 @@ _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 
 _LETTING_GO = 0.02
 """Seconds that threads of a process group have to let go of tensors once it was left."""
+_JOINING = timedelta(seconds=30)
+"""How long a rank that ends early waits until all others are connected."""
+_joins = itertools.count(1)
 _left: object = None
 _leaving: list[Callable[[], None]] = []
 
@@ -252,7 +258,29 @@ def _join(
             f"The process group and the environment have as many ranks; got {dist.get_world_size()} and {place.size}. "
             "Start all processes with one launcher."
         )
+    if "gloo" in backend and place.size > 1:
+        _connected(place.size)
     return backend
+
+
+def _connected(size: int) -> None:
+    """Tell the other ranks that this one is connected to all of them, and let it end only when all have said so.
+
+    gloo connects each pair of ranks, and a rank that is done may end while another still connects: that one would fail
+    with "Connection closed by peer".
+    """
+    store = default_store()
+    word = f"accel/connected/{next(_joins)}"
+    if store.add(word, 1) == size:
+        store.set(f"{word}/all", "yes")
+    waited_for = [f"{word}/all"]
+
+    def wait() -> None:
+        with contextlib.suppress(dist.DistError):  # the store went with its rank: nobody is left to wait for
+            while waited_for:
+                store.wait([waited_for.pop()], _JOINING)
+
+    before_leaving(wait)
 
 
 def _backend_for(device: str, backend: str, needs: GroupNeeds) -> str:

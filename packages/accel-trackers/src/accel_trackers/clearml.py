@@ -9,14 +9,14 @@ from typing import Any
 
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
-from accel_trackers.values import DataFrame
+from accel_trackers.tables import Table, TableTracker
 
 __all__ = ["ClearMLTracker"]
 
 _SERIES = ("eval", "test", "train")
 
 
-class ClearMLTracker(GeneralTracker):
+class ClearMLTracker(TableTracker, GeneralTracker):
     """Logs to a task of ClearML: the one that is open, or a new one.
 
     Args:
@@ -103,31 +103,12 @@ class ClearMLTracker(GeneralTracker):
             title, series = _plot(name)
             logger.report_image(title=title, series=series, iteration=step, image=image, **kwargs)
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: DataFrame | None = None,
-        step: int | None = None,
-        **kwargs: object,
-    ) -> None:
-        """Report a table.
-
-        Args:
-            table_name: Its name.
-            columns: Names of the columns.
-            data: The rows.
-            dataframe: A data frame instead of both.
-            step: Number of the step.
-            **kwargs: Passed to `report_table`.
-        """
-        names, rows = (None, None) if dataframe is not None else sorting.rows(columns, data, None)
-        table = dataframe if rows is None else [names, *rows]
-        title, series = _plot(table_name)
+    def _log_table(self, name: str, table: Table, step: int | None, **kwargs: object) -> None:
+        names, rows = (None, None) if table.dataframe is not None else table.read()
+        plotted = table.dataframe if rows is None else [names, *rows]
+        title, series = _plot(name)
         logger = self.task.get_logger()
-        logger.report_table(title=title, series=series, table_plot=table, iteration=step, **kwargs)
+        logger.report_table(title=title, series=series, table_plot=plotted, iteration=step, **kwargs)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:

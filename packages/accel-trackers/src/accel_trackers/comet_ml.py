@@ -9,12 +9,12 @@ from typing import Any
 
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
-from accel_trackers.values import DataFrame
+from accel_trackers.tables import Table, TableTracker
 
 __all__ = ["CometMLTracker"]
 
 
-class CometMLTracker(GeneralTracker):
+class CometMLTracker(TableTracker, GeneralTracker):
     """Logs to an experiment of Comet.
 
     Args:
@@ -93,29 +93,11 @@ class CometMLTracker(GeneralTracker):
                 label = name if len(images) == 1 else f"{name}/{index}"
                 self.writer.log_image(_picture(image), name=label, step=step, **kwargs)
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: DataFrame | None = None,
-        step: int | None = None,
-        **kwargs: object,
-    ) -> None:
-        """Log a table as a file of comma-separated values, `<table_name>-<step>.csv`.
-
-        Args:
-            table_name: Its name.
-            columns: Names of the columns.
-            data: The rows.
-            dataframe: A data frame instead of both.
-            step: Number of the step.
-            **kwargs: Passed to `log_table`.
-        """
-        names, table = sorting.rows(columns, data, dataframe)
-        file = f"{table_name}.csv" if step is None else f"{table_name}-{step}.csv"
-        self.writer.log_table(file, tabular_data=table, headers=names, **kwargs)
+    def _log_table(self, name: str, table: Table, step: int | None, **kwargs: object) -> None:
+        """Log a table as a file of comma-separated values, `<name>-<step>.csv`."""
+        names, rows = table.read()
+        file = f"{name}.csv" if step is None else f"{name}-{step}.csv"
+        self.writer.log_table(file, tabular_data=rows, headers=names, **kwargs)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:

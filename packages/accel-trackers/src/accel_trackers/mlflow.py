@@ -12,7 +12,7 @@ from typing import Any
 from accel_core.host import environ
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
-from accel_trackers.values import DataFrame
+from accel_trackers.tables import Table, TableTracker
 
 __all__ = ["MLflowTracker"]
 
@@ -22,7 +22,7 @@ _MOST_PARAMS = 100
 _MOST_METRICS = 1000
 
 
-class MLflowTracker(GeneralTracker):
+class MLflowTracker(TableTracker, GeneralTracker):
     """Logs to a run of MLflow.
 
     The run is the active one of the thread that called `init_trackers`, so MLflow's own functions write to it as well.
@@ -173,28 +173,11 @@ class MLflowTracker(GeneralTracker):
                 key = self._name(name if len(images) == 1 else f"{name}/{index}")
                 self._client.log_image(self._run, image, key=key, step=step, synchronous=True, **kwargs)
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: DataFrame | None = None,
-        step: int | None = None,
-        **_: object,
-    ) -> None:
-        """Log a table as the artifact `tables/<table_name>.json`, or `tables/<table_name>-<step>.json`.
-
-        Args:
-            table_name: Its name.
-            columns: Names of the columns.
-            data: The rows.
-            dataframe: A data frame instead of both.
-            step: Number of the step.
-        """
-        names, table = sorting.rows(columns, data, dataframe)
-        by_column = {name: [row[index] for row in table] for index, name in enumerate(names)}
-        stem = self._name(table_name) if step is None else f"{self._name(table_name)}-{step}"
+    def _log_table(self, name: str, table: Table, step: int | None, **_: object) -> None:
+        """Log a table as the artifact `tables/<name>.json`, or `tables/<name>-<step>.json`."""
+        names, rows = table.read()
+        by_column = {column: [row[index] for row in rows] for index, column in enumerate(names)}
+        stem = self._name(name) if step is None else f"{self._name(name)}-{step}"
         self._client.log_table(self._run, by_column, f"tables/{stem}.json")
 
     @on_main_process

@@ -11,12 +11,12 @@ from typing import Any
 from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.run import RunTracker
-from accel_trackers.values import DataFrame
+from accel_trackers.tables import Table, TableTracker
 
 __all__ = ["TrackioTracker"]
 
 
-class TrackioTracker(RunTracker):
+class TrackioTracker(TableTracker, RunTracker):
     """Logs to a run of trackio.
 
     Args:
@@ -77,29 +77,11 @@ class TrackioTracker(RunTracker):
             media = {name if len(images) == 1 else f"{name}/{i}": trackio.Image(im) for i, im in enumerate(images)}
             self.log(media, step=step, **kwargs)
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: DataFrame | None = None,
-        step: int | None = None,
-        **kwargs: object,
-    ) -> None:
-        """Log a table.
-
-        Args:
-            table_name: Its name.
-            columns: Names of the columns.
-            data: The rows.
-            dataframe: A data frame instead of both.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
+    def _log_table(self, name: str, table: Table, step: int | None, **kwargs: object) -> None:
         import trackio
 
-        if dataframe is None:
-            names, table = sorting.rows(columns, data, None)
-            dataframe = importlib.import_module("pandas").DataFrame(table, columns=names)
-        self.log({table_name: trackio.Table(dataframe=dataframe)}, step=step, **kwargs)
+        frame: Any = table.dataframe
+        if frame is None:
+            names, rows = table.read()
+            frame = importlib.import_module("pandas").DataFrame(rows, columns=names)
+        self.log({name: trackio.Table(dataframe=frame)}, step=step, **kwargs)

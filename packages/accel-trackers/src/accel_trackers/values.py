@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from accel_trackers.flatten import as_scalar, flatten
 
-__all__ = ["DataFrame", "Parts", "config_table", "rows", "sort"]
+__all__ = ["Parts", "config_table", "sort"]
 
 _LARGEST = 2**63
-
-
-class DataFrame(Protocol):
-    """A data frame of pandas, or what has the same columns and `to_numpy`."""
-
-    @property
-    def columns(self) -> Iterable[object]:
-        """Names of the columns."""
-
-    def to_numpy(self, dtype: type[object]) -> Any:
-        """Return the rows as a numpy array.
-
-        Args:
-            dtype: Type of the elements; `object` keeps numbers beside texts.
-        """
 
 
 @dataclass
@@ -88,18 +73,3 @@ def config_table(config: object) -> tuple[dict[str, bool | int | float | str], d
     """Make a table of a configuration, and the document that holds it exactly."""
     flat = flatten(config)
     return {path or "value": value for path, value in flat.values.items()}, {"values": flat.values, "kinds": flat.kinds}
-
-
-def rows(
-    columns: list[str] | None, data: list[list[Any]] | None, dataframe: DataFrame | None
-) -> tuple[list[str], list[list[Any]]]:
-    """Read a table given as columns and rows, or as a data frame.
-
-    Raises:
-        ValueError: Neither is given.
-    """
-    if dataframe is not None:
-        return [str(column) for column in dataframe.columns], dataframe.to_numpy(dtype=object).tolist()
-    if data is None or columns is None:
-        raise ValueError("A table needs `columns` and `data`, or a `dataframe`; got neither. Pass one of them.")
-    return list(columns), [list(row) for row in data]

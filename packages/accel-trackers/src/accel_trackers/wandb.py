@@ -9,14 +9,14 @@ from typing import Any
 from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.run import RunTracker
-from accel_trackers.values import DataFrame
+from accel_trackers.tables import Table, TableTracker
 
 __all__ = ["WandBTracker"]
 
 _NATIVE = ("PIL", "matplotlib", "numpy", "pandas", "plotly", "torch", "wandb")
 
 
-class WandBTracker(RunTracker):
+class WandBTracker(TableTracker, RunTracker):
     """Logs to a run of wandb.
 
     Args:
@@ -64,30 +64,10 @@ class WandBTracker(RunTracker):
             row, step = {**row, "accel/step": step}, None
         self.run.log(row, step=step, **kwargs)
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: DataFrame | None = None,
-        step: int | None = None,
-        **kwargs: object,
-    ) -> None:
-        """Log a table.
-
-        Args:
-            table_name: Its name.
-            columns: Names of the columns.
-            data: The rows.
-            dataframe: A data frame instead of both.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
+    def _log_table(self, name: str, table: Table, step: int | None, **kwargs: object) -> None:
         import wandb
 
-        table = wandb.Table(columns=columns, data=data, dataframe=dataframe)
-        self.log({table_name: table}, step=step, **kwargs)
+        self.log({name: wandb.Table(**table._asdict())}, step=step, **kwargs)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:

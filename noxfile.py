@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,10 @@ class Package:
 
 PACKAGES = {p.name: p for p in map(Package.read, sorted((ROOT / "packages").glob("*/pyproject.toml")))}
 PACKAGES = dict(sorted(PACKAGES.items(), key=lambda item: len(item[1].siblings)))  # bottom up, as pip wants them
+BARE = ["accel-deepspeed"]
+"""Packages that lie beside all others without their library: others would load it, and its own session has it."""
+
+TOGETHER = [name for name in PACKAGES if name not in BARE]
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
 
 
@@ -126,18 +131,21 @@ class Environment:
         pinned = ("-c", CONSTRAINTS) if self.torch == TORCH else (self.torch,)
         self.session.run(*map(str, (*pip, *options, *pinned, *args)), external=True)
 
-    def provide(self, requirements: list[str], packages: list[str], *, wheels: bool = False) -> Environment:
+    def provide(
+        self, requirements: list[str], packages: list[str], *, bare: Sequence[str] = (), wheels: bool = False
+    ) -> Environment:
         """Install third-party requirements and packages of the repository, if that is not what is there already.
 
         Args:
             requirements: Third-party requirements, besides those that the packages declare.
             packages: Names of packages of this repository, with extras in brackets where wanted. All of them go into
                 one pip command, so that a sibling never comes from an index.
+            bare: Names of packages that are used in place without what they require.
             wheels: Install built wheels rather than the folders of the tree.
         """
-        chosen = [PACKAGES[re.split(r"\[", text)[0]] for text in packages]
+        chosen = [PACKAGES[re.split(r"\[", text)[0]] for text in (*packages, *bare)]
         versions = [package.folder / "src" / package.module / "_version.py" for package in chosen]
-        made_from = hashed(self.python, self.torch, sorted(requirements), packages, wheels, CONSTRAINTS,
+        made_from = hashed(self.python, self.torch, sorted(requirements), packages, [*bare], wheels, CONSTRAINTS,
                            *(p.folder / "pyproject.toml" for p in chosen), *versions)  # fmt: skip
         contents = hashed(*(package.digest() for package in chosen)) if wheels else ""
         stamp = json.dumps({"made from": made_from, "contents": contents})
@@ -152,6 +160,8 @@ class Environment:
             if packages or any(Requirement(text).name == "torch" for text in requirements):
                 self.link_torch()
             self.pip(*requirements, *targets(self.session, packages, wheels))
+            if bare:
+                self.pip("--no-deps", *targets(self.session, [*bare], wheels=False))
         self.stamp.write_text(stamp)
         return self
 
@@ -237,7 +247,7 @@ def tree(session: nox.Session) -> Environment:
               for text in package.groups.get(name, [])}  # fmt: skip
     groups = ("types", "packaging", "examples")
     requirements = sorted(wanted | {text for name in groups for text in GROUPS[name]})
-    return Environment(session, "tree").provide(requirements, list(PACKAGES))
+    return Environment(session, "tree").provide(requirements, TOGETHER, bare=BARE)
 
 
 def peer(session: nox.Session) -> Environment:
@@ -251,7 +261,7 @@ def peer(session: nox.Session) -> Environment:
 def clients(session: nox.Session) -> Environment:
     """Return the environment of released libraries on the drop-in, without what only tests of the packages need."""
     groups = PACKAGES["accelerate"].groups
-    return Environment(session, "interop").provide([*groups["interop"], *groups["test"]], list(PACKAGES))
+    return Environment(session, "interop").provide([*groups["interop"], *groups["test"]], TOGETHER, bare=BARE)
 
 
 def with_deepspeed(session: nox.Session) -> Environment:
@@ -259,11 +269,10 @@ def with_deepspeed(session: nox.Session) -> Environment:
 
     DeepSpeed compiles its operators when they are first used, which takes minutes and a C++ compiler.
     """
-    packages = [name if name != "accel-core" else "accel-core[deepspeed]" for name in PACKAGES]
     wanted = ("datasets", "peft", "transformers", "trl")
     libraries = [text for text in PACKAGES["accelerate"].groups["interop"] if Requirement(text).name in wanted]
     requirements = [*PACKAGES["accel-core"].groups["test"], *GROUPS["examples"], *libraries, "numpy", "tensorboard"]
-    return Environment(session, "deepspeed").provide(requirements, packages)
+    return Environment(session, "deepspeed").provide(requirements, list(PACKAGES))
 
 
 def with_megatron(session: nox.Session) -> Environment:
@@ -318,7 +327,7 @@ def spread(arguments: list[str], tier: str = "not full") -> list[str]:
 @nox.session(venv_backend="none")
 def quickstart(session: nox.Session) -> None:
     """Train on two processes, save, resume, then run the model from CPU and disk: the main job on real digits."""
-    packages = [name for name in PACKAGES if name != "accelerate"]
+    packages = [name for name in TOGETHER if name != "accelerate"]
     packages[packages.index("accel-trackers")] += "[tensorboard]"
     main_job(session, Environment(session, "quickstart").provide(GROUPS["examples"], packages))
 
@@ -469,8 +478,7 @@ def full(session: nox.Session) -> None:
 def deepspeed(session: nox.Session) -> None:
     """Test what runs on DeepSpeed, with the real library on the CPU; elsewhere these tests are skipped."""
     environment = with_deepspeed(session)
-    in_core = PACKAGES["accel-core"].folder / "tests"
-    own = [in_core / "ranks" / f"test_{name}.py" for name in ("deepspeed", "ulysses")]
+    own = PACKAGES["accel-deepspeed"].folder / "tests"
     together = [
         ("interop", "deepspeed"),
         ("interop", "ulysses"),
@@ -480,7 +488,7 @@ def deepspeed(session: nox.Session) -> None:
     clients = [ROOT / "tests-integration" / folder / f"test_{name}.py" for folder, name in together]
     verified = PACKAGES["accel-verify"].folder / "tests" / "ranks" / "test_verify_parallel.py"
     shared = f"{verified}::test_sequences_that_ranks_share_are_equal_to_one_process"
-    chosen = session.posargs or [*own, in_core / "unit" / "strategies" / "deepspeed", shared, *clients]
+    chosen = session.posargs or [own, shared, *clients]
     pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
 
 
@@ -610,7 +618,7 @@ def compare(session: nox.Session, environments: dict[str, Environment]) -> None:
     rows, failed = [], []
     for title, environment in environments.items():
         try:
-            environment.provide(requirements, list(PACKAGES))
+            environment.provide(requirements, TOGETHER, bare=BARE)
             cells = [counts(environment, package) for package in PACKAGES.values()]
             main_job(session, environment)
             rows.append((title, *cells))

@@ -205,7 +205,7 @@ def accelerator_of(layout: str, precision: str, passes: int) -> Any:
     spec = parse_layout(layout)
     settings: dict[str, Any] = {}
     if spec.engine == "deepspeed":
-        from accel_core.plugins.deepspeed import DeepSpeedPlugin
+        from accel_deepspeed.plugin import DeepSpeedPlugin
 
         zero = {"stage": spec.zero_stage, "reduce_bucket_size": BUCKET}
         config = {

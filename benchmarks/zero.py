@@ -64,7 +64,7 @@ def prepared(accelerator, net):
 def begun(stage, batch):
     """Return an Accelerator."""
     from accel_core.accelerator import Accelerator
-    from accel_core.plugins.deepspeed import DeepSpeedPlugin
+    from accel_deepspeed.plugin import DeepSpeedPlugin
 
     return Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings(stage, batch, 0.0)))
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "accel_core": "accel-core", "accel_bigmodel": "accel-bigmodel", "accel_launch": "accel-launch",
     "accel_trackers": "accel-trackers", "accel_quant": "accel-quant", "accel_verify": "accel-verify",
-    "accel_megatron": "accel-megatron", "accel_parallel": "accel-parallel",
+    "accel_deepspeed": "accel-deepspeed", "accel_megatron": "accel-megatron", "accel_parallel": "accel-parallel",
 }  # fmt: skip
 """Import packages whose modules have pages, each with its folder."""
 

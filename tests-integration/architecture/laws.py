@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,9 @@ SOURCES = sorted((ROOT / "packages").glob("*/src/*"))
 FORBIDDEN_NAMES = re.compile(r"^_?(utils?|helpers?|common|misc|other|base_.*)$")
 ENVIRONMENT_READERS = {"accel_core/host/environ.py", "accel_launch/settings/environ.py"}
 OWN = {path.name for path in SOURCES}
+ENGINES = {"deepspeed": 75, "fsdp": 104, "megatron": 25}
+"""Lines of accel-core and accel-launch that may name an engine: they say names that Accelerate's API or torch fixes, or
+tell a user. What an engine does is in its own package."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,18 @@ def files() -> Iterator[tuple[str, ast.Module]]:
     for package in SOURCES:
         for path in sorted(package.rglob("*.py")):
             yield path.relative_to(package.parent).as_posix(), ast.parse(path.read_text())
+
+
+def lines_that_name(engine: str, folders: Iterable[Path] = SOURCES) -> list[Breach]:
+    """Find the lines of core and launcher in which an engine's name stands, in whatever case."""
+    return [
+        Breach(path.relative_to(package.parent).as_posix(), number, line.strip())
+        for package in folders
+        if package.name in ("accel_core", "accel_launch")
+        for path in sorted(package.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if engine in line.lower()
+    ]
 
 
 def badly_named() -> list[Breach]:

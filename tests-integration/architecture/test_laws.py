@@ -41,6 +41,22 @@ def test_names_are_nouns_of_the_field() -> None:
     assert not list(map(str, laws.badly_named()))
 
 
+@pytest.mark.parametrize("engine", laws.ENGINES)
+def test_core_and_launcher_name_an_engine_as_often_as_its_public_names_need(engine: str) -> None:
+    """A line more is one that belongs into the engine's package."""
+    found = laws.lines_that_name(engine)
+    assert len(found) <= laws.ENGINES[engine], "\n".join(map(str, found))
+
+
+def test_a_line_that_names_an_engine_is_found(tmp_path: Path) -> None:
+    """Code and comments of core count in every case; other packages may say what they like."""
+    for package in ("accel_core", "accel_deepspeed"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "x.py").write_text("a = 1  # for DeepSpeed\n\nuse_deepspeed = 2\n")
+    found = laws.lines_that_name("deepspeed", sorted(tmp_path.iterdir()))
+    assert [(one.file, one.line) for one in found] == [("accel_core/x.py", 1), ("accel_core/x.py", 3)]
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_the_law_holds_in_every_file(law: Law) -> None:
     """No source file of any package breaks the law."""
@@ -85,7 +101,7 @@ named_modules = load("named_modules")
 _HEIGHT = {
     "accel_core": 0,
     **dict.fromkeys(("accel_launch", "accel_parallel", "accel_trackers"), 1),
-    **dict.fromkeys(("accel_bigmodel", "accel_megatron"), 2),
+    **dict.fromkeys(("accel_bigmodel", "accel_deepspeed", "accel_megatron"), 2),
     "accel_quant": 3,
     "accel_verify": 3,
     "accel": 4,

@@ -116,8 +116,8 @@ def measured(
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from accel_core.accelerator import Accelerator
-    from accel_core.plugins.deepspeed import DeepSpeedPlugin
     from accel_core.state import reset_all
+    from accel_deepspeed.plugin import DeepSpeedPlugin
 
     make, sample = MODELS[model_name]
     zero = {"stage": stage, "reduce_bucket_size": BUCKET, **dict(options)}

@@ -10,8 +10,8 @@ from accel_core.testing import limits
 
 ACCEL = Path(sys.executable).with_name("accel")
 SIBLINGS = {
-    "accel_bigmodel", "accel_launch", "accel_megatron", "accel_parallel", "accel_trackers", "accel_quant",
-    "accel_verify", "accel", "accelerate",
+    "accel_bigmodel", "accel_deepspeed", "accel_launch", "accel_megatron", "accel_parallel", "accel_trackers",
+    "accel_quant", "accel_verify", "accel", "accelerate",
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard", "bitsandbytes"}
 
@@ -46,6 +46,7 @@ def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
     [
         ("accel_core", SIBLINGS),
         ("accel_bigmodel", SIBLINGS - {"accel_bigmodel"}),
+        ("accel_deepspeed", SIBLINGS - {"accel_deepspeed"}),
         ("accel_launch", SIBLINGS - {"accel_launch"}),
         ("accel_megatron", SIBLINGS - {"accel_megatron", "accel_parallel"}),
         ("accel_parallel", SIBLINGS - {"accel_parallel"}),

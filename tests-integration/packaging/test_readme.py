@@ -12,12 +12,13 @@ NEEDS = {
     "accel-bigmodel": {"accel-core"},
     "accel-launch": {"accel-core"},
     "accel-parallel": {"accel-core"},
+    "accel-deepspeed": {"accel-core"},
     "accel-megatron": {"accel-core", "accel-parallel"},
     "accel-trackers": {"accel-core"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
     "accel-verify": {"accel-core", "accel-launch"},
 }
-NEEDS["accel-all"] = NEEDS.keys() - {"accel-megatron"}
+NEEDS["accel-all"] = NEEDS.keys() - {"accel-deepspeed", "accel-megatron"}
 NEEDS["accel-compat"] = {*NEEDS["accel-all"], "accel-all"}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 

@@ -162,5 +162,6 @@ _NAMES = {
 
 __getattr__, __dir__, _all = attach(__name__, {name: home for home, names in _NAMES.items() for name in names})
 # A star import takes what is installed; asking for a plugin by name says which package has it.
-_gone = set() if find_spec("accel_megatron") else {"MegatronLMPlugin"}
+_moved = {"accel_deepspeed": "accel_core.plugins.deepspeed", "accel_megatron": "accel_core.plugins.megatron"}
+_gone = {name for package, home in _moved.items() if find_spec(package) is None for name in _NAMES[home]}
 __all__ = [*(name for name in _all if name not in _gone), "__version__"]

@@ -28,7 +28,6 @@ with _lazy.while_loading():
     from accelerate._availability import is_rich_available as is_rich_available
     from accel_core.options.enums import DDPCommunicationHookType as DDPCommunicationHookType
     from accel_core.options.enums import DistributedType as DistributedType
-    from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
     from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
     from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
@@ -60,10 +59,14 @@ _loggers.govern_records()
 _defaults.choose()
 
 if TYPE_CHECKING:
+    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
     from accel_launch.notebook import debug_launcher as debug_launcher
     from accel_launch.notebook import notebook_launcher as notebook_launcher
 
 _LATER = {
+    "accel_deepspeed": [
+        "DeepSpeedPlugin",
+    ],
     "accel_launch.notebook": [
         "debug_launcher",
         "notebook_launcher",

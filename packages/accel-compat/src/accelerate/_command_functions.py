@@ -16,8 +16,8 @@ from accel_launch.command import AnyCommand, resolve_runner
 from accel_launch.commands.configure import default_config, update_config
 from accel_launch.commands.environment_report import environment_report, show_env
 from accel_launch.commands.start import launch, settings_from
-from accel_launch.launchers.deepspeed import DeepSpeedLauncher
 from accel_launch.launchers.launcher import Launcher
+from accel_launch.launchers.registry import choose
 from accel_launch.launchers.sagemaker import SageMakerLauncher
 from accel_launch.launchers.simple import SimpleLauncher
 from accel_launch.launchers.torchrun import TorchrunLauncher
@@ -225,8 +225,8 @@ def multi_gpu_launcher(args: argparse.Namespace) -> None:
 
 def deepspeed_launcher(args: argparse.Namespace) -> None:
     """Start a DeepSpeed run: its own launcher over several machines, torch's agent elsewhere."""
-    several = DeepSpeedLauncher().claims(settings_from(args))
-    _run(DeepSpeedLauncher() if several else TorchrunLauncher(), args)
+    chosen = choose(settings_from(args))
+    _run(chosen if chosen.name == "deepspeed" else TorchrunLauncher(), args)
 
 
 def tpu_launcher(args: argparse.Namespace) -> None:

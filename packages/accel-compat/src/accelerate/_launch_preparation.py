@@ -11,8 +11,6 @@ from typing import Any
 
 from accel_core.host.ports import get_free_port
 from accel_launch.commands.start import settings_from
-from accel_launch.launchers.deepspeed import DeepSpeedLauncher
-from accel_launch.launchers.launcher import Launcher
 from accel_launch.launchers.registry import choose
 from accel_launch.launchers.sagemaker import SageMakerLauncher, hyperparameters, inputs_of, job_description
 from accel_launch.launchers.simple import SimpleLauncher
@@ -118,7 +116,8 @@ def _convert_nargs_to_dict(nargs: list[str]) -> dict[str, Any]:
 def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     """Return command line and whole environment of a DeepSpeed run."""
     settings = settings_from(args)
-    launcher: Launcher = DeepSpeedLauncher() if DeepSpeedLauncher().claims(settings) else TorchrunLauncher()
+    chosen = choose(settings)
+    launcher = chosen if chosen.name == "deepspeed" else TorchrunLauncher()
     return launcher.command(settings), {**settings.inherited, **launcher.environ(settings)}
 
 

@@ -13,8 +13,6 @@ from accel_core.options.engines import bring
 from accel_core.plugins import (
     accumulation,
     compilation,
-    deepspeed,
-    deepspeed_config,
     fp8,
     handlers,
     loading,
@@ -29,11 +27,6 @@ __all__ = ["carry_old_names"]
 _HOMES = {
     "accelerate.state": (gradient.GradientState, process.PartialState, run.AcceleratorState),
     "accelerate.parallelism_config": (parallelism.ParallelismConfig,),
-    "accelerate.utils.deepspeed": (
-        deepspeed.DummyOptim,
-        deepspeed.DummyScheduler,
-        deepspeed_config.HfDeepSpeedConfig,
-    ),
     "accelerate.utils.dataclasses": (
         *(
             kind
@@ -42,7 +35,6 @@ _HOMES = {
         ),
         accumulation.GradientAccumulationPlugin,
         compilation.TorchDynamoPlugin,
-        deepspeed.DeepSpeedPlugin,
         fp8.AORecipeKwargs,
         fp8.FP8RecipeKwargs,
         fp8.MSAMPRecipeKwargs,
@@ -63,14 +55,20 @@ _HOMES = {
     ),
 }
 
-_OF_ENGINES = (("accel_megatron.plugin", "MegatronLMPlugin"),)
+_OF_ENGINES = (
+    ("accel_deepspeed.plugin", "DeepSpeedPlugin", "accelerate.utils.dataclasses"),
+    ("accel_deepspeed.plugin_config", "HfDeepSpeedConfig", "accelerate.utils.deepspeed"),
+    ("accel_deepspeed.stand_ins", "DummyOptim", "accelerate.utils.deepspeed"),
+    ("accel_deepspeed.stand_ins", "DummyScheduler", "accelerate.utils.deepspeed"),
+    ("accel_megatron.plugin", "MegatronLMPlugin", "accelerate.utils.dataclasses"),
+)
 
 
 def carry_old_names() -> None:
     """Name the classes that people pickle after Accelerate's modules, those of engines where they are installed."""
-    for home, name in _OF_ENGINES:
+    for home, name, module in _OF_ENGINES:
         if has_module(home.partition(".")[0]):
-            getattr(bring(home), name).__module__ = "accelerate.utils.dataclasses"
+            getattr(bring(home), name).__module__ = module
     for module, classes in _HOMES.items():
         for kind in classes:
             kind.__module__ = module

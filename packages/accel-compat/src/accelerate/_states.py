@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accel_core.errors import StateError
-from accel_core.plugins.deepspeed import DeepSpeedPlugin
+
+if TYPE_CHECKING:
+    from accel_deepspeed.plugin import DeepSpeedPlugin
 
 __all__ = ["ThreadLocalSharedDict", "get_active_deepspeed_plugin"]
 

@@ -44,7 +44,6 @@ from accel_core.options.enums import RNGType as RNGType
 from accel_core.options.parallelism import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
-from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
@@ -108,19 +107,26 @@ from accelerate._precision import get_mixed_precision_context_manager as get_mix
 from accelerate._sharded_models import get_model_tp_size as get_model_tp_size
 from accelerate._sharded_models import model_has_dtensor as model_has_dtensor
 
-if is_deepspeed_available():
-    from accelerate.utils.deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
-    from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
-    from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
-    from accelerate.utils.deepspeed import DummyOptim as DummyOptim
-    from accelerate.utils.deepspeed import DummyScheduler as DummyScheduler
-    from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
-
 if TYPE_CHECKING:
+    from accel_deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+    from accel_deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
+    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+    from accel_deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+    from accel_deepspeed import DummyOptim as DummyOptim
+    from accel_deepspeed import DummyScheduler as DummyScheduler
+    from accel_deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
     from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
     from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
+_WITH_LIBRARY = (
+    *("DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper"),
+    *("DummyOptim", "DummyScheduler", "map_pytorch_optim_to_deepspeed"),
+)
 _LATER = {
+    "accel_deepspeed": [
+        "DeepSpeedPlugin",
+        *(_WITH_LIBRARY if is_deepspeed_available() else ()),
+    ],
     "accel_megatron.plugin": [
         "MegatronLMPlugin",
     ],

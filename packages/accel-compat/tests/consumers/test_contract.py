@@ -13,6 +13,8 @@ import accelerate
 import accelerate.hooks
 import accelerate.utils
 from accel_core.host.installed import version_of
+from accel_core.options.engines import absent
+from accel_core.testing import requires
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState, GradientState
 
@@ -52,10 +54,18 @@ IMPORTS = {
 }  # fmt: skip
 
 
+OF_DEEPSPEED = {"DeepSpeedPlugin", "DummyOptim", "DummyScheduler", "HfDeepSpeedConfig"}
+
+
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in IMPORTS for name in IMPORTS[module]])
 def test_names_that_libraries_import(module: str, name: str) -> None:
-    """Each name that a library imports is there."""
-    assert hasattr(importlib.import_module(module), name)
+    """Each name that a library imports is there, or says which package has it."""
+    mirror = importlib.import_module(module)
+    if name in OF_DEEPSPEED and absent("deepspeed"):
+        with pytest.raises(ImportError, match="pip install accel-deepspeed"):
+            getattr(mirror, name)
+    else:
+        assert hasattr(mirror, name)
 
 
 HOOKS = [
@@ -172,6 +182,7 @@ def test_device_comes_from_the_environment(fresh_state: None, monkeypatch: pytes
     assert PartialState().device == torch.device("cpu")
 
 
+@requires("engine:deepspeed")
 def test_deepspeed_configuration_can_be_subclassed() -> None:
     """Transformers subclasses the configuration and adds to it."""
 

@@ -17,7 +17,6 @@ from accel_core.testing import requires
 from accelerate import (
     Accelerator,
     DataLoaderConfiguration,
-    DeepSpeedPlugin,
     DistributedDataParallelKwargs,
     DistributedType,
     FullyShardedDataParallelPlugin,
@@ -138,6 +137,7 @@ def test_handlers_reach_what_they_are_for(fresh_state: None) -> None:
         Accelerator(kwargs_handlers=[scaler, GradScalerKwargs()])
 
 
+@requires("engine:deepspeed")
 def test_deepspeed_plugin_fills_its_configuration() -> None:
     """Values that are "auto" are filled in, and a value that contradicts the configuration is an error."""
     config = {
@@ -146,7 +146,7 @@ def test_deepspeed_plugin_fills_its_configuration() -> None:
         "gradient_clipping": "auto",
         "zero_optimization": {"stage": 2},
     }
-    plugin = DeepSpeedPlugin(hf_ds_config=config)
+    plugin = utils.DeepSpeedPlugin(hf_ds_config=config)
     assert plugin.zero_stage == 2
     plugin.deepspeed_config_process(
         must_match=False, train_micro_batch_size_per_gpu=4, train_batch_size=8, gradient_clipping=1.0

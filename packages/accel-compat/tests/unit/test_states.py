@@ -7,12 +7,15 @@ import pytest
 
 from accel_core.errors import StateError
 from accel_core.options.enums import DistributedType
-from accel_core.plugins.deepspeed import DeepSpeedPlugin
+from accel_core.testing import requires
 from accelerate._states import ThreadLocalSharedDict, get_active_deepspeed_plugin
 
 
+@requires("engine:deepspeed")
 def test_the_plugin_in_use_is_found() -> None:
     """The selected plugin of several is the one in use; without DeepSpeed there is none."""
+    from accel_deepspeed.plugin import DeepSpeedPlugin
+
     first, second = DeepSpeedPlugin(), DeepSpeedPlugin(zero_stage=3)
     second._selected = True
     several = SimpleNamespace(

@@ -27,7 +27,7 @@ from accel_core.strategies.registry import Request, choose
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 NAMES: list[str] = json.loads((Path(__file__).parent / "environment_names.json").read_text())
-TABLES = ("compilation", "deepspeed", "fp8", "parallelism")
+TABLES = ("compilation", "fp8", "parallelism")
 
 
 def _options() -> dict[str, Option]:
@@ -113,7 +113,7 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_MIXED_PRECISION": ("bf16", lambda: Accelerator().mixed_precision == "bf16"),
     "ACCELERATE_TORCH_DEVICE": ("meta", _raises(DeviceUnavailableError)),
     "ACCELERATE_USE_CPU": ("true", lambda: PartialState()._cpu is True),
-    "ACCELERATE_USE_DEEPSPEED": ("true", lambda: choose(Request(1)).strategy.name == "deepspeed"),
+    "ACCELERATE_USE_DEEPSPEED": ("true", _asks_for("deepspeed", "accel-deepspeed")),
     "ACCELERATE_USE_FSDP": ("true", _asks_for("fsdp1", "accel-parallel")),
     "ACCELERATE_USE_MEGATRON_LM": ("true", _asks_for("megatron", "accel-megatron")),
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("true", lambda: Accelerator().parallelism_config is not None),
@@ -137,7 +137,8 @@ ELSEWHERE: dict[str, str] = {
     "ACCELERATE_DOWNCAST_BF16": "devices/xla.py: needs a TPU, never run on hardware",
     "ACCELERATE_INIT_INCLUDE_BUFFERS": "accel-bigmodel reads and tests it",
     "ACCELERATE_ENABLE_RICH": "accelerate: is_rich_available answers by it",
-    "ACCELERATE_CONFIG_DS_FIELDS": "the launcher writes it; plugins/deepspeed.py reads and tests it",
+    "ACCELERATE_CONFIG_DS_FIELDS": "the launcher writes it; accel-deepspeed reads and tests it",
+    "ACCELERATE_GRADIENT_CLIPPING": "accel-deepspeed reads and tests it",
     "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "the launcher writes it into a SageMaker job",
     "ACCELERATE_USE_SAGEMAKER": "the launcher writes it into a SageMaker job",
     "ACCELERATE_ALLOW_CP_STANDALONE": "context parallelism is an engine that is asked for and refused by name",
@@ -223,7 +224,7 @@ def test_option_is_read_from_its_variable(name: str) -> None:
 
 def test_every_name_has_a_place() -> None:
     """No name is left out: each has an effect, is tested elsewhere, or is no variable, and the lists are not stale."""
-    engines = {name for name in NAMES if name.startswith(("FSDP_", "MEGATRON_LM_"))}
+    engines = {name for name in NAMES if name.startswith(("ACCELERATE_DEEPSPEED_", "FSDP_", "MEGATRON_LM_"))}
     placed = EFFECTS.keys() | OPTIONS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS | engines
     assert sorted(set(NAMES) - placed) == []
     assert sorted((EFFECTS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS) - set(NAMES)) == []

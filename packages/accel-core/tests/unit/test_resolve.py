@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import Layout
 from accel_core.options import engines as table
 from accel_core.options.enums import DistributedType
-from accel_core.plugins.deepspeed import DeepSpeedPlugin
 from accel_core.plugins.handlers import KwargsHandler
 from accel_core.random import set_seed
 from accel_core.state import AcceleratorState, PartialState
@@ -61,6 +60,21 @@ SHARDED = table.Engine(
 )
 
 
+@dataclass
+class SpedPlugin:
+    """The plugin of the other."""
+
+
+SPED = table.Engine(
+    "deepspeed",
+    "DeepSpeed",
+    strategy=f"{__name__}:Sped",
+    plugin=f"{__name__}:SpedPlugin",
+    argument="deepspeed_plugin",
+    flag="ACCELERATE_USE_DEEPSPEED",
+)
+
+
 class Settings(KwargsHandler):
     """A third party's plugin."""
 
@@ -75,8 +89,7 @@ class Foreign(SingleStrategy):
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the rows of two engines a strategy, and forget what a test registers and sets."""
-    sped = replace(table.engines()["deepspeed"], strategy=f"{__name__}:Sped")
-    rows = {"deepspeed": sped, "fsdp": SHARDED} | {engine.name: engine for engine in table.BUILT_IN}
+    rows = {"deepspeed": SPED, "fsdp": SHARDED} | {engine.name: engine for engine in table.BUILT_IN}
     monkeypatch.setattr(table, "engines", lambda: rows)
     monkeypatch.setattr(registry, "engines", lambda: rows)
     monkeypatch.setattr(registry, "_registered", {})
@@ -146,7 +159,7 @@ def test_another_engine_is_refused() -> None:
     """One process trains with one engine; a new plugin of the same engine is used, and shown."""
     Accelerator(fsdp_plugin=ShardedPlugin())
     with pytest.raises(ConfigurationError, match=r"trains with the engine 'sharded'; 'sped' was"):
-        Accelerator(deepspeed_plugin=DeepSpeedPlugin())
+        Accelerator(deepspeed_plugin=SpedPlugin())
     other = ShardedPlugin()
     third = Accelerator(fsdp_plugin=other)
     assert third._runtime.strategy.parts.plugin is third.state.fsdp_plugin is other
@@ -160,22 +173,6 @@ def test_third_parties_are_remembered_too() -> None:
     first, second = Accelerator(kwargs_handlers=[settings]), Accelerator()
     assert type(first._runtime.strategy) is type(second._runtime.strategy) is Foreign
     assert second._runtime.strategy.parts.plugin is settings
-
-
-@pytest.mark.usefixtures("engines")
-def test_the_first_of_several_deepspeed_plugins_is_selected() -> None:
-    """Plugins keep the names that the user gave; the strategy's own is the one selected."""
-    student, teacher = DeepSpeedPlugin(zero_stage=2), DeepSpeedPlugin(zero_stage=3)
-    accelerator = Accelerator(deepspeed_plugins={"student": student, "teacher": teacher})
-    parts = accelerator._runtime.strategy.parts
-    assert parts.plugins == (student, teacher)
-    assert accelerator.deepspeed_plugin is parts.plugin is student
-    assert (student.selected, teacher.selected) == (True, False)
-    accelerator.state.select_deepspeed_plugin("teacher")
-    assert accelerator.deepspeed_plugin is parts.plugin is teacher
-    second = Accelerator()
-    assert second.state.deepspeed_plugins == {"student": student, "teacher": teacher}
-    assert second.deepspeed_plugin is teacher
 
 
 def test_a_run_that_fails_late_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from accel_core.errors import ConfigurationError
 from accel_core.host.environ import patch_environment
 from accel_core.modules import unwrap
 from accel_core.options.engines import engines
-from accel_core.plugins.deepspeed import DeepSpeedPlugin
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies.ddp import DataParallelStrategy
 from accel_core.strategies.registry import Request, choose
+from accel_core.testing import requires
 from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
@@ -46,8 +46,11 @@ def test_a_plugin_is_stronger_than_a_variable() -> None:
         assert choose(Request(2, (FullyShardedDataParallelPlugin(),))).engine is engines()["fsdp"]
 
 
+@requires("engine:deepspeed")
 def test_two_engines_are_refused() -> None:
     """Plugins of two engines contradict each other."""
+    from accel_deepspeed.plugin import DeepSpeedPlugin
+
     with pytest.raises(ConfigurationError, match=r"got plugins of deepspeed and fsdp\. Keep one"):
         choose(Request(2, (FullyShardedDataParallelPlugin(), DeepSpeedPlugin())))
 

@@ -98,7 +98,6 @@ from accel_core.options.enums import RNGType as RNGType
 from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
-from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
@@ -207,16 +206,17 @@ from accelerate.utils import versions as versions
 from accelerate.utils.tqdm import tqdm as tqdm
 
 if is_deepspeed_available():
-    from accelerate.utils.deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
-    from accelerate.utils.deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
-    from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
-    from accelerate.utils.deepspeed import DummyOptim as DummyOptim
-    from accelerate.utils.deepspeed import DummyScheduler as DummyScheduler
-    from accelerate.utils.deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig
     from accelerate.utils.deepspeed import get_active_deepspeed_plugin as get_active_deepspeed_plugin
-    from accelerate.utils.deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
 if TYPE_CHECKING:
+    from accel_deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+    from accel_deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
+    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
+    from accel_deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+    from accel_deepspeed import DummyOptim as DummyOptim
+    from accel_deepspeed import DummyScheduler as DummyScheduler
+    from accel_deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig
+    from accel_deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
     from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
     from accel_launch.settings.config import write_basic_config as write_basic_config
     from accel_megatron import AbstractTrainStep as AbstractTrainStep
@@ -241,6 +241,10 @@ if TYPE_CHECKING:
     from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
 
 _LATER = {
+    "accel_deepspeed": [
+        "DeepSpeedPlugin",
+        *(deepspeed._LATER["accel_deepspeed"] if is_deepspeed_available() else ()),
+    ],
     "accel_megatron": [
         "AbstractTrainStep",
         "BertTrainStep",

@@ -21,8 +21,8 @@ from accel_core.checkpoint.names import WEIGHTS_NAME as WEIGHTS_NAME
 from accel_core.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
 from accel_core.host.versions import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
 from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
-from accel_core.options.deepspeed import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_core.options.enums import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
+from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_core.options.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
 from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
 from accel_core.options.parallelism import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION

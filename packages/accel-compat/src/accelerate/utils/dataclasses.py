@@ -30,7 +30,6 @@ from accel_core.options.parallelism import (
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.blocks import get_module_class_from_name as get_module_class_from_name
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
-from accel_core.plugins.deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
@@ -69,6 +68,7 @@ from accelerate._environment import parse_flag_from_env as parse_flag_from_env
 from accelerate._operations import TensorInformation as TensorInformation
 
 if TYPE_CHECKING:
+    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
     from accel_megatron.model_configs import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
     from accel_megatron.model_configs import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
     from accel_megatron.model_configs import parse_bert_config as parse_bert_config
@@ -80,6 +80,9 @@ if TYPE_CHECKING:
     from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 
 _LATER = {
+    "accel_deepspeed": [
+        "DeepSpeedPlugin",
+    ],
     "accel_megatron.model_configs": [
         "MODEL_CONFIGS_TO_MEGATRON_PARSERS",
         "add_model_config_to_megatron_parser",

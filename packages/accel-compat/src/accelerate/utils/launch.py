@@ -6,7 +6,7 @@ from accel_core.host.availability import is_hpu_available as is_hpu_available
 from accel_core.host.environ import str_to_bool as str_to_bool
 from accel_core.host.ports import get_free_port as get_free_port
 from accel_core.host.versions import compare_versions as compare_versions
-from accel_core.options.deepspeed import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_core.options.enums import DistributedType as DistributedType
 from accel_core.options.enums import DynamoBackend as DynamoBackend
 from accel_core.options.enums import PrecisionType as PrecisionType

@@ -92,6 +92,8 @@ class Engine:
         mesh: `module:function` that returns the axes of settings and a number of processes, outermost first.
         batch: `module:function` that returns samples of a step, of a process, and batches of a step, each or `None`.
         launcher: `module:Class` of a launcher of its own.
+        merges: `module:function` that returns what reads the whole weights of a model from a folder that only this
+            engine writes; `None` for any other folder.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Engine:
     mesh: str = ""
     batch: str = ""
     launcher: str = ""
+    merges: str = ""
 
     @property
     def requirement(self) -> str:

@@ -7,7 +7,10 @@ from types import FrameType
 
 __all__ = ["find", "of_thread"]
 
-_OURS = ("accel_core", "accel_megatron", "accel_parallel", "accel", "accelerate", "torch", "contextlib", "functools")
+_OURS = {
+    *("accel_core", "accel_deepspeed", "accel_megatron", "accel_parallel", "accel", "accelerate", "torch"),
+    *("contextlib", "functools"),
+}
 
 
 def find(frame: FrameType | None = None) -> str:

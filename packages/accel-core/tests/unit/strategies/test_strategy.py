@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.optim.optimizer import AcceleratedOptimizer
-from accel_core.plugins.deepspeed_stand_ins import DummyOptim, DummyScheduler
 from accel_core.precision.precision import Precision
 from accel_core.strategies import registry
 from accel_core.strategies.bundle import Bundle, Kind
@@ -22,6 +21,17 @@ from accel_core.strategies.single import SingleStrategy
 from accel_core.strategies.strategy import strategy_of
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class DummyOptim:
+    """Stands for an optimizer that the strategy makes."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float = 0.001) -> None:
+        self.params, self.lr = params, lr
+
+
+class DummyScheduler:
+    """Stands for a schedule that the strategy makes."""
 
 
 class CountingStepper:
@@ -94,7 +104,7 @@ def test_a_strategy_owns_order_and_kinds(owned: Accelerator) -> None:
     model = nn.Linear(1, 1)
     stand_in = DummyOptim(list(model.parameters()), lr=0.5)
     net, optimizer, loader, schedule, other = owned.prepare(
-        model, stand_in, DataLoader([1.0, 2.0]), DummyScheduler(stand_in), "text"
+        model, stand_in, DataLoader([1.0, 2.0]), DummyScheduler(), "text"
     )
     strategy: Any = owned._runtime.strategy
     assert strategy.order == ["DataLoader", "Linear", "DummyOptim"]

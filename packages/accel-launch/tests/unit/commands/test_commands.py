@@ -285,6 +285,7 @@ def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> Non
     assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", *check]
 
 
+@requires("engine:deepspeed")
 def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--dry-run gives command, environment and ranks of every machine, the mesh and the batch, and starts nothing."""
     (home / "ds.json").write_text(
@@ -357,7 +358,7 @@ SHARDED = ["--parallelism-config-dp-shard-size", "2"]
         ),
     ],
 )
-@requires("engine:fsdp")
+@requires("engine:fsdp", "engine:deepspeed")
 def test_dry_run_knows_mesh_and_batch(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -38,7 +38,7 @@ from accel_launch.settings.resolved import Resolved
         ),
     ],
 )
-@requires("engine:fsdp")
+@requires("engine:fsdp", "engine:deepspeed")
 def test_contradiction_is_refused(words: list[str], told: str) -> None:
     """Combinations that exclude one another and numbers out of range are errors that name where values come from."""
     with pytest.raises(ConfigurationError) as caught:

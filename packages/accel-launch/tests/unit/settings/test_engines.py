@@ -37,7 +37,7 @@ def settings(*words: str) -> Settings:
         (["--cpu", "--mixed-precision", "fp8", "--fp8-backend", "te"], ["fp8-te"]),
     ],
 )
-@requires("engine:fsdp")
+@requires("engine:fsdp", "engine:deepspeed")
 def test_settings_choose_engines(words: list[str], wanted: list[str]) -> None:
     """Switches, sizes of a mesh, processes and the number format name the engines."""
     assert [engine.name for engine in asked_for(settings(*words, "s.py"))] == wanted
@@ -158,7 +158,7 @@ def test_empty_sections_need_no_package(
         ["--cpu", "--mixed-precision", "fp8", "--fp8-backend", "te"],
     ],
 )
-@requires("engine:fsdp")
+@requires("engine:fsdp", "engine:deepspeed")
 def test_a_run_may_start_another_one(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     """What a launch tells its processes, a launch inside of them reads, and tells its own processes the same."""
     outer = child_environment(settings(*words, "s.py"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.checkpoint.weights import split, write_shards
-from accel_core.checkpoint.zero_folder import ZeroFolder, is_zero_folder, refuse_damage
 from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError
 from accel_core.modules.sizes import convert_file_size_to_int
+from accel_core.options.engines import absent, engines, load, require
 from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, StoredTensor
 from accel_parallel.checkpoint.reader import ShardFolder
 
@@ -43,8 +43,9 @@ def merge_weights(
     Raises:
         CheckpointDamagedError: A shard is missing, cut off, or of another save.
         CheckpointMismatchError: The folder holds the state of an optimizer, or only folders in it hold shards; layers
-            are split over ranks by DeepSpeed's tensor parallel.
+            are split over ranks by tensor parallel.
         CheckpointNotFoundError: There are no weights.
+        MissingDependencyError: The package of the engine that wrote the folder is not installed.
         CheckpointError: A value has no place in safetensors, or writing failed.
         UnsafeCheckpointError: Reading would run code, or leads out of the folder.
         ValueError: `max_shard_size` cannot be read.
@@ -57,31 +58,37 @@ def merge_weights(
 
 
 def _state_of(source: Path) -> Mapping[str, object]:
-    if is_zero_folder(source):
-        refuse_damage(source)
-        return ZeroFolder(source).weights()
+    reader = _reader_of(source)
+    if reader is not None:
+        return reader()
     return _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
 
 
+def _reader_of(folder: Path) -> Callable[[], Mapping[str, object]] | None:
+    """Return what reads the weights of a folder that only one engine writes; `None` for anything else."""
+    known = [load(engine.merges) for engine in engines().values() if engine.merges] if folder.is_dir() else []
+    return next(filter(None, (reader_of(folder) for reader_of in known)), None)
+
+
 def _engine_in(source: Path) -> Path:
-    """Return the folder of DeepSpeed's engine in that of a checkpoint; anything else as it is.
+    """Return the folder of an engine in that of a checkpoint; anything else as it is.
 
     Raises:
         CheckpointMismatchError: There are several engines, or other weights beside one.
     """
-    if not source.is_dir() or is_zero_folder(source):
+    if not source.is_dir() or _reader_of(source) is not None:
         return source
     entries = sorted(os.scandir(source), key=lambda entry: entry.name)
-    engines = [entry.name for entry in entries if entry.is_dir() and is_zero_folder(Path(entry.path))]
-    if not engines:
+    found = [entry.name for entry in entries if entry.is_dir() and _reader_of(Path(entry.path)) is not None]
+    if not found:
         return source
     whole = [entry.name for entry in entries if names.is_model(entry.name)]
-    if len(engines) > 1 or whole:
+    if len(found) > 1 or whole:
         raise CheckpointMismatchError(
-            f"Weights of one model are merged; got {', '.join([*engines, *whole])} in {str(source)!r}. "
-            f"Pass {' or '.join(str(source / name) for name in engines)}."
+            f"Weights of one model are merged; got {', '.join([*found, *whole])} in {str(source)!r}. "
+            f"Pass {' or '.join(str(source / name) for name in found)}."
         )
-    return source / engines[0]
+    return source / found[0]
 
 
 def _refuse_parent(source: Path) -> None:
@@ -101,12 +108,22 @@ def _refuse_parent(source: Path) -> None:
 
 def _in_files(source: Path) -> dict[str, SpreadWeight]:
     """Return the weights of whole files, each read when it is written."""
+    _refuse_absent(source)
     weights = open_weights(source)
     lazy = {
         name: SpreadWeight(tuple(stored.shape), stored.dtype, partial(weights.read, name))
         for name, stored in weights.tensors.items()
     }
     return lazy | {alias: lazy[name] for alias, name in weights.aliases.items()}
+
+
+def _refuse_absent(source: Path) -> None:
+    """Refuse weights of an engine whose package, which reads them, is not installed."""
+    inside = [f"{source.name}/{name}" for name in os.listdir(source)] if source.is_dir() else []
+    found = {names.engine_of(name) for name in (*inside, *(names.found_in(source) if inside else ()))}
+    for known in absent():
+        if known.title in found:
+            require(known.word, f"its weights in {str(source)!r}")
 
 
 def _in_shards(source: Path) -> dict[str, object]:

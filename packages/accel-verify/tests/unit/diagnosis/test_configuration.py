@@ -46,7 +46,7 @@ def test_a_file_that_does_not_hold(tmp_path: Path, text: str | None, what: str, 
     assert found.remedy.startswith(remedy)
 
 
-@requires("engine:fsdp")
+@requires("engine:fsdp", "engine:deepspeed")
 def test_a_variable_that_contradicts_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File and environment are examined together, as a launch would read them."""
     path = tmp_path / "config.yaml"

@@ -11,10 +11,8 @@ from accel_core.host.availability import (
 from accel_core.options.compilation import (
     TORCH_DYNAMO_MODES,
 )
-from accel_core.options.deepspeed import (
-    DEEPSPEED_MULTINODE_LAUNCHERS,
-)
 from accel_core.options.enums import (
+    DEEPSPEED_MULTINODE_LAUNCHERS,
     ComputeEnvironment,
     DistributedType,
 )

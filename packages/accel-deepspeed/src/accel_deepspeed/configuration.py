@@ -1,0 +1,333 @@
+"""The DeepSpeed configuration of one model: fills what it leaves open, and refuses what contradicts the run."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from accel_core._records import record
+from accel_core.errors import (
+    ConfigurationError,
+    DeviceUnavailableError,
+    EngineUnavailableError,
+    PreparationError,
+)
+from accel_core.host.availability import is_deepspeed_available
+from accel_core.host.versions import installed_version
+from accel_core.strategies.parts import Parts
+from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
+from accel_deepspeed.plugin_config import HfDeepSpeedConfig
+
+__all__ = ["Filling", "Members", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
+
+_logger = logging.getLogger(__name__)
+
+_MICRO, _GLOBAL, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
+_CLIPPING = "gradient_clipping"
+_OF_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+@record(frozen=True)
+class Members:
+    """The objects from which an engine is built.
+
+    Attributes:
+        model: The model.
+        optimizer: Its optimizer or `DummyOptim`; `None` for a model that is only evaluated.
+        schedule: Its schedule or `DummyScheduler`, or `None`.
+        sizes: Batch size of each loader on this rank; `None` for a loader without one.
+    """
+
+    model: torch.nn.Module
+    optimizer: Any = None
+    schedule: Any = None
+    sizes: Sequence[int | None] = ()
+
+
+class Filling:
+    """Fills in the configuration of a plugin for each model that is prepared, and remembers which keys were 'auto'."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._filled: dict[int, tuple[object, dict[str, Any]]] = {}
+        self._told = False
+
+    def plan(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
+        """Return the configuration of an engine, without changing the plugin.
+
+        Raises:
+            ConfigurationError: The configuration contradicts the run, or an 'auto' value cannot be determined.
+            EngineUnavailableError: The installed version of DeepSpeed loses gradients with this configuration.
+        """
+        trial = self._opened(plugin)
+        config = trial.deepspeed_config
+        config.setdefault(_CLIPPING, "auto")  # without the key DeepSpeed clips to 1
+        trial.set_mixed_precision(self._parts.precision.name)
+        if members.optimizer is not None and not isinstance(members.optimizer, DummyOptim):
+            config.setdefault("zero_allow_untested_optimizer", True)
+        values = self._values(trial, members)
+        trial.deepspeed_config_process(must_match=False, **values)
+        self._count_readers(config)
+        _refuse_batches(config, self._parts.layout.replicas)
+        if members.optimizer is not None:
+            _refuse_late_gradients(trial.hf_ds_config)
+        return config
+
+    def _count_readers(self, config: dict[str, Any]) -> None:
+        """Recompute a total that counts every process, as transformers does, for those that read data."""
+        micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
+        if isinstance(micro, int) and total == micro * steps * self._parts.layout.world_size:
+            config[_GLOBAL] = micro * steps * self._parts.layout.replicas
+
+    def fill(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
+        """Write the configuration that `plan` returns into the plugin, and return a copy of it."""
+        filled = self.plan(plugin, members)
+        before = self._opened(plugin).deepspeed_config
+        waiting = _waiting({_CLIPPING: "auto", **before})
+        self._tell_of_clipping(waiting)
+        # Changed in place, because others hold this dict too. The Trainer may have put in its own since.
+        config = plugin.deepspeed_config = plugin.hf_ds_config.config
+        config.clear()
+        config.update(copy.deepcopy(filled))
+        self._filled[id(config)] = (config, {key: plugin.get_value(key) for key in waiting})
+        return filled
+
+    def _opened(self, plugin: DeepSpeedPlugin) -> DeepSpeedPlugin:
+        """Return a copy with 'auto' restored where an earlier model filled in a value that nobody changed since."""
+        opened = copy.copy(plugin)
+        opened.hf_ds_config = copy.copy(plugin.hf_ds_config)
+        opened.hf_ds_config.config = opened.deepspeed_config = copy.deepcopy(plugin.hf_ds_config.config)
+        config, filled = self._filled.get(id(plugin.hf_ds_config.config), (None, {}))
+        if config is plugin.hf_ds_config.config:
+            for key, value in filled.items():
+                node, last = opened.hf_ds_config.find_config_node(key)
+                if node is not None and node.get(last) == value:
+                    node[last] = "auto"
+        return opened
+
+    def _values(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
+        config, optimizer, schedule = plugin.hf_ds_config.config, members.optimizer, members.schedule
+        steps = steps_of(plugin, self._parts.accumulation.gradient_state.num_steps)
+        values: dict[str, Any] = {
+            _STEPS: steps,
+            # The script clips, with clip_grad_norm_; 0 keeps DeepSpeed from clipping as well.
+            _CLIPPING: 0.0,
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
+        }
+        if _MICRO not in config and _GLOBAL not in config:
+            config[_MICRO] = "auto"
+        sizes = members.sizes
+        if optimizer is None:  # a model that is only evaluated has no batch size of its own
+            sizes = [1] if plugin.is_auto(_MICRO) else []
+        micro = _micro_batch(config, plugin, sizes)
+        if micro is not None:
+            values |= {_MICRO: micro, _GLOBAL: micro * steps * self._parts.layout.replicas}
+        if any(plugin.is_auto(f"zero_optimization.{key}") for key in _OF_MODEL):
+            values |= _sizes_of(members.model)
+        if isinstance(optimizer, DummyOptim):
+            values |= {f"optimizer.params.{key}": value for key, value in optimizer.kwargs.items()}
+            values |= {"optimizer.params.lr": optimizer.lr, "optimizer.params.weight_decay": optimizer.weight_decay}
+        if isinstance(schedule, DummyScheduler):
+            values |= self._schedule_values(optimizer, schedule)
+        return values
+
+    def _schedule_values(self, optimizer: Any, schedule: DummyScheduler) -> dict[str, Any]:
+        rate = optimizer.lr if isinstance(optimizer, DummyOptim) else optimizer.defaults["lr"]
+        values = {f"scheduler.params.{key}": value for key, value in schedule.kwargs.items()}
+        values |= {
+            "scheduler.params.warmup_min_lr": 0,
+            "scheduler.params.warmup_max_lr": rate,
+            # Newer versions refuse 0, which older ones took for 2, as they do 1.
+            "scheduler.params.warmup_num_steps": max(1, schedule.warmup_num_steps),
+        }
+        if schedule.total_num_steps is not None:
+            # The script counts steps as one process takes them; DeepSpeed moves the schedule once when all step.
+            times = 1 if self._parts.data.split_batches else self._parts.layout.replicas
+            values["scheduler.params.total_num_steps"] = math.ceil(schedule.total_num_steps / times)
+        return values
+
+    def _tell_of_clipping(self, waiting: Sequence[str]) -> None:
+        if _CLIPPING in waiting and not self._told and self._parts.world.is_main:
+            self._told = True
+            _logger.warning(
+                "gradient_clipping is 'auto' or left out: gradients are clipped where the script calls "
+                "clip_grad_norm_, and nowhere else (Accelerate clips them to 1.0). Set gradient_clipping to a number, "
+                "or to 0.0."
+            )
+
+
+def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
+    """Return the number of batches per step; where the script leaves it at 1, the configuration decides.
+
+    Raises:
+        ConfigurationError: Both give a number, and the numbers differ.
+    """
+    found = plugin.get_value(_STEPS)
+    if found in (None, "auto"):
+        return asked
+    if asked not in (1, found):
+        raise ConfigurationError(
+            "The script and the DeepSpeed configuration need the same number of accumulation steps; got "
+            f"gradient_accumulation_steps={asked} in the script and {_STEPS}={found} in the DeepSpeed configuration. "
+            "Set the latter to 'auto'."
+        )
+    return int(found)
+
+
+def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) -> None:
+    """Refuse a configuration that contradicts itself or the device.
+
+    Raises:
+        ConfigurationError: fp16 and bf16 are both on, or something is offloaded that the stage does not shard.
+        DeviceUnavailableError: fp16 is on and the device is a CPU.
+    """
+    config = plugin.hf_ds_config
+    on = [name for name in ("fp16", "bf16") if config.get_value(f"{name}.enabled") not in (None, False, "auto")]
+    if len(on) > 1:
+        raise ConfigurationError(
+            "A DeepSpeed configuration may enable only one precision; got fp16.enabled and bf16.enabled. Keep one."
+        )
+    if on == ["fp16"] and device == "cpu":
+        raise DeviceUnavailableError(
+            "A CPU cannot train in fp16; got fp16.enabled in the DeepSpeed configuration. Use bf16 or neither."
+        )
+    stage = config.get_value("zero_optimization.stage", 0)
+    for part, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        place = config.get_value(f"zero_optimization.{part}.device")
+        if place not in (None, "none", "auto") and isinstance(stage, int) and stage < least:
+            raise ConfigurationError(
+                f"Only what is sharded can be offloaded; got {part}.device={place!r} with "
+                f"zero_optimization.stage={stage}. Use stage {least} or higher, or device 'none'."
+            )
+
+
+def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
+    """Refuse a configuration that turns off the precision that the run asked for.
+
+    Raises:
+        ConfigurationError: The configuration sets `enabled` to false for it.
+    """
+    if name in ("fp16", "bf16") and plugin.hf_ds_config.is_false(f"{name}.enabled"):
+        raise ConfigurationError(
+            f"The run and the DeepSpeed configuration need the same precision; got mixed_precision={name!r} and "
+            f"{name}.enabled=false. Set {name}.enabled to 'auto', or leave mixed_precision out."
+        )
+
+
+def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> None:
+    """Refuse an optimizer or schedule that is defined twice or not at all.
+
+    Raises:
+        PreparationError: Script and configuration both define it, or there is a stand-in for what neither defines.
+    """
+    config = plugin.hf_ds_config.config
+    for given, kind, stand_in in ((optimizer, "optimizer", DummyOptim), (schedule, "scheduler", DummyScheduler)):
+        stands_in = isinstance(given, stand_in)
+        if given is not None and not stands_in and kind in config:
+            raise PreparationError(
+                f"The {kind} is defined twice; got {type(given).__name__} in the script and "
+                f"{config[kind].get('type')} in the DeepSpeed configuration. Pass {stand_in.__name__}, or remove "
+                f"'{kind}' from the configuration."
+            )
+        makes_itself = getattr(given, "lr_scheduler_callable", None) is not None
+        if stands_in and kind not in config and not makes_itself:
+            raise PreparationError(
+                f"{stand_in.__name__} takes the place of the {kind} in the DeepSpeed configuration; got one "
+                f"without '{kind}', only {sorted(config)}. Add it there, or pass a real one."
+            )
+
+
+def _refuse_batches(config: dict[str, Any], replicas: int) -> None:
+    """Refuse batch sizes that contradict each other.
+
+    Raises:
+        ConfigurationError: The total is not the product of the other numbers.
+    """
+    micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
+    if isinstance(micro, int) and isinstance(total, int) and total != micro * steps * replicas:
+        raise ConfigurationError(
+            f"{_GLOBAL} has to be {_MICRO} × {_STEPS} × processes that read data; got {total} for {micro} × {steps} × "
+            f"{replicas}. Set {_GLOBAL} to 'auto'."
+        )
+
+
+def _refuse_late_gradients(config: HfDeepSpeedConfig) -> None:
+    """Refuse versions of DeepSpeed that add the last batch of a window to the next step instead of this one.
+
+    See https://github.com/deepspeedai/DeepSpeed/pull/7985.
+
+    Raises:
+        EngineUnavailableError: Such a version is installed, and the configuration is one that it concerns.
+    """
+    concerned = (
+        config.get_value("bf16.enabled") is True
+        and config.get_value("data_types.grad_accum_dtype") in ("fp32", "float32", "float")
+        and config.get_value("zero_optimization.stage") == 1
+        and config.get_value("zero_optimization.offload_optimizer.device") in (None, "none")
+        and not config.get_value("bf16.immediate_grad_update")
+    )
+    if not concerned or not is_deepspeed_available():  # a plan is made without the library too
+        return
+    found = installed_version("deepspeed")
+    if Version("0.18.6") <= found <= Version("0.18.10"):
+        raise EngineUnavailableError(
+            "DeepSpeed 0.18.6 to 0.18.10 steps without the gradients of a window's last batch in stage 1 with bf16 and "
+            f"data_types.grad_accum_dtype 'fp32'; got {found}. Install another version, or set "
+            "bf16.immediate_grad_update to true."
+        )
+
+
+def _waiting(config: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys whose value is 'auto'."""
+    found: list[str] = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found += _waiting(value, f"{prefix}{key}.")
+        elif value == "auto":
+            found.append(prefix + key)
+    return found
+
+
+def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequence[int | None]) -> int | None:
+    """Return the batch size of this rank; `None` where the configuration gives only the total."""
+    said = config.get(_MICRO)
+    known = [size for size in sizes if size is not None]
+    if isinstance(said, int):
+        if known and said not in known:
+            raise ConfigurationError(
+                f"Loaders need the batch size of the configuration; got {_MICRO}={said} and loaders of "
+                f"{', '.join(map(str, known))}. Set {_MICRO} to 'auto'."
+            )
+        return said
+    if said is None:
+        return None
+    if not known or len(known) < len(sizes):
+        raise ConfigurationError(
+            f"{_MICRO} is 'auto' and is taken from the loaders; got {len(sizes)} loaders, {len(known)} of them with a "
+            "batch_size. Pass a DataLoader to the same prepare(), or write a number into the configuration: "
+            f"accelerator.deepspeed_plugin.deepspeed_config['{_MICRO}'] = 8."
+        )
+    return min(known) if plugin.is_train_batch_min else max(known)
+
+
+def _sizes_of(model: torch.nn.Module) -> dict[str, int]:
+    """Return the buffer sizes that depend on the hidden size of a model."""
+    config = getattr(model, "config", None)
+    sources = [config, getattr(config, "text_config", None)]
+    widths = [getattr(source, "hidden_size", None) for source in sources]
+    widths += [max(found) for source in sources if (found := getattr(source, "hidden_sizes", None))]
+    width = next((each for each in widths if isinstance(each, int)), None)
+    if width is None:
+        raise ConfigurationError(
+            f"{', '.join(_OF_MODEL)} are derived from the hidden size of the model if they are 'auto'; got "
+            f"{type(model).__name__} without config.hidden_size or config.hidden_sizes. Write numbers into the "
+            "configuration."
+        )
+    found = (width * width, int(0.9 * width * width), 10 * width)
+    return {f"zero_optimization.{key}": size for key, size in zip(_OF_MODEL, found, strict=True)}

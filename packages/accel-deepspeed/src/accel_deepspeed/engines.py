@@ -1,0 +1,176 @@
+"""One engine with its accumulation window, and the wrappers for its optimizer and schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.state.gradient import GradientState
+from accel_deepspeed import gradients
+from accel_deepspeed.zero_layout import SHARDED_STAGE
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+__all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper", "Engine"]
+
+
+class Engine:
+    """A DeepSpeed engine and the state of its accumulation window; it also steps its optimizer.
+
+    Attributes:
+        deepspeed: The same.
+        held: Whether backward passes leave the window open, even where the run would end it.
+        parameters: The ids of the parameters that it trains.
+    """
+
+    def __init__(self, deepspeed: DeepSpeedEngine) -> None:
+        self.deepspeed = deepspeed
+        self.held = False
+        self.parameters = _trained(deepspeed)
+        self._complete = False
+        self._skipped = False
+        self._kept_graph = False
+        self._norm: gradients.KnownNorm | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the gradients of a window are complete and no step has used them yet."""
+        return self._complete
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because of infinite or NaN gradients."""
+        return self._skipped
+
+    def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: Any) -> None:
+        """Compute gradients, and synchronize them at the end of the window.
+
+        Raises:
+            PreparationError: In stage 3, the forward pass of the loss already had a backward pass.
+        """
+        earlier: list[torch.Tensor] = []
+        if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
+            earlier = [part.clone() for part in gradients.parts_of(self.deepspeed)]
+            gradients.clear(self.deepspeed)
+        # DeepSpeed clears this flag at the next forward pass only, and would lose one of two backward passes after it.
+        begin = getattr(self.deepspeed.optimizer, "clear_backward_seen_flag", None)
+        if begin is not None:
+            begin()
+        self.deepspeed.set_gradient_accumulation_boundary(ends_window)
+        try:
+            self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)
+        except RuntimeError as error:
+            if not self._kept_graph or self.deepspeed.zero_optimization_stage() != SHARDED_STAGE:
+                raise
+            raise PreparationError(
+                "ZeRO stage 3 keeps the weights of a forward pass for one backward pass only; got a second one, "
+                "through retain_graph=True. Add the losses, and call backward once."
+            ) from error
+        self._kept_graph = bool(kwargs.get("retain_graph"))
+        self._complete = ends_window
+        if earlier:
+            gradients.add(self.deepspeed, earlier)
+
+    def clip(self, factor: float, norm: float, own: float) -> None:
+        """Scale the gradients, and report their norm before scaling as that of the step."""
+        if factor < 1:
+            gradients.scale(self.deepspeed, factor)
+        self._norm = gradients.known(self.deepspeed, own * factor)
+        self.deepspeed._global_grad_norm = norm
+
+    def step(self, closure: Callable[[], Any] | None) -> object:
+        """Update the parameters, and step a schedule that DeepSpeed runs; without complete gradients, do nothing.
+
+        Raises:
+            ConfigurationError: A closure was passed, which DeepSpeed does not call.
+        """
+        if closure is not None:
+            raise ConfigurationError(
+                "A DeepSpeed optimizer does not take a closure; got one. Compute the loss before step()."
+            )
+        if not self._complete:
+            return None
+        self.deepspeed.set_gradient_accumulation_boundary(True)
+        with gradients.using(self.deepspeed, self._norm):
+            self.deepspeed.step()
+        self._norm = None
+        self._complete = False
+        self._skipped = not self.deepspeed.was_step_applied()
+        return None
+
+    def zero_grad(self, set_to_none: bool | None) -> None:
+        """Drop complete gradients; those of an open window stay, and a step leaves none."""
+        if self._complete:
+            gradients.clear(self.deepspeed)
+            self._complete = False
+
+
+def _trained(deepspeed: DeepSpeedEngine) -> frozenset[int]:
+    optimizer = deepspeed.optimizer
+    for groups in ("bit16_groups", "fp16_groups", "bf16_groups"):
+        if hasattr(optimizer, groups):
+            return frozenset(id(parameter) for group in getattr(optimizer, groups) for parameter in group)
+    return frozenset(id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"])
+
+
+class _SteppedElsewhere:
+    """Leaves `step` and `zero_grad` to the code that drives the engine."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the engine skipped its last step because of infinite or NaN gradients."""
+        return bool(getattr(self._optimizer, "overflow", False))
+
+    def step(self, closure: Callable[[], Any] | None) -> None:
+        """Do nothing."""
+
+    def zero_grad(self, set_to_none: bool | None) -> None:
+        """Do nothing."""
+
+
+class DeepSpeedOptimizerWrapper(AcceleratedOptimizer):
+    """The optimizer of an engine: it steps the engine at the end of the window."""
+
+    def __init__(
+        self, optimizer: Any, engine: Engine | None = None, gradient_state: GradientState | None = None
+    ) -> None:
+        stepper = _SteppedElsewhere(optimizer) if engine is None else engine
+        super().__init__(optimizer, device_placement=False, scaler=None, stepper=stepper, gradient_state=gradient_state)
+
+
+class DeepSpeedSchedulerWrapper(AcceleratedScheduler):
+    """A schedule that DeepSpeed steps itself."""
+
+    def __init__(self, scheduler: object, optimizers: object) -> None:
+        super().__init__(scheduler, optimizers)
+
+    def step(self) -> None:
+        """Do nothing: the engine stepped the schedule together with the optimizer."""
+
+
+class DeepSpeedEngineWrapper:
+    """Computes gradients through an engine, for code that expects one on the Accelerator."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        self.engine = engine
+
+    def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:
+        """Compute gradients, and step where the window ends."""
+        self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
+        self.engine.backward(loss, **kwargs)
+        if sync_gradients:
+            self.engine.step()
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm of all gradients of the last step; `None` before the first."""
+        norm = self.engine.get_global_grad_norm()
+        return norm.item() if isinstance(norm, torch.Tensor) else norm

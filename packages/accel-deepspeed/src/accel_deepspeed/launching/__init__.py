@@ -1,0 +1,1 @@
+"""What the launcher does for a run with DeepSpeed; it alone imports this folder."""

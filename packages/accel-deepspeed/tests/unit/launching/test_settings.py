@@ -1,0 +1,313 @@
+"""Settings of DeepSpeed runs: file, hosts and filters are checked before anything starts, with both places named."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_deepspeed.launching.hosts import active_slots, launcher_of
+from accel_launch import cli
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.questions.dialogue import hold_dialogue
+from accel_launch.questions.question import Question
+from accel_launch.settings.checks import check_installed, check_settings
+from accel_launch.settings.file import write
+from accel_launch.settings.resolve import Settings
+
+MACHINES = ["--num-machines", "2", "--num-processes", "4"]
+HOSTS = "# two hosts\nw0 slots=2\n\nw1 slots=2 # fast\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder with a hostfile, without a default configuration."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text(HOSTS)
+    return tmp_path
+
+
+def run_of(*words: str) -> Settings:
+    """Return the settings of a DeepSpeed run."""
+    return settings_from(launch_command_parser().parse_args(["--use-deepspeed", *words, "s.py"]))
+
+
+def refusal(*words: str) -> str:
+    """Return the message with which a DeepSpeed run is refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        check_settings(run_of(*words))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "told"),
+    [
+        ({"bf16": {"enabled": True}}, ["--mixed-precision", "fp16"], "bf16.enabled = true from ds.json"),
+        ({"zero_optimization": {"stage": 3}}, ["--zero-stage", "2"], "zero_optimization.stage = 3 from ds.json"),
+        ({"gradient_accumulation_steps": 4}, ["--gradient-accumulation-steps", "2"], "gradient_accumulation_steps = 4"),
+        ({"gradient_clipping": 1.0}, ["--gradient-clipping", "0.5"], "gradient_clipping = 1.0"),
+    ],
+)
+def test_file_and_flag_conflict(folder: Path, config: dict, words: list[str], told: str) -> None:
+    """A key that the DeepSpeed file and a flag set differently is an error that names both; "auto" is none."""
+    path = folder / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {}, **config}))
+    message = refusal("--deepspeed-config-file", "ds.json", *words)
+    assert told in message
+    assert f"got {words[1]} from {words[0]}" in message
+    for agreeing in ({}, {key: "auto" for key in config if not isinstance(config[key], dict)}):
+        path.write_text(json.dumps({"zero_optimization": {}, **agreeing}))
+        check_settings(run_of("--deepspeed-config-file", "ds.json", *words))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "is not JSON"),
+        (None, "cannot be read"),
+        ("[1]", "holds keys and values; got [1] in ds.json"),
+        ("{}", "needs a section `zero_optimization`; got [] in ds.json"),
+        (
+            '{"zero_optimization": {}, "fp16": {"enabled": true}, "bf16": {"enabled": true}}',
+            "got fp16.enabled = true and bf16.enabled = true from ds.json",
+        ),
+    ],
+)
+def test_broken_file_is_told(folder: Path, text: str | None, told: str) -> None:
+    """A DeepSpeed file that is missing, is no JSON object, or contradicts itself is named."""
+    if text is not None:
+        (folder / "ds.json").write_text(text)
+    assert told in refusal("--deepspeed-config-file", "ds.json")
+
+
+def test_keys_beside_a_deepspeed_file_are_refused(folder: Path) -> None:
+    """What the configuration file sets beside its DeepSpeed file is refused with the lines of both."""
+    (folder / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    lines = ["distributed_type: DEEPSPEED", "deepspeed_config:", "  deepspeed_config_file: ds.json"]
+    (folder / "config.yaml").write_text("\n".join([*lines, "  zero_stage: 3", "mixed_precision: bf16"]))
+    message = refusal("--config-file", "config.yaml")
+    assert "zero_stage from config.yaml:4, mixed_precision from config.yaml:5, and deepspeed_config_file" in message
+    assert "deepspeed_config_file from config.yaml:3. Move them into ds.json" in message
+    (folder / "config.yaml").write_text("\n".join([*lines, "  zero3_init_flag: true"]))
+    check_settings(run_of("--config-file", "config.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "told"),
+    [
+        (None, ["--cpu", "--mixed-precision", "fp16"], "got fp16 from --mixed-precision, and cpu from --cpu"),
+        (None, ["--cpu", "--mixed-precision", "fp8"], "got fp8 from --mixed-precision, and cpu from --cpu"),
+        ({"fp16": {"enabled": True}}, ["--cpu"], "got fp16 from ds.json: fp16.enabled, and cpu from --cpu"),
+        (None, ["--offload-param-device", "nvme"], "nvme from --offload-param-device, and no offload_param_nvme_path"),
+        (
+            {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
+            [],
+            "nvme from ds.json: zero_optimization.offload_optimizer.device, and no offload_optimizer_nvme_path",
+        ),
+    ],
+)
+def test_what_deepspeed_cannot_do_here(folder: Path, config: dict | None, words: list[str], told: str) -> None:
+    """Half precision on a CPU and a disk without a folder are refused, wherever they are set."""
+    if config is not None:
+        (folder / "ds.json").write_text(json.dumps({"zero_optimization": {}, **config}))
+        words = ["--deepspeed-config-file", "ds.json", *words]
+    assert told in refusal(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "reads its hosts from a hostfile; got none for 2 machines"),
+        (["--deepspeed-hostfile", "nowhere"], "The hostfile cannot be read; nowhere gives"),
+        (["--deepspeed-hostfile", "bad"], "bad:2: a line of the hostfile has the form NAME slots=N; got 'w1 2'"),
+        (["--deepspeed-hostfile", "twice"], "twice:2: a host may occur only once; got w0 again"),
+        (["--deepspeed-hostfile", "empty"], "at least one host; got none in empty"),
+        (["--deepspeed-hostfile", "three"], "got 3 hosts in three, and 2 machines"),
+        (
+            ["--deepspeed-hostfile", "hosts", "--deepspeed-inclusion-filter", "w2"],
+            "'w2' from --deepspeed-inclusion-filter",
+        ),
+        (["--deepspeed-hostfile", "hosts", "--deepspeed-inclusion-filter", "w0:0,7"], "got w0:7 from"),
+        (["--deepspeed-hostfile", "hosts", "--deepspeed-exclusion-filter", "w0:a"], "got 'w0:a' from"),
+        (["--deepspeed-hostfile", "hosts", "--deepspeed-exclusion-filter", "w0@w1"], "leaves no host over"),
+        (
+            [
+                "--deepspeed-hostfile",
+                "hosts",
+                "--deepspeed-exclusion-filter",
+                "w0",
+                "--deepspeed-inclusion-filter",
+                "w1",
+            ],
+            "'w1' from --deepspeed-inclusion-filter and 'w0' from --deepspeed-exclusion-filter",
+        ),
+        (
+            [
+                "--deepspeed-hostfile",
+                "hosts",
+                "--deepspeed-multinode-launcher",
+                "openmpi",
+                "--deepspeed-exclusion-filter",
+                "w0",
+            ],
+            "openmpi accepts no filter; got 'w0'",
+        ),
+        (["--deepspeed-hostfile", "uneven", "--deepspeed-multinode-launcher", "mvapich"], "got w1 slots=3 in uneven"),
+        (
+            ["--deepspeed-hostfile", "hosts", "--deepspeed-multinode-launcher", "slurm", "--module"],
+            "slurm starts a Python file; got --module",
+        ),
+        (
+            ["--deepspeed-hostfile", "hosts", "--deepspeed-multinode-launcher", "nossh"],
+            "got no --main-process-ip and no --machine-rank",
+        ),
+        (
+            ["--deepspeed-hostfile", "hosts", "--deepspeed-multinode-launcher", "standard"],
+            "got no --main-process-ip and no --main-process-port and no --machine-rank",
+        ),
+    ],
+)
+def test_hosts_that_do_not_fit_are_refused(folder: Path, words: list[str], told: str) -> None:
+    """Hostfile, filters, launcher and numbers have to fit; DeepSpeed would find out late, or run elsewhere."""
+    for name, text in {
+        "bad": "w0 slots=2\nw1 2\n",
+        "twice": "w0 slots=2\nw0 slots=1\n",
+        "empty": "# nobody\n",
+        "three": "w0 slots=2\nw1 slots=2\nw2 slots=2\n",
+        "uneven": "w0 slots=2\nw1 slots=3\n",
+    }.items():
+        (folder / name).write_text(text)
+    assert told in refusal(*MACHINES, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "slots"),
+    [
+        ([], {"w0": [0, 1], "w1": [0, 1]}),
+        (["--deepspeed-inclusion-filter", "w1:1@w0"], {"w0": [0, 1], "w1": [1]}),
+        (["--deepspeed-exclusion-filter", "w0@w1:0"], {"w1": [1]}),
+    ],
+)
+def test_filters_choose_slots(words: list[str], slots: dict[str, list[int]]) -> None:
+    """Filters name whole hosts or slots of them; hosts stay in the order of the file."""
+    settings = run_of(*MACHINES, "--deepspeed-hostfile", "hosts", *words)
+    check_settings(settings)
+    assert active_slots(settings) == slots
+
+
+def test_a_scheduler_starts_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under srun every machine runs the launcher already, so that DeepSpeed reaches none unless it is asked to."""
+    assert launcher_of(run_of(*MACHINES)) == "pdsh"
+    slurm = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1"}
+    for name, value in {**slurm, "SLURM_STEP_NODELIST": "w[0-1]", "SLURM_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    settings = run_of("--nproc-per-node", "2")
+    check_settings(settings)
+    assert launcher_of(settings) is None
+    assert launcher_of(run_of("--deepspeed-multinode-launcher", "slurm")) == "slurm"
+
+
+def test_a_library_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run whose ranks could not import DeepSpeed is refused, but where another program than Python is started."""
+    importlib.import_module("packaging.version")  # found now, and not on the path that follows
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(MissingDependencyError, match=r"got none in .* and use_deepspeed from --use-deepspeed"):
+        check_installed(run_of("--num-processes", "2"))
+    check_installed(run_of("--num-processes", "2", "--no-python"))
+    check_installed(run_of(*MACHINES, "--deepspeed-hostfile", "hosts"))
+    info = tmp_path / "deepspeed-0.19.8.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.19.8\n")
+    check_installed(run_of("--num-processes", "2"))
+
+
+def test_explain_shows_what_the_deepspeed_file_decides(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--explain names the place in DeepSpeed's file, and what it sets aside."""
+    (folder / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}')
+    words = ["--use-deepspeed", "--deepspeed-config-file", "ds.json", "--gradient-clipping", "0.5"]
+    assert cli.main(["launch", "--explain", "--json", *words, "s.py"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    stage = rows["zero_stage"]
+    assert (stage["value"], stage["origin"], stage["where"]) == (
+        3,
+        "deepspeed file",
+        "ds.json: zero_optimization.stage",
+    )
+    assert (rows["gradient_clipping"]["value"], rows["gradient_clipping"]["where"]) == (0.5, "--gradient-clipping")
+    assert rows["deepspeed_config_file"]["where"] == "--deepspeed-config-file"
+
+
+class Answers:
+    """Somebody who answers some questions, and presses return for the others."""
+
+    person = False
+
+    def __init__(self, **answers: str) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def ask(self, question: Question) -> str:
+        """Answer one question."""
+        self.asked.append(question.key)
+        return self.answers.get(question.key, "")
+
+    def told(self, message: str) -> None:
+        """Fail: every answer is valid."""
+        raise AssertionError(message)
+
+
+CPUS = {"kind": "several CPU processes", "engine": "DeepSpeed"}
+TWO = {"num_machines": "2", "main_process_ip": "h"}
+OWN_FILE = {"own_deepspeed_file": "yes", "deepspeed_config_file": "ds.json"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "config"),
+    [
+        (
+            {"zero_stage": "3", "offload_param_device": "nvme", "offload_param_nvme_path": "/disk"},
+            {"offload_param_nvme_path"},
+            {"zero_stage": 3, "offload_param_device": "nvme", "offload_param_nvme_path": "/disk"},
+        ),
+        (
+            {
+                **TWO,
+                "deepspeed_hostfile": "hosts",
+                "deepspeed_inclusion_filter": "w0",
+            },
+            {"deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_inclusion_filter"},
+            {"deepspeed_multinode_launcher": "pdsh", "deepspeed_hostfile": "hosts", "deepspeed_inclusion_filter": "w0"},
+        ),
+        (
+            {**TWO, "deepspeed_multinode_launcher": "standard"},
+            {"deepspeed_multinode_launcher"},
+            {"deepspeed_multinode_launcher": "standard"},
+        ),
+        (
+            {
+                **OWN_FILE,
+                "deepspeed_moe_layer_cls_names": "Experts",
+            },
+            {"deepspeed_config_file"},
+            {"deepspeed_config_file": "ds.json", "deepspeed_moe_layer_cls_names": "Experts"},
+        ),
+    ],
+)
+def test_questions_lead_to_a_file_that_launches(
+    folder: Path, answers: dict[str, str], asked: set[str], config: dict[str, object]
+) -> None:
+    """Each answer that matters is asked for, no other, and the file that they make is one that a launch takes."""
+    (folder / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    asker = Answers(**CPUS, **answers)
+    found = hold_dialogue(asker)
+    depending = {"offload_optimizer_nvme_path", "offload_param_nvme_path", "deepspeed_config_file"}
+    depending |= {key for key in asker.asked if key.startswith("deepspeed_")} - {"deepspeed_moe_layer_cls_names"}
+    assert depending & set(asker.asked) == asked
+    assert config.items() <= found["deepspeed_config"].items()
+    write(found, folder / "made.yaml")
+    settings = settings_from(launch_command_parser().parse_args(["--config-file", "made.yaml", "s.py"]))
+    check_settings(settings)
+    assert settings["use_deepspeed"]

@@ -1,0 +1,66 @@
+"""Which runs DeepSpeed trains: by plugin, by variable; the library is not needed to choose."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from accel_core.accelerator import Accelerator
+from accel_core.host.environ import patch_environment
+from accel_core.options.engines import load
+from accel_core.strategies import registry
+from accel_core.strategies.registry import Request, choose
+from accel_core.strategies.single import SingleStrategy
+from accel_deepspeed.plugin import DeepSpeedPlugin
+from accel_deepspeed.row import ENGINE
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def test_engine_asked_for_by_plugin_is_never_replaced() -> None:
+    """The plugin of an engine chooses it, on one process as on many, without its library."""
+    for processes in (1, 2):
+        assert choose(Request(processes, (DeepSpeedPlugin(),))).strategy.name == "deepspeed"
+
+
+def test_engine_asked_for_by_environment_is_never_replaced() -> None:
+    """The same holds for the variables that a launcher sets, which fill the plugin."""
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="1"):
+        choice = choose(Request(2))
+    assert (choice.strategy.name, choice.plugins[0].zero_stage) == ("deepspeed", 1)
+
+
+def test_deepspeed_is_chosen_without_importing_it() -> None:
+    """A plugin, or the variable of a launcher, asks for DeepSpeed; the library is imported with the first engine."""
+    plugin = DeepSpeedPlugin()
+    choice = choose(Request(1, (plugin,)))
+    assert (choice.strategy.name, choice.plugins, choice.argument) == ("deepspeed", (plugin,), "deepspeed_plugin")
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3"):
+        assert choose(Request(2)).plugins[0].zero_stage == 3
+    assert "deepspeed" not in sys.modules
+
+
+def test_the_first_of_several_plugins_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plugins keep the names that the user gave; the strategy's own is the one selected."""
+    monkeypatch.setattr(registry, "load", lambda home: SingleStrategy if home == ENGINE.strategy else load(home))
+    monkeypatch.setenv(ENGINE.flag, "")
+    student, teacher = DeepSpeedPlugin(zero_stage=2), DeepSpeedPlugin(zero_stage=3)
+    accelerator = Accelerator(deepspeed_plugins={"student": student, "teacher": teacher})
+    parts = accelerator._runtime.strategy.parts
+    assert parts.plugins == (student, teacher)
+    assert accelerator.deepspeed_plugin is parts.plugin is student
+    assert (student.selected, teacher.selected) == (True, False)
+    accelerator.state.select_deepspeed_plugin("teacher")
+    assert accelerator.deepspeed_plugin is parts.plugin is teacher
+    second = Accelerator()
+    assert second.state.deepspeed_plugins == {"student": student, "teacher": teacher}
+    assert second.deepspeed_plugin is teacher
+
+
+def test_the_old_path_leads_to_the_plugin() -> None:
+    """Code written before the package was one imports from accel-core what it imports from here."""
+    from accel_core.plugins import deepspeed
+
+    assert deepspeed.DeepSpeedPlugin is DeepSpeedPlugin
+    assert deepspeed.DummyOptim.__name__ == "DummyOptim"

@@ -21,8 +21,11 @@ from accel_core.errors import (
     CheckpointError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
+    MissingDependencyError,
     UnsafeCheckpointError,
 )
+from accel_core.options import engines as table
+from accel_parallel.checkpoint import merge
 from accel_parallel.checkpoint.merge import merge_weights
 
 NAME = "pytorch_model_fsdp_0"
@@ -185,3 +188,16 @@ def test_a_piece_whose_archive_lies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointDamagedError, match=r"__0_0\.distcp"):
         merge_weights(folder, tmp_path / "whole")
     assert not list((tmp_path / "whole").glob("*.safetensors"))
+
+
+def test_weights_of_an_engine_without_its_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only an engine reads, as a folder or inside a checkpoint, is one error with the package, and no file."""
+    for module in (table, merge):
+        monkeypatch.setattr(module, "engines", lambda: {engine.name: engine for engine in table.BUILT_IN})
+    folder = tmp_path / "checkpoint" / "pytorch_model"
+    folder.mkdir(parents=True)
+    (folder / "mp_rank_00_model_states.pt").touch()
+    for source in (folder, folder.parent):
+        with pytest.raises(MissingDependencyError, match=r"accel-deepspeed is not installed.*pip install accel-deep"):
+            merge_weights(source, tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()

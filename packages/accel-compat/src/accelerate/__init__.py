@@ -64,9 +64,7 @@ if TYPE_CHECKING:
     from accel_launch.notebook import notebook_launcher as notebook_launcher
 
 _LATER = {
-    "accel_deepspeed": [
-        "DeepSpeedPlugin",
-    ],
+    "accel_deepspeed": ["DeepSpeedPlugin"],
     "accel_launch.notebook": [
         "debug_launcher",
         "notebook_launcher",

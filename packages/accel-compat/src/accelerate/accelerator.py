@@ -118,14 +118,15 @@ if TYPE_CHECKING:
     from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
     from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
-_WITH_LIBRARY = (
-    *("DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper"),
-    *("DummyOptim", "DummyScheduler", "map_pytorch_optim_to_deepspeed"),
-)
 _LATER = {
     "accel_deepspeed": [
+        "DeepSpeedEngineWrapper",
+        "DeepSpeedOptimizerWrapper",
         "DeepSpeedPlugin",
-        *(_WITH_LIBRARY if is_deepspeed_available() else ()),
+        "DeepSpeedSchedulerWrapper",
+        "DummyOptim",
+        "DummyScheduler",
+        "map_pytorch_optim_to_deepspeed",
     ],
     "accel_megatron.plugin": [
         "MegatronLMPlugin",
@@ -134,4 +135,6 @@ _LATER = {
         "LOGGER_TYPE_TO_CLASS",
     ],
 }
+if not is_deepspeed_available():
+    _LATER["accel_deepspeed"] = ["DeepSpeedPlugin"]
 _rebinding.write_through(__name__, _LATER)

@@ -242,8 +242,14 @@ if TYPE_CHECKING:
 
 _LATER = {
     "accel_deepspeed": [
+        "DeepSpeedEngineWrapper",
+        "DeepSpeedOptimizerWrapper",
         "DeepSpeedPlugin",
-        *(deepspeed._LATER["accel_deepspeed"] if is_deepspeed_available() else ()),
+        "DeepSpeedSchedulerWrapper",
+        "DummyOptim",
+        "DummyScheduler",
+        "HfDeepSpeedConfig",
+        "map_pytorch_optim_to_deepspeed",
     ],
     "accel_megatron": [
         "AbstractTrainStep",
@@ -262,15 +268,9 @@ _LATER = {
     "accel_launch.settings.config": [
         "write_basic_config",
     ],
-    "accel_quant.config": [
-        "BnbQuantizationConfig",
-    ],
-    "accel_quant.layers": [
-        "has_4bit_bnb_layers",
-    ],
-    "accel_quant.load": [
-        "load_and_quantize_model",
-    ],
+    "accel_quant.config": ["BnbQuantizationConfig"],
+    "accel_quant.layers": ["has_4bit_bnb_layers"],
+    "accel_quant.load": ["load_and_quantize_model"],
     "accelerate._launch_preparation": [
         "prepare_deepspeed_cmd_env",
         "prepare_multi_gpu_env",
@@ -282,4 +282,6 @@ _LATER = {
         "merge_fsdp_weights",
     ],
 }
+if not is_deepspeed_available():
+    _LATER["accel_deepspeed"] = ["DeepSpeedPlugin"]
 _rebinding.write_through(__name__, _LATER)

@@ -114,8 +114,9 @@ class Parser(argparse.ArgumentParser):
             return found
         require_switched(vars(found))  # the option may be one of a package that is not installed
         flags = [word for word in unknown if word.startswith("-")]
+        option = flags[0].partition("=")[0].strip("-").replace("-", "_") if flags else ""
         for known in PUBLIC:
-            if flags and flags[0].replace("-", "_").startswith(f"__{known.word}_"):
+            if option.startswith(f"{known.word}_") or (option and re.fullmatch(known.options, option)):
                 require(known.word, f"the option {flags[0].partition('=')[0]}")
         message = f"unknown option {flags[0]}." if flags else f"got {unknown[0]!r}, which nothing takes."
         near = get_close_matches(flags[0].partition("=")[0].replace("_", "-"), self.flags(), n=1) if flags else []

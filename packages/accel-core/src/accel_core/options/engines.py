@@ -220,6 +220,7 @@ class Public:
         title: What people call it.
         files: Names that only this engine writes into a checkpoint.
         beside: Names that count as its own beside such files; anybody may use them.
+        options: Options of the launcher that are its own beside those that begin with `WORD_`.
     """
 
     word: str
@@ -227,6 +228,7 @@ class Public:
     title: str
     files: str = ""
     beside: str = ""
+    options: str = ""
 
     @property
     def module(self) -> str:
@@ -241,6 +243,7 @@ PUBLIC: tuple[Public, ...] = (
         "DeepSpeed",
         r"pytorch_model(_\d+)?/[^/]+_states\.pt",
         r"latest|zero_to_fp32\.py",
+        r"zero_stage|zero3_\w+|offload_\w+|gradient_(clipping|accumulation_steps)",
     ),
     Public(
         "fsdp",

@@ -46,9 +46,5 @@ def batch_of(settings: Settings) -> StepBatch:
 
 
 def _accumulated(settings: Settings) -> int | None:
-    said = settings.resolved["gradient_accumulation_steps"]
-    return _number(said.value) if said.origin == "environment" else None
-
-
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    said = settings.inherited.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
+    return int(said) if said.isdecimal() else None

@@ -113,6 +113,7 @@ def alone(tmp_path: Path, variables: dict[str, str]) -> Callable[..., "subproces
         (["--use_{word}", "--dry-run"], "", "", "use_{word}"),
         (["--use_{word}", "--{word}_degree", "2"], "", "", "use_{word}"),
         (["--{word}_degree=2"], "", "", "the option --{word}_degree"),
+        (["{option}", "1"], "", "", "the option {option}"),
         ([], "{word}_config:\n  {word}_degree: 2\n", "", "c.yaml:1"),
         ([], "distributed_type: {label}\n", "", "use_{word}"),
         ([], "", "ACCELERATE_USE_{label}", "use_{word}"),
@@ -128,7 +129,11 @@ def test_an_engine_whose_package_is_not_installed_is_named(
     asked: str,
 ) -> None:
     """A flag, a file or a variable that asks for it is one error with the package, and nothing is started."""
-    filled = [text.format(word=known.word, label=known.word.upper()) for text in (*words, config, variable, asked)]
+    option = "--zero-stage" if known.options else f"--{known.word}-degree"
+    filled = [
+        text.format(word=known.word, label=known.word.upper(), option=option)
+        for text in (*words, config, variable, asked)
+    ]
     *said, config, variable, asked = filled
     done = alone(*said, config=config or "{}", **({variable: "true"} if variable else {}))
     assert done.returncode == 1, done.stdout

@@ -12,6 +12,8 @@ import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.testing import limits
+
+pytest.importorskip("accel_launch", reason="what the launcher does for a run with DeepSpeed")
 from accel_deepspeed.launching.launcher import DeepSpeedLauncher, carried
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from

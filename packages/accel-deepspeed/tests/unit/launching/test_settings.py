@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
+
+pytest.importorskip("accel_launch", reason="what the launcher does for a run with DeepSpeed")
 from accel_deepspeed.launching.hosts import active_slots, launcher_of
 from accel_launch import cli
 from accel_launch.commands.launch import launch_command_parser

@@ -230,10 +230,6 @@ class MegatronStrategy(Strategy):
             "alone. Call `accelerator.prepare(model, optimizer, scheduler, loader)`."
         )
 
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return an engine unchanged."""
-        return self.prepare_model(model)
-
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Do nothing: an engine's optimizer holds its own parts of the parameters."""
 

@@ -34,7 +34,7 @@ from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
-from accel_core.strategies import placement, recipe
+from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.fsdp1 import flat
@@ -111,14 +111,10 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             found.scaler = ShardedGradScaler(self.world.device.type, **asked.scaler.to_kwargs())
         return found
 
-    def check(self, bundle: Bundle) -> None:
+    def check_optimizers(self, bundle: Bundle) -> None:
         """Also refuse optimizers that cannot follow flattened parameters."""
-        self.check_optimizers(bundle)
-        for slot in bundle.models:
-            placement.refuse_offloaded(slot.given)
-            placement.refuse_misplaced(slot.given, self.world.device)
-            self.check_model(slot.given)
-        models = [self._bare(slot.given) for slot in bundle.models if not self._is_sharded(recipe.inside(slot.given))]
+        self._refuse_optimizers(bundle)
+        models = [self._bare(slot.given) for slot in bundle.models if not self.is_prepared(recipe.inside(slot.given))]
         new = {id(p) for model in models for p in model.parameters()}
         flat = set() if self.plugin.use_orig_params else new
         for slot in bundle.optimizers:
@@ -135,11 +131,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """What parameters are once they are sharded: pieces, unless every rank holds all of them."""
         return ("flat",) if self._splits and self.mesh.size(self.mesh.ndim - 1) > 1 else ()
 
-    def check_model(self, model: torch.nn.Module) -> WrapPlan:
+    def plan(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse a model whose parameters cannot be flattened block by block."""
-        plan = super().check_model(model)
+        plan = super().plan(model)
         bare = self._bare(model)
-        if self._is_sharded(recipe.inside(model)):
+        if self.is_prepared(recipe.inside(model)):
             self._refuse_other_wrapping(model)
             return plan
         compiles = self.parts.compilation.backend != DynamoBackend.NO or model is not bare
@@ -258,14 +254,15 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         kept = self._wrappers.get(model)
         return None if kept is None else kept()
 
-    def _is_sharded(self, model: torch.nn.Module) -> bool:
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether a model, or a part of it, was wrapped before."""
         return any(isinstance(part, FullyShardedDataParallel) for part in model.modules()) or (
             self._wrapper_of(model) is not None
         )
 
-    def _adopt(self, model: torch.nn.Module) -> None:
+    def adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was wrapped before `prepare`."""
-        super()._adopt(model)
+        super().adopt(model)
         bare = self._bare(model)
         if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
             self._wrappers[bare] = ref(model)

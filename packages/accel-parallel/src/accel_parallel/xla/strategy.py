@@ -20,6 +20,7 @@ from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import Averaging
 from accel_parallel.mesh.strategy import MeshStrategy
+from accel_parallel.tensor.plan import TensorPlan
 
 __all__ = ["XlaStrategy"]
 
@@ -62,7 +63,7 @@ class XlaStrategy(MeshStrategy):
                 self._names.remember(slot.given)
         super().check(bundle)
 
-    def check_model(self, model: torch.nn.Module) -> Any:
+    def plan(self, model: torch.nn.Module) -> TensorPlan:
         """Return that a model is not split; refuse one that torch_xla shards only in part.
 
         Raises:
@@ -75,17 +76,18 @@ class XlaStrategy(MeshStrategy):
                 f"{inside[0]} only. Wrap the whole model too."
             )
         placement.refuse_sharded(model)
-        return super().check_model(model)
+        return super().plan(model)
 
-    def prepare_model(
-        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
-    ) -> torch.nn.Module:
-        """Prepare one model; one that torch_xla shards stays as it is."""
-        if _is_sharded(recipe.inside(model)):
-            self._names.remember(recipe.inside(model))
-            self._own(model)
-            return model
-        return super().prepare_model(model, device_placement=device_placement, evaluation=evaluation)
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether there is nothing left to do: gradients are averaged, or torch_xla shards the model."""
+        return _is_sharded(model) or super().is_prepared(model)
+
+    def adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was prepared before; one that torch_xla shards stays as it is."""
+        if _is_sharded(model):
+            self._names.remember(model)
+        else:
+            super().adopt(model)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return `None`, and make the device run the recorded operations after each step."""

@@ -395,10 +395,6 @@ class DeepSpeedStrategy(Strategy):
         engine = None if made is None else made()
         return model if engine is None else engine
 
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the engine of a model that is only evaluated."""
-        return self.prepare_model(model)
-
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Do nothing: an engine's optimizer holds its own parts of the parameters."""
 

@@ -38,6 +38,7 @@ from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement
+from accel_core.strategies.parts import Clip
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -885,7 +886,7 @@ class Accelerator(FunctionControl):
         strategy = runtime.strategy
         if strategy.number_format.scaler is not None:
             self.unscale_gradients()
-        return strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
+        return strategy.clip_grad_norm_(Clip(_listed(parameters), max_norm, norm_type, runtime.models))
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value].
@@ -902,7 +903,7 @@ class Accelerator(FunctionControl):
         """
         runtime = self._runtime
         self.unscale_gradients()
-        runtime.strategy.clip_grad_value_(parameters, clip_value, models=runtime.models)
+        runtime.strategy.clip_grad_value_(Clip(_listed(parameters), clip_value, models=runtime.models))
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -1419,6 +1420,10 @@ class Accelerator(FunctionControl):
 
     def __repr__(self) -> str:
         return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
+
+
+def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
 
 
 def _check_setting(name: str, value: object, kind: type, *, optional: bool = False) -> None:

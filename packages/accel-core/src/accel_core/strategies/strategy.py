@@ -30,7 +30,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind
-from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -515,42 +515,24 @@ class Strategy(ABC):
         """
         return loader
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
-        """Scale gradients down to a common norm of at most `max_norm`.
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
+        """Scale gradients down to a common norm.
 
         Args:
-            parameters: The parameters.
-            max_norm: The largest norm allowed.
-            norm_type: The p of the p-norm.
-            models: The prepared models, for engines that clip through them.
+            clip: Which gradients, and how.
 
         Returns:
             The norm before clipping.
         """
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        return torch.nn.utils.clip_grad_norm_(clip.parameters, clip.limit, norm_type=clip.norm_type)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
-        """Clip each gradient element to [-clip_value, clip_value].
+    def clip_grad_value_(self, clip: Clip) -> None:
+        """Clip each gradient element to a range around zero.
 
         Args:
-            parameters: The parameters.
-            clip_value: Largest absolute value.
-            models: The prepared models, for engines that clip through them.
+            clip: Which gradients, and how.
         """
-        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+        torch.nn.utils.clip_grad_value_(clip.parameters, clip.limit)
 
     def unwrap(self, model: torch.nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the model inside what `prepare_model` returned.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
 from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_parallel.fsdp1 import flat
 from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.fsdp1.states import in_shards, inside
@@ -299,15 +299,14 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                     "Change one of them, or leave wrapping to prepare()."
                 )
 
-    def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    def _now(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters unchanged; refuse those that were flattened."""
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if not self.plugin.use_orig_params and any(p.grad is None and p in self._flattened for p in given):
+        if not self.plugin.use_orig_params and any(p.grad is None and p in self._flattened for p in parameters):
             raise PreparationError(
                 "Without use_orig_params, FSDP1 replaces a model's parameters by flat ones; got original parameters, "
                 "which have no gradients. Pass the parameters of the prepared model."
             )
-        return given
+        return parameters
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Point optimizers to the present parameters of prepared models, including flattened ones."""
@@ -382,19 +381,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
             yield
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, flattened or whole, down to a common norm; return the norm before, the same on all ranks."""
         shards = self._shards if self._splits else ()
         # Nothing stays whole as a rule: then all parameters are shared alike, and none has to be looked for.
         groups = self.groups_of if self.averaging else lambda _: shards
-        return gradients.clip_norm(self._now(parameters), max_norm, norm_type, groups)
+        return gradients.clip_norm(self._now(clip.parameters), clip.limit, clip.norm_type, groups)
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""

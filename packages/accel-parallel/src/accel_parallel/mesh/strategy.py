@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.precision.precision import Precision
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_parallel.averaging import Averaging, reading_groups
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.context.strategy import SequenceStrategy
@@ -194,25 +194,12 @@ class MeshStrategy(SequenceStrategy):
         """Return a context whose backward passes average what was added up."""
         return self.averaging.holding(self._bare(model), False)
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, wherever they lie, down to a common norm; returns a plain scalar, equal on all ranks."""
         self.averaging.settle()
-        return gradients.clip_norm(self._names.trained(parameters), max_norm, norm_type)
+        return gradients.clip_norm(self._names.trained(clip.parameters), clip.limit, clip.norm_type)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
+    def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element, wherever it lies."""
         self.averaging.settle()
-        gradients.clip_value(self._names.trained(parameters), clip_value)
+        gradients.clip_value(self._names.trained(clip.parameters), clip.limit)

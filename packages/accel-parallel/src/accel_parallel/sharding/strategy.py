@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.quantized import refuse_packed
 from accel_parallel.averaging import Averaging, reading_groups
@@ -302,18 +302,11 @@ class ShardedStrategy(SequenceStrategy):
         super().backward(loss, **kwargs)
         self.averaging.complete()
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
-        return gradients.clip_norm(self._now(parameters), max_norm, norm_type, self.groups_of)
+        return gradients.clip_norm(self._now(clip.parameters), clip.limit, clip.norm_type, self.groups_of)
 
-    def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    def _now(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters, and in place of those that sharding replaced the ones that have their gradients."""
         return self._names.trained(parameters)
 
@@ -321,15 +314,9 @@ class ShardedStrategy(SequenceStrategy):
         """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
         return gradients.groups_of(parameter)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
+    def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element, wherever it lies."""
-        gradients.clip_value(self._now(parameters), clip_value)
+        gradients.clip_value(self._now(clip.parameters), clip.limit)
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Return the names and weights that `save_model` writes; every rank calls it, and gathers them as they come."""

@@ -17,7 +17,7 @@ from accel_core.options.engines import engines
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts
+from accel_core.strategies.parts import Clip, Parts
 from accel_parallel.averaging import Averaging
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.tensor.plan import TensorPlan
@@ -106,22 +106,14 @@ class XlaStrategy(MeshStrategy):
         self.parts.accumulation.gradient_state.is_xla_gradients_synced = False
         xla.library().sync()
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients down to a common norm; through the model where torch_xla shards it over processes."""
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        for model in map(recipe.inside, models):
-            clip = getattr(model, "clip_grad_norm_", None)
-            if _is_sharded(model) and callable(clip) and _holds(model, given):
-                norm: torch.Tensor = clip(max_norm, norm_type)
+        for model in map(recipe.inside, clip.models):
+            own = getattr(model, "clip_grad_norm_", None)
+            if _is_sharded(model) and callable(own) and _holds(model, clip.parameters):
+                norm: torch.Tensor = own(clip.limit, clip.norm_type)
                 return norm
-        return super().clip_grad_norm_(given, max_norm, norm_type, models=models)
+        return super().clip_grad_norm_(clip)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole model's state; see `Strategy.state_dict`.

@@ -988,7 +988,7 @@ class Accelerator(FunctionControl):
         """
         return self._runtime.strategy.adapt_loader(dl, model)
 
-    def gather(self, tensor: object) -> Any:
+    def gather(self, tensor: _T) -> _T:
         """Concatenate every process's tensors along their first dim, on every process.
 
         Args:
@@ -1029,7 +1029,7 @@ class Accelerator(FunctionControl):
         input_data = self._runtime.strategy.whole_metrics(input_data)
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
-    def reduce(self, tensor: object, reduction: str = "sum", scale: float = 1.0) -> Any:
+    def reduce(self, tensor: _T, reduction: str = "sum", scale: float = 1.0) -> _T:
         """Combine tensors over all processes: their `sum` (or `none`, the same), `mean` or `max`.
 
         Args:
@@ -1045,7 +1045,7 @@ class Accelerator(FunctionControl):
         """
         return collectives.reduce(tensor, reduction, scale)
 
-    def pad_across_processes(self, tensor: object, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    def pad_across_processes(self, tensor: _T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> _T:
         """Pad tensors along `dim` with `pad_index` to the largest size of any process.
 
         Args:

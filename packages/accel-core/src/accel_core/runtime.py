@@ -205,7 +205,7 @@ class Runtime:
                 self.strategy.check(bundle)
             yield
         finally:
-            self.strategy.forget_plans()
+            self.strategy.plans.clear()
 
     def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model in place of any earlier form of the same model."""

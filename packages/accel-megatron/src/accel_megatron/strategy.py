@@ -54,7 +54,9 @@ class MegatronStrategy(Strategy):
         self._engine: MegatronEngine | None = None
 
     @classmethod
-    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+    def lay_out(
+        cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: MegatronLMPlugin
+    ) -> Layout:
         """Distribute the data over the groups of ranks that share a model, according to the plugin's degrees.
 
         Raises:
@@ -73,7 +75,7 @@ class MegatronStrategy(Strategy):
         return groups.lay_out(rank, world_size, arguments.degrees_of(plugin, world_size))
 
     @classmethod
-    def group_needs(cls, plugin: Any) -> GroupNeeds:
+    def group_needs(cls, plugin: MegatronLMPlugin) -> GroupNeeds:
         """Return that a single process needs a group too."""
         return GroupNeeds(alone=True)
 
@@ -146,7 +148,12 @@ class MegatronStrategy(Strategy):
             loaders.enlarge(loader, self.plugin.num_micro_batches or 1)
 
     def _describe(
-        self, plugin: MegatronLMPlugin, model: Any, optimizer: list[Slot], schedule: list[Slot], bundle: Bundle
+        self,
+        plugin: MegatronLMPlugin,
+        model: torch.nn.Module,
+        optimizer: list[Slot],
+        schedule: list[Slot],
+        bundle: Bundle,
     ) -> None:
         """Tell a plugin about the model, batch sizes, optimizer and schedule; values that the user set by name stay."""
         own = plugin.other_megatron_args or {}

@@ -42,10 +42,6 @@ _L = TypeVar("_L")
 _owners: MutableMapping[torch.nn.Module, ReferenceType[Strategy]] = WeakIdKeyDictionary()
 
 
-def _identities(model: torch.nn.Module) -> list[int]:
-    return [id(parameter) for parameter in model.parameters()]
-
-
 def strategy_of(model: torch.nn.Module) -> Strategy | None:
     """Return the strategy that prepared a model, or `None` if none did."""
     for form in (model, recipe.inside(model)):
@@ -320,10 +316,7 @@ class Strategy(ABC):
     def plan(self, model: torch.nn.Module) -> Any:
         """Return what later steps have to know of a model as it is, for `plans`; refuse one that cannot be prepared.
 
-        It is called once for a model, on every rank, and changes nothing.
-
-        Args:
-            model: The model, compiled or not.
+        It is called once for a model, compiled or not, on every rank, and changes nothing.
 
         Raises:
             PreparationError: The model cannot be prepared.
@@ -333,17 +326,12 @@ class Strategy(ABC):
     def has_planned(self, model: torch.nn.Module) -> bool:
         """Return whether a model was planned in this `prepare`, and has the same parameters since."""
         inside = recipe.inside(model)
-        return self._planned.get(inside) == _identities(inside)
-
-    def forget_plans(self) -> None:
-        """Drop all plans, as a `prepare` is over."""
-        self.plans.clear()
-        self._planned.clear()
+        return inside in self.plans and self._planned.get(inside) == [*map(id, inside.parameters())]
 
     def _plan(self, model: torch.nn.Module) -> None:
         inside = recipe.inside(model)
         self.plans[inside] = self.plan(model)
-        self._planned[inside] = _identities(inside)
+        self._planned[inside] = [*map(id, inside.parameters())]
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """Exchange layers or parameters of a model as its number format asks, in place."""
@@ -369,9 +357,6 @@ class Strategy(ABC):
 
         Returns:
             The model to call in training: the same one, or a wrapper around it.
-
-        Raises:
-            StateError: The strategy does not say how.
         """
         raise StateError(
             f"A strategy says how processes train one model; got {self.name!r}, which has no `distribute`. Write it, "

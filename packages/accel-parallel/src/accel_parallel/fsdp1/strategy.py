@@ -40,6 +40,7 @@ from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_parallel.fsdp1 import flat
 from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.fsdp1.states import in_shards, inside
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
@@ -76,7 +77,9 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
 
     @classmethod
-    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+    def lay_out(
+        cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: FullyShardedDataParallelPlugin
+    ) -> Layout:
         """Shard over all ranks, over the ranks of a machine, or as the mesh axes say.
 
         Raises:
@@ -93,7 +96,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return layout
 
     @classmethod
-    def _without_axes(cls, rank: int, world_size: int, plugin: Any) -> Layout:
+    def _without_axes(cls, rank: int, world_size: int, plugin: FullyShardedDataParallelPlugin) -> Layout:
         if plugin.sharding_strategy not in _HYBRID:
             return super()._without_axes(rank, world_size, plugin)
         machine = max(1, rendezvous.locate().local_size)
@@ -321,13 +324,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             flat = [p for model in models for p in model.parameters() if p.requires_grad]
             parameters[:] = [*others, *(p for p in flat if all(p is not other for other in others))]
 
-    def _flat_models(self, optimizer: Any) -> list[torch.nn.Module]:
+    def _flat_models(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
         """Return the models whose original parameters, since flattened, an optimizer holds."""
         held = [p for group in optimizer.param_groups for p in group["params"] if p in self._flattened]
         found = {id(model): model for p in held if (model := self._flattened[p]()) is not None}
         return list(found.values())
 
-    def _refuse_groups(self, optimizer: Any) -> None:
+    def _refuse_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer that cannot follow flattened parameters.
 
         Raises:
@@ -351,7 +354,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 f"parameters. {advice}"
             )
 
-    def _refuse_state(self, optimizer: Any, advice: str) -> None:
+    def _refuse_state(self, optimizer: torch.optim.Optimizer, advice: str) -> None:
         raise PreparationError(
             "Optimizer state cannot be carried over to parameters that FSDP1 flattens; got "
             f"{type(optimizer).__name__} with the state of {len(optimizer.state)} parameters. {advice}"
@@ -433,7 +436,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.FULL_STATE_DICT, *configs):
                 yield
 
-    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
+    def whole_optimizer(self, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
         """Gather the state of an optimizer in the form of torch's optimizers; every rank calls it."""
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
@@ -481,7 +484,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Return the unsharded shapes of a wrapped model's parameters, by name."""
         return self._shapes[self._bare(wrapper)]
 
-    def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
+    def load_whole_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Load a whole optimizer state, equal on all ranks; each keeps its shards."""
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
@@ -498,7 +501,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with self._whole(wrapper):
             bare.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, bare, whole))
 
-    def whole_named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    def whole_named(self, wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer by parameter names; every rank calls it."""
         with self._whole(wrapper):
             return FullyShardedDataParallel.optim_state_dict(wrapper, inside(optimizer))
@@ -511,7 +514,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         model = list(self._shapes[self._bare(wrapper)])
         return sorted(names, key=model.index)
 
-    def wrapper_under(self, optimizer: Any) -> torch.nn.Module | None:
+    def wrapper_under(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
         """Return the FSDP module that an optimizer trains, or `None` if it trains no wrapped model.
 
         Raises:
@@ -537,5 +540,5 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return list(self.whole_state(model, keep=self.world.is_local_main).items())
 
 
-def _own(value: Any) -> Any:
+def _own(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -91,7 +91,9 @@ class ShardedStrategy(SequenceStrategy):
         self.averaging = Averaging(self.world.device, self._readers(parts))
 
     @classmethod
-    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+    def lay_out(
+        cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: FullyShardedDataParallelPlugin
+    ) -> Layout:
         """Shard over all ranks, or as the axes say.
 
         Raises:
@@ -114,11 +116,11 @@ class ShardedStrategy(SequenceStrategy):
         return super().lay_out(rank, world_size, parallelism, plugin)
 
     @classmethod
-    def _without_axes(cls, rank: int, world_size: int, plugin: Any) -> Layout:
+    def _without_axes(cls, rank: int, world_size: int, plugin: FullyShardedDataParallelPlugin) -> Layout:
         return Layout.of(rank, world_size, {"dp_shard": world_size})
 
     @classmethod
-    def group_needs(cls, plugin: Any) -> GroupNeeds:
+    def group_needs(cls, plugin: FullyShardedDataParallelPlugin) -> GroupNeeds:
         """Return that one process needs a group too, and offloaded parameters one that moves what lies on the CPU."""
         offload = plugin.cpu_offload
         offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
@@ -341,7 +343,7 @@ class ShardedStrategy(SequenceStrategy):
             found: dict[str, Any] = gather(state, keep=keep)
         return found if keep else {}
 
-    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
+    def whole_optimizer(self, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
         """Gather the state of an optimizer as torch's optimizers write it; every rank calls it."""
         state = optimizer.state_dict()
         of_parameters = {f"{key}": PartView(" ".join(map(str, one))) for key, one in state["state"].items()}

@@ -77,7 +77,7 @@ class _LateInit:
         return made
 
 
-def _copy(field: dataclasses.Field[Any]) -> Any:
+def _copy(field: dataclasses.Field[Any]) -> object:
     """Return a field as it was declared."""
     if field.default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=field.default_factory, init=field.init, kw_only=field.kw_only)

@@ -38,6 +38,7 @@ from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement
+from accel_core.strategies.parts import Clip
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -885,7 +886,7 @@ class Accelerator(FunctionControl):
         strategy = runtime.strategy
         if strategy.number_format.scaler is not None:
             self.unscale_gradients()
-        return strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
+        return strategy.clip_grad_norm_(Clip(_listed(parameters), max_norm, norm_type, runtime.models))
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value].
@@ -902,7 +903,7 @@ class Accelerator(FunctionControl):
         """
         runtime = self._runtime
         self.unscale_gradients()
-        runtime.strategy.clip_grad_value_(parameters, clip_value, models=runtime.models)
+        runtime.strategy.clip_grad_value_(Clip(_listed(parameters), clip_value, models=runtime.models))
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -987,7 +988,7 @@ class Accelerator(FunctionControl):
         """
         return self._runtime.strategy.adapt_loader(dl, model)
 
-    def gather(self, tensor: object) -> Any:
+    def gather(self, tensor: _T) -> _T:
         """Concatenate every process's tensors along their first dim, on every process.
 
         Args:
@@ -1028,7 +1029,7 @@ class Accelerator(FunctionControl):
         input_data = self._runtime.strategy.whole_metrics(input_data)
         return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
-    def reduce(self, tensor: object, reduction: str = "sum", scale: float = 1.0) -> Any:
+    def reduce(self, tensor: _T, reduction: str = "sum", scale: float = 1.0) -> _T:
         """Combine tensors over all processes: their `sum` (or `none`, the same), `mean` or `max`.
 
         Args:
@@ -1044,7 +1045,7 @@ class Accelerator(FunctionControl):
         """
         return collectives.reduce(tensor, reduction, scale)
 
-    def pad_across_processes(self, tensor: object, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    def pad_across_processes(self, tensor: _T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> _T:
         """Pad tensors along `dim` with `pad_index` to the largest size of any process.
 
         Args:
@@ -1419,6 +1420,10 @@ class Accelerator(FunctionControl):
 
     def __repr__(self) -> str:
         return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
+
+
+def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
 
 
 def _check_setting(name: str, value: object, kind: type, *, optional: bool = False) -> None:

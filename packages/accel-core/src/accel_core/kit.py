@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -32,26 +33,33 @@ class AcceleratorKit:
         """The optimizers prepared so far."""
         return self._runtime.optimizers
 
-    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
+    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> torch.nn.Module:
         """Prepare and register a model."""
-        return self._prepare_one(model, first_pass=True, device_placement=placement)
+        model = self._prepare_one(model, first_pass=True, device_placement=placement)
+        return model
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, placement: bool | None = None) -> Any:
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, placement: bool | None = None
+    ) -> AcceleratedOptimizer:
         """Wrap and register an optimizer."""
-        return self._prepare_one(optimizer, first_pass=True, device_placement=placement)
+        made: AcceleratedOptimizer = self._prepare_one(optimizer, first_pass=True, device_placement=placement)
+        return made
 
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
-    ) -> Any:
+    ) -> DataLoader[Any]:
         """Give each rank its part of a loader, and register it; `_prepare_one` takes no `slice_fn`."""
-        if slice_fn is not None:
-            return self._prepare_data_loader(loader, placement, slice_fn)
-        return self._prepare_one(loader, first_pass=True, device_placement=placement)
+        if slice_fn is None:
+            loader = self._prepare_one(loader, first_pass=True, device_placement=placement)
+        else:
+            loader = self._prepare_data_loader(loader, placement, slice_fn)
+        return loader
 
-    def prepare_scheduler(self, scheduler: object) -> Any:
+    def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
         """Wrap and register a schedule."""
-        return self._prepare_one(scheduler)
+        made: AcceleratedScheduler = self._prepare_one(scheduler)
+        return made
 
-    def prepare_other(self, given: object) -> Any:
+    def prepare_other(self, given: object) -> object:
         """Let a subclass prepare what is of no known kind, in both passes."""
         return self._prepare_one(self._prepare_one(given, first_pass=True))

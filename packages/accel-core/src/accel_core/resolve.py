@@ -38,7 +38,7 @@ from accel_core.process import rendezvous
 from accel_core.process.world import ensure
 from accel_core.runtime import Runtime
 from accel_core.state.gradient import GradientState
-from accel_core.state.run import AcceleratorState, settle_precision
+from accel_core.state.run import AcceleratorState, Decision, decided, settle_precision
 from accel_core.strategies import registry as strategies
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
@@ -175,7 +175,8 @@ def _publish(
 ) -> AcceleratorState:
     """Show users what was decided: their views on the process and the run, and the variables that libraries read."""
     parts = runtime.strategy.parts
-    flag = choice.flag if choice.flag and not environ.flag(choice.flag) else None
+    known = decided() or Decision(None, parts.layout, "")
+    flag = choice.flag if choice.flag and not environ.flag(choice.flag) else ""
     state = AcceleratorState(
         mixed_precision=parts.precision.name, cpu=given.cpu, dynamo_plugin=parts.compilation, _from_accelerator=True
     )
@@ -185,15 +186,13 @@ def _publish(
     elif argument and getattr(state, argument, None) is None:
         facts = {argument: next(iter(choice.plugins), None)}
     state._publish(
+        Decision(choice if choice.is_engine else known.engine, parts.layout, flag or known.flag),
         runtime.strategy.label(),
         (runtime.strategy.is_main, runtime.strategy.is_local_main) if runtime.strategy.main_rank else None,
         **facts,
         parallelism_config=parallelism,
         device_mesh=parts.mesh,
-        _layout=parts.layout,
         backend=parts.world.backend,
-        _engine=choice if choice.is_engine else None,
-        _flag=flag,
     )
     if flag:
         environ.write(flag, "true")
@@ -311,7 +310,8 @@ def _choice(
             f"{processes} processes. Change a size, or the number of processes."
         )
     shown = AcceleratorState._shared_state
-    settled: strategies.Choice | None = shown.get("_engine")
+    known = decided()
+    settled = known.engine if known is not None and isinstance(known.engine, strategies.Choice) else None
     plugins = _engine_plugins(given, handlers)
     if not plugins and settled is not None:
         return settled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -169,8 +169,8 @@ class Runtime:
             PreparationError: Objects that cannot be prepared; nothing was prepared then.
         """
         bundle = Bundle.sort(objects, placement, self.strategy.kind_of)
-        self.strategy.check(bundle)
-        self.strategy.prepare(bundle, kit)
+        with self._checked(bundle):
+            self.strategy.prepare(bundle, kit)
         for slot in bundle.others:
             slot.result = kit.prepare_other(slot.given)
         roll_call.start(self.world, self.strategy.process_groups)
@@ -190,13 +190,22 @@ class Runtime:
             raise PreparationError(
                 f"A model is a torch.nn.Module; got {type(model).__name__}. Pass it to prepare() to let it through."
             )
-        bundle = Bundle.sort([model], [placement])
-        if not evaluation:
-            self.strategy.check(bundle)
-        prepared = self.strategy.prepare_model(model, device_placement=placement, evaluation=evaluation)
+        new = Bundle.sort([] if evaluation else [model], [] if evaluation else [placement])
+        with nullcontext() if self.strategy.has_planned(model) else self._checked(new):
+            prepared = self.strategy.prepare_model(model, device_placement=placement, evaluation=evaluation)
         self.strategy.rebind(self.optimizers)
         self.keep_model(prepared)
         return prepared
+
+    @contextmanager
+    def _checked(self, bundle: Bundle) -> Iterator[None]:
+        """Let the strategy check and plan a bundle, and drop its plans where the block ends."""
+        try:
+            if bundle.slots:
+                self.strategy.check(bundle)
+            yield
+        finally:
+            self.strategy.plans.clear()
 
     def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model in place of any earlier form of the same model."""

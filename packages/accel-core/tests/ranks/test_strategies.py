@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from accel_core.mesh.layout import Layout
 from accel_core.options.enums import DistributedType
 from accel_core.strategies.ddp import DataParallelStrategy
-from accel_core.strategies.parts import Parts
+from accel_core.strategies.parts import Clip, Parts
 from accel_core.strategies.single import SingleStrategy
 from accel_core.strategies.strategy import Strategy
 from accel_core.testing.conformance.strategy import Case, StrategyConformance
@@ -90,27 +90,18 @@ class PairedStrategy(Strategy):
         for gradient in self.together.values():
             gradient.mul_(factor)
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Clip what was averaged, of all models together."""
         gradients = list(self.together.values())
-        norm = nn.utils.get_total_norm(gradients, norm_type)
+        norm = nn.utils.get_total_norm(gradients, clip.norm_type)
         for gradient in gradients:
-            gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+            gradient.mul_(torch.clamp(clip.limit / (norm + 1e-6), max=1.0))
         return norm
 
-    def clip_grad_value_(
-        self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float, *, models: Sequence[nn.Module] = ()
-    ) -> None:
+    def clip_grad_value_(self, clip: Clip) -> None:
         """Clip the elements of what was averaged."""
         for gradient in self.together.values():
-            gradient.clamp_(-clip_value, clip_value)
+            gradient.clamp_(-clip.limit, clip.limit)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> PairedStepper:
         """Step with what was averaged."""

@@ -166,6 +166,14 @@ def test_another_engine_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("engines")
+def test_a_view_that_was_emptied_by_hand_decides_nothing() -> None:
+    """The decision goes with the view of it, which holds nothing of its own that another engine would meet."""
+    Accelerator(fsdp_plugin=ShardedPlugin())
+    AcceleratorState._shared_state.clear()
+    assert type(Accelerator(deepspeed_plugin=SpedPlugin())._runtime.strategy) is Sped
+
+
+@pytest.mark.usefixtures("engines")
 def test_third_parties_are_remembered_too() -> None:
     """A strategy that its own plugin chose is that of the second Accelerator as well."""
     register_strategy(Foreign)

@@ -30,7 +30,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind, Slot
-from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 from accel_core.strategies.quantized import refuse_packed
 from accel_core.strategies.strategy import Strategy
 from accel_deepspeed import configuration, gradients, library, whole
@@ -395,10 +395,6 @@ class DeepSpeedStrategy(Strategy):
         engine = None if made is None else made()
         return model if engine is None else engine
 
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the engine of a model that is only evaluated."""
-        return self.prepare_model(model)
-
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Do nothing: an engine's optimizer holds its own parts of the parameters."""
 
@@ -495,29 +491,21 @@ class DeepSpeedStrategy(Strategy):
         finally:
             engine.held = before
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale the gradients of engines down to a common norm, and return the norm before, the same on all ranks.
 
         Raises:
             PreparationError: The norm is not the 2-norm, the parameters are only a part of an engine's, or stage 0
                 is combined with tensor parallelism.
         """
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        ids = {id(parameter) for parameter in given}
+        ids = {id(parameter) for parameter in clip.parameters}
         engines = [engine for engine in self._engines if not ids.isdisjoint(engine.parameters)]
         if not engines:
-            return super().clip_grad_norm_(given, max_norm, norm_type)
+            return super().clip_grad_norm_(clip)
         left_out = sum(len(engine.parameters - ids) for engine in engines)
-        if left_out or norm_type != 2:
+        if left_out or clip.norm_type != 2:
             raise PreparationError(
-                f"DeepSpeed clips by the 2-norm of all gradients of an engine; got norm_type={norm_type} and "
+                f"DeepSpeed clips by the 2-norm of all gradients of an engine; got norm_type={clip.norm_type} and "
                 f"parameters without {left_out} of those it trains. Pass model.parameters()."
             )
         for engine in engines:
@@ -531,25 +519,19 @@ class DeepSpeedStrategy(Strategy):
             return torch.tensor(float(engines[0].deepspeed.get_global_grad_norm() or 0.0), device=self.world.device)
         norms = [gradients.norm_of(engine.deepspeed) for engine in complete]
         total = math.hypot(*norms)
-        factor = min(1.0, float(max_norm) / (total + 1e-6)) if math.isfinite(total) else 1.0
+        factor = min(1.0, float(clip.limit) / (total + 1e-6)) if math.isfinite(total) else 1.0
         for engine, norm in zip(complete, norms, strict=True):
             engine.clip(factor, total, norm)
         return torch.tensor(total, device=self.world.device)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
+    def clip_grad_value_(self, clip: Clip) -> None:
         """Refuse: an engine's gradients are scaled together or not at all.
 
         Raises:
             PreparationError: Always, as in Accelerate.
         """
         raise PreparationError(
-            f"DeepSpeed does not clip single elements of gradients; got clip_grad_value_({clip_value}). "
+            f"DeepSpeed does not clip single elements of gradients; got clip_grad_value_({clip.limit}). "
             "Use clip_grad_norm_."
         )
 

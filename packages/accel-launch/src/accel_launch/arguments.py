@@ -4,6 +4,7 @@ import argparse
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn
 
@@ -44,9 +45,9 @@ _ACTIONS = {
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
 
-    def __init__(self, *words: Any, **sizes: Any) -> None:
+    def __init__(self, prog: str, **sizes: int) -> None:
         sizes.setdefault("max_help_position", 34)
-        super().__init__(*words, **sizes)
+        super().__init__(prog, **sizes)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -60,7 +61,13 @@ class HelpFormatter(argparse.HelpFormatter):
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return action.dest.rpartition("_")[2].upper() if len(action.dest) > 12 else action.dest.upper()
 
-    def _format_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None) -> str:
+    def _format_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[argparse._MutuallyExclusiveGroup],
+        prefix: str | None,
+    ) -> str:
         if usage is not None:
             return super()._format_usage(usage, actions, groups, prefix)
         words = ["[options]"] if any(action.option_strings for action in actions) else []
@@ -83,13 +90,13 @@ class Parser(argparse.ArgumentParser):
 
     __signature__: ClassVar[inspect.Signature] = inspect.signature(argparse.ArgumentParser)
 
-    def __init__(self, *words: Any, **settings: Any) -> None:
+    def __init__(self, prog: str | None = None, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
-        super().__init__(*words, **settings)
+        super().__init__(prog, **settings)
         for name, action in _ACTIONS.items():
             self.register("action", name, action)
 
-    def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
+    def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
         """Declare an argument under both spellings of its long flags."""
         return super().add_argument(*_both_spellings(flags), **settings)
 
@@ -146,7 +153,7 @@ class Parser(argparse.ArgumentParser):
 class Group(argparse._ArgumentGroup):
     """Options that help shows under one heading."""
 
-    def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
+    def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
         """Declare an argument under both spellings of its long flags."""
         return super().add_argument(*_both_spellings(flags), **settings)
 

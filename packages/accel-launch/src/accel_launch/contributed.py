@@ -1,7 +1,6 @@
 """Commands that other distributions offer, found by entry point."""
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.command import AnyCommand
@@ -23,7 +22,7 @@ def load(point: EntryPoint) -> AnyCommand:
     Raises:
         ConfigurationError: The entry point leads to something that has not the shape of a command.
     """
-    found: Any = point.load()
+    found: object = point.load()
     if not isinstance(found, AnyCommand):
         raise ConfigurationError(
             f"The entry point of the command `{point.name}` is not a command; `{point.value}` gives a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -62,9 +62,11 @@ class MegatronEngine(nn.Module):
         loss: The loss that the last call returned.
     """
 
-    def __init__(self, accelerator: object, model: Any, optimizer: Any, scheduler: Any) -> None:
+    def __init__(
+        self, accelerator: object, model: nn.Module | Sequence[nn.Module], optimizer: Any, scheduler: Any
+    ) -> None:
         super().__init__()
-        self.module = nn.ModuleList(model if isinstance(model, list | tuple) else [model])
+        self.module = nn.ModuleList([model] if isinstance(model, nn.Module) else model)
         self.base_model: Any = self.module[0]
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -292,7 +294,7 @@ def _step(accelerator: object, run: Run) -> AbstractTrainStep:
     return made
 
 
-def _output(run: Run, loss: torch.Tensor, logits: torch.Tensor | None) -> Any:
+def _output(run: Run, loss: torch.Tensor, logits: torch.Tensor | None) -> object:
     """Return the output class of the corresponding transformers model, or a tuple if so configured."""
     if not getattr(run.arguments, "model_return_dict", True):
         return (loss,) if logits is None else (loss, logits)

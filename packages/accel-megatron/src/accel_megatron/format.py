@@ -8,7 +8,7 @@ format.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,10 @@ def _engines(models: Iterable[Any]) -> list[MegatronEngine]:
     return [model for model in models if isinstance(model, MegatronEngine)]
 
 
-def _bare(chunk: Any) -> Any:
+def _bare(chunk: nn.Module) -> nn.Module:
     """Return a part of a model without its wrappers."""
-    while isinstance(getattr(chunk, "module", None), nn.Module):
-        chunk = chunk.module
+    while isinstance(inner := getattr(chunk, "module", None), nn.Module):
+        chunk = inner
     return chunk
 
 
@@ -189,7 +189,7 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
     return Restoration(component, apply, findings, files=files, holds=holds)
 
 
-def _random_states(engine: MegatronEngine, source: Source, common: Any, rank: int) -> Any:
+def _random_states(engine: MegatronEngine, source: Source, common: Mapping[str, Any], rank: int) -> object:
     """Return the states of megatron-core's generators; `None` if the run had other degrees and drew differently."""
     name = _random_name(rank)
     if common["sizes"] != engine.progress()["sizes"] or name not in source.files():
@@ -213,7 +213,7 @@ def _differences(engine: MegatronEngine, shards: ShardFolder, component: str, ra
             yield Finding(component, "mismatch", f"{name} has shape {stored} and the model has {own}", rank)
 
 
-def _other_optimizer(engine: MegatronEngine, common: Any) -> str | None:
+def _other_optimizer(engine: MegatronEngine, common: Mapping[str, Any]) -> str | None:
     """Return why the saved optimizer state does not fit the optimizer of an engine, or `None`."""
     if "optimizer" not in common:
         return "it holds no optimizer state: set no_load_optim of MegatronLMPlugin to start with a new one"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -186,14 +187,14 @@ def _datasets(sizes: list[int]) -> tuple[Any, ...]:
     return tuple(builder.build())
 
 
-def _listed(paths: Any) -> list[str]:
+def _listed(paths: str | os.PathLike[str] | Iterable[object]) -> list[str]:
     return [os.fspath(paths)] if isinstance(paths, str | os.PathLike) else [str(path) for path in paths]
 
 
 class _Ending:
     """The part of a tokenizer that a token dataset uses: the end-of-document token and the padding token."""
 
-    def __init__(self, arguments: Any) -> None:
+    def __init__(self, arguments: Namespace) -> None:
         end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)
         self.eod = -1 if end is None else int(end)
         self.pad = -1

@@ -61,7 +61,7 @@ def prepare_optimizer(accelerator: object, model: nn.Module | Sequence[nn.Module
     return optimizers.build_optimizer(current(), [model] if isinstance(model, nn.Module) else model)
 
 
-def prepare_scheduler(accelerator: object, optimizer: Any, scheduler: object) -> Any:
+def prepare_scheduler(accelerator: object, optimizer: object, scheduler: object) -> Any:
     """Build the schedule of an optimizer.
 
     Raises:

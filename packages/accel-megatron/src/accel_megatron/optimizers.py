@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,7 +115,7 @@ def _overrides(run: Run, config: OptimizerConfig) -> dict[ParamKey, dict[str, An
     return found
 
 
-def _key(keys: Any, name: str, condition: Any) -> ParamKey:
+def _key(keys: Any, name: str, condition: Callable[..., bool]) -> ParamKey:
     return keys.ParamKey(
         with_name_predicate=keys.ParamWithNamePredicate(name=name, fn=lambda parameter, own: condition(own, parameter))
     )

@@ -99,7 +99,7 @@ class GPTTrainStep(_TrainStep):
     def get_loss_func(self, accelerator: object) -> Callable[..., Any]:
         """Return the function that computes the loss from per-token losses, or from logits if they were requested."""
 
-        def loss_func(loss_mask: torch.Tensor, output_tensor: Any) -> Loss:
+        def loss_func(loss_mask: torch.Tensor, output_tensor: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> Loss:
             losses, logits = output_tensor if isinstance(output_tensor, tuple) else (output_tensor, None)
             total, tokens, reported = _summed(loss_mask, losses)
             if logits is not None:
@@ -122,7 +122,9 @@ class GPTTrainStep(_TrainStep):
         return forward_step
 
 
-def _with_logits(loss_func: Callable[..., Any], labels: torch.Tensor, mask: torch.Tensor, logits: torch.Tensor) -> Any:
+def _with_logits(
+    loss_func: Callable[..., Loss], labels: torch.Tensor, mask: torch.Tensor, logits: torch.Tensor
+) -> Loss:
     """Return a loss and what is reported with it, including the logits, over the whole vocabulary."""
     flat = logits.float().reshape(-1, logits.shape[-1])
     losses = torch.nn.functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
@@ -154,7 +156,11 @@ class BertTrainStep(_TrainStep):
     ) -> Callable[..., Any]:
         """Return the function that computes the loss of masked tokens and, with a sentence label, of the sentence."""
 
-        def loss_func(loss_mask: torch.Tensor, sentence_order: torch.Tensor | None, output_tensor: Any) -> Loss:
+        def loss_func(
+            loss_mask: torch.Tensor,
+            sentence_order: torch.Tensor | None,
+            output_tensor: tuple[torch.Tensor, torch.Tensor | None],
+        ) -> Loss:
             losses, binary = output_tensor
             total, tokens, reported = _summed(loss_mask, losses)
             if binary is not None and sentence_order is not None:

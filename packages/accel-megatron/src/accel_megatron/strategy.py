@@ -19,7 +19,7 @@ from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies.bundle import Bundle, Kind, Slot
-from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
 from accel_megatron import arguments, groups, loaders, making, models, optimizers
 from accel_megatron.engine import MegatronEngine
@@ -54,7 +54,9 @@ class MegatronStrategy(Strategy):
         self._engine: MegatronEngine | None = None
 
     @classmethod
-    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+    def lay_out(
+        cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: MegatronLMPlugin
+    ) -> Layout:
         """Distribute the data over the groups of ranks that share a model, according to the plugin's degrees.
 
         Raises:
@@ -73,7 +75,7 @@ class MegatronStrategy(Strategy):
         return groups.lay_out(rank, world_size, arguments.degrees_of(plugin, world_size))
 
     @classmethod
-    def group_needs(cls, plugin: Any) -> GroupNeeds:
+    def group_needs(cls, plugin: MegatronLMPlugin) -> GroupNeeds:
         """Return that a single process needs a group too."""
         return GroupNeeds(alone=True)
 
@@ -146,7 +148,12 @@ class MegatronStrategy(Strategy):
             loaders.enlarge(loader, self.plugin.num_micro_batches or 1)
 
     def _describe(
-        self, plugin: MegatronLMPlugin, model: Any, optimizer: list[Slot], schedule: list[Slot], bundle: Bundle
+        self,
+        plugin: MegatronLMPlugin,
+        model: torch.nn.Module,
+        optimizer: list[Slot],
+        schedule: list[Slot],
+        bundle: Bundle,
     ) -> None:
         """Tell a plugin about the model, batch sizes, optimizer and schedule; values that the user set by name stay."""
         own = plugin.other_megatron_args or {}
@@ -230,10 +237,6 @@ class MegatronStrategy(Strategy):
             "alone. Call `accelerator.prepare(model, optimizer, scheduler, loader)`."
         )
 
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return an engine unchanged."""
-        return self.prepare_model(model)
-
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Do nothing: an engine's optimizer holds its own parts of the parameters."""
 
@@ -251,43 +254,30 @@ class MegatronStrategy(Strategy):
                 "MegatronLMPlugin."
             )
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Return the gradient norm of the last step, which was clipped when the model was called.
 
         Raises:
             PreparationError: The norm is not the one by which the engine clips.
         """
         clips = float(self.plugin.megatron_lm_default_args.get("clip_grad") or 0.0)
-        if max_norm != clips or norm_type != 2:
+        if clip.limit != clips or clip.norm_type != 2:
             raise PreparationError(
                 "Megatron clips by the 2-norm inside the model call, before its step; got "
-                f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}) and gradient_clipping={clips}. Set "
-                "gradient_clipping of MegatronLMPlugin."
+                f"clip_grad_norm_(max_norm={clip.limit}, norm_type={clip.norm_type}) and gradient_clipping={clips}. "
+                "Set gradient_clipping of MegatronLMPlugin."
             )
         last = None if self._engine is None else self._engine.last
         return torch.tensor(0.0 if last is None else last.grad_norm or 0.0, device=self.world.device)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
+    def clip_grad_value_(self, clip: Clip) -> None:
         """Refuse: the step was taken when the model was called.
 
         Raises:
             PreparationError: Always.
         """
         raise PreparationError(
-            f"Megatron takes its step when the model is called; got clip_grad_value_({clip_value}) after it. Set "
+            f"Megatron takes its step when the model is called; got clip_grad_value_({clip.limit}) after it. Set "
             "gradient_clipping of MegatronLMPlugin, which clips by the norm."
         )
 

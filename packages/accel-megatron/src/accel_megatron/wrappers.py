@@ -55,7 +55,7 @@ class MegatronLMSchedulerWrapper(AcceleratedScheduler):
     def step(self, *args: object, **kwargs: object) -> None:
         """Do nothing: the engine stepped the schedule when the model was called."""
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict: object) -> None:
         """Continue from a saved schedule."""
         self.scheduler.num_steps = 0  # megatron-core adds the saved count to this
         self.scheduler.load_state_dict(state_dict)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -69,7 +70,7 @@ def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     )
 
 
-def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> Any:
+def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> object:
     """Load what `save_model`, or Accelerate, wrote into a model, once it is known to fit; every rank calls it.
 
     Raises:
@@ -102,7 +103,7 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     return nn.Module().load_state_dict({})
 
 
-def save_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
+def save_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
     """Write the state of an optimizer by the names of its parameters; arguments and errors as for `save_model`."""
     wrapper = _wrapper(kind, model)
 
@@ -115,7 +116,7 @@ def save_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, in
     _write("save_fsdp_optimizer", state, folder / _optimizer_name(kind, index), key, model)
 
 
-def load_optimizer(kind: str, optimizer: Any, model: nn.Module, folder: Path, index: int) -> None:
+def load_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
     """Load what `save_optimizer`, or Accelerate, wrote into an optimizer; errors as for `load_model`."""
     wrapper = _wrapper(kind, model)
 

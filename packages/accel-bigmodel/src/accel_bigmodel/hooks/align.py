@@ -177,7 +177,7 @@ class AlignDevicesHook(ModelHook):
                 set_module_tensor_to_device(module, name, device, tied_params_map=self.tied_params_map)
         return module
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bring the module's weights in, to be read and written until `post_forward`, and its inputs along."""
         if self.io_same_device:
             self.input_device = find_device([args, kwargs])
@@ -186,7 +186,9 @@ class AlignDevicesHook(ModelHook):
             residency.hold()
         return self.move_inputs(module, args, kwargs)
 
-    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter_forward(
+        self, module: nn.Module, *args: object, **kwargs: object
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bring the module's weights in for its forward, which reads them, and its inputs along."""
         overridden = self._pre_is_overridden
         residency = None
@@ -252,14 +254,14 @@ class AlignDevicesHook(ModelHook):
             kwargs = move_to(kwargs, device, self.skip_keys)
         return args, kwargs
 
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
+    def post_forward(self, module: nn.Module, output: object) -> Any:
         """Let the module's weights go that `pre_forward` brought, and send its output back."""
         residency = residency_of(module, self) if self.offload else None
         if residency is not None:
             residency.release()
         return self._sent_back(output, self.input_device) if self.io_same_device else output
 
-    def leave_forward(self, module: nn.Module, output: Any) -> Any:
+    def leave_forward(self, module: nn.Module, output: object) -> Any:
         """Send the module's weights away after the last of its forwards, and its output back."""
         if not self.io_same_device and not self._post_is_overridden and not self._schedules:
             residency = residency_of(module, self) if self.offload else None

@@ -42,13 +42,13 @@ class LayerwiseCastingHook(ModelHook):
         return module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
 
     @in_normal_mode
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Cast the layer to its compute dtype."""
         module.to(dtype=self.compute_dtype, non_blocking=self.non_blocking)
         return args, kwargs
 
     @in_normal_mode
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
+    def post_forward(self, module: nn.Module, output: object) -> Any:
         """Cast the layer back."""
         module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
         return output

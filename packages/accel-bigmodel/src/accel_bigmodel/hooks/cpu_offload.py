@@ -41,7 +41,7 @@ class CpuOffload(ModelHook):
         """Send the model to the CPU."""
         return module.to("cpu")
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Offload the model before, and bring this one and its inputs to the device."""
         device = as_device(self.execution_device)
         if self.prev_module_hook is not None and isinstance(self.prev_module_hook, UserCpuOffloadHook):

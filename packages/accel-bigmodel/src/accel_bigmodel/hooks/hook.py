@@ -45,7 +45,7 @@ class ModelHook:
         """
         return module
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Act before the forward.
 
         Args:
@@ -58,7 +58,7 @@ class ModelHook:
         """
         return args, kwargs
 
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
+    def post_forward(self, module: nn.Module, output: object) -> Any:
         """Act after the forward.
 
         Args:
@@ -88,7 +88,9 @@ class ModelHook:
             module: The module whose forward failed.
         """
 
-    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter_forward(
+        self, module: nn.Module, *args: object, **kwargs: object
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Begin a forward; once this has returned, exactly one of `leave_forward` and `abort_forward` follows.
 
         When this raises, the hook has cleaned up behind itself.
@@ -107,7 +109,7 @@ class ModelHook:
             self.abort_forward(module)
             raise
 
-    def leave_forward(self, module: nn.Module, output: Any) -> Any:
+    def leave_forward(self, module: nn.Module, output: object) -> Any:
         """End a forward that returned. When this raises, the hook has cleaned up behind itself.
 
         Args:
@@ -145,13 +147,13 @@ class SequentialHook(ModelHook):
             module = hook.init_hook(module)
         return module
 
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Pass the arguments through every hook."""
         for hook in self.hooks:
             args, kwargs = hook.pre_forward(module, *args, **kwargs)
         return args, kwargs
 
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
+    def post_forward(self, module: nn.Module, output: object) -> Any:
         """Pass the output through every hook."""
         for hook in self.hooks:
             output = hook.post_forward(module, output)
@@ -163,7 +165,9 @@ class SequentialHook(ModelHook):
             module = hook.detach_hook(module)
         return module
 
-    def enter_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def enter_forward(
+        self, module: nn.Module, *args: object, **kwargs: object
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Enter every hook; when one cannot, those before it are told that the forward will not come."""
         entered = 0
         try:
@@ -176,7 +180,7 @@ class SequentialHook(ModelHook):
             raise
         return args, kwargs
 
-    def leave_forward(self, module: nn.Module, output: Any) -> Any:
+    def leave_forward(self, module: nn.Module, output: object) -> Any:
         """Leave every hook; when one cannot, those after it are told that the forward failed."""
         left = 0
         try:

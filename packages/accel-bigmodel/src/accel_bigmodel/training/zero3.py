@@ -232,7 +232,7 @@ class ShardedZeroEngine:
         self.tell(_Gathering([each], self._ranks).arrive(), "communication")
 
     @torch.no_grad()
-    def _begin_pass(self, model: nn.Module, inputs: Any) -> None:
+    def _begin_pass(self, model: nn.Module, inputs: object) -> None:
         """Begin to record, or to follow what was recorded."""
         for each, gathering in self._coming.items():
             self.tell(gathering.arrive(), "communication")
@@ -248,7 +248,7 @@ class ShardedZeroEngine:
         self._position = self._alive = 0
         self._forward = True
 
-    def _before(self, module: nn.Module, inputs: Any) -> Any:
+    def _before(self, module: nn.Module, inputs: object) -> Any:
         """Gather before the forward pass of a module; mark where its backward pass ends."""
         self._running.append(module)
         self._fetch(module)
@@ -260,7 +260,7 @@ class ShardedZeroEngine:
 
         return mapped(marked, inputs)
 
-    def _after(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+    def _after(self, module: nn.Module, inputs: object, output: Any) -> Any:
         """Drop after the forward pass of a module; mark where its backward pass begins."""
         self._running.pop()
         self._release(module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,12 +21,15 @@ __all__ = [
 ]
 
 
+_T = TypeVar("_T")
+
+
 def send_to_device(
-    tensor: object,
+    tensor: _T,
     device: torch.device | str | int,
     non_blocking: bool = False,
     skip_keys: str | Sequence[str] | None = None,
-) -> Any:
+) -> _T:
     """Move a nest to a device.
 
     Args:
@@ -59,7 +62,8 @@ def send_to_device(
         except TypeError:
             return value.to(device)
 
-    return tree_map_with_path(move, tensor, is_leaf=is_leaf)
+    moved: _T = tree_map_with_path(move, tensor, is_leaf=is_leaf)
+    return moved
 
 
 def find_batch_size(data: object) -> int:
@@ -106,8 +110,8 @@ def listify(data: object) -> Any:
 
 
 def slice_tensors(
-    data: object, tensor_slice: object, process_index: int | None = None, num_processes: int | None = None
-) -> Any:
+    data: _T, tensor_slice: object, process_index: int | None = None, num_processes: int | None = None
+) -> _T:
     """Take the same slice of every tensor of a nest.
 
     Args:
@@ -124,10 +128,11 @@ def slice_tensors(
         {'ids': tensor([0, 1, 2]), 'name': 'a'}
     """
     del process_index, num_processes
-    return recursively_apply(lambda tensor: tensor[tensor_slice], data)
+    sliced: _T = recursively_apply(lambda tensor: tensor[tensor_slice], data)
+    return sliced
 
 
-def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
+def concatenate(data: Sequence[_T], dim: int = 0) -> _T:
     """Join a list of nests of the same structure, tensor by tensor.
 
     Args:
@@ -147,10 +152,11 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     """
     if isinstance(data, tuple | list) and not data:
         raise DataError(f"Nothing to concatenate; got an empty {type(data)}. Pass at least one batch.")
-    return tree_map(lambda *parts: _join(parts, dim), *data)
+    joined: _T = tree_map(lambda *parts: _join(parts, dim), *data)
+    return joined
 
 
-def _join(parts: tuple[Any, ...], dim: int) -> Any:
+def _join(parts: tuple[Any, ...], dim: int) -> object:
     if is_torch_tensor(parts[0]):
         return torch.cat(parts, dim=dim)
     if len(parts) == 1:
@@ -160,7 +166,7 @@ def _join(parts: tuple[Any, ...], dim: int) -> Any:
     )
 
 
-def pad_input_tensors(tensor: object, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+def pad_input_tensors(tensor: _T, batch_size: int, num_processes: int, dim: int = 0) -> _T:
     """Fill a batch with zeros until it can be dealt evenly to the processes.
 
     Raises:
@@ -181,4 +187,5 @@ def pad_input_tensors(tensor: object, batch_size: int, num_processes: int, dim: 
         shape[dim] = missing
         return torch.cat([leaf, leaf.new_zeros(shape)], dim=dim)
 
-    return recursively_apply(fill, tensor, error_on_other_type=True)
+    filled: _T = recursively_apply(fill, tensor, error_on_other_type=True)
+    return filled

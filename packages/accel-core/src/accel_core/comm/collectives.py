@@ -27,7 +27,7 @@ _REDUCTIONS = ("mean", "sum", "max", "none")
 _INTEGERS_OF_GLOO = frozenset({torch.uint8, torch.int8, torch.int32, torch.int64})
 
 
-def gather(tensor: object) -> Any:
+def gather(tensor: Nest) -> Nest:
     """Gather a nest of tensors from all ranks and concatenate along the first dim.
 
     Args:
@@ -54,7 +54,7 @@ def gather(tensor: object) -> Any:
 
 
 @torch.no_grad()
-def _gather(nest: object, world: World) -> object:
+def _gather(nest: Nest, world: World) -> Nest:
     with participate(world, "gather") as transport:
         leaves, layout = lay_out(nest, "gather", transport.device, world.size)
         # Packed straight into the frame where it fits: then the frame is the only collective of the operation. What is
@@ -72,10 +72,11 @@ def _gather(nest: object, world: World) -> object:
         for place in layout.alone:
             single = _dense(leaves[place], transport).reshape(-1).view(torch.uint8)
             results[place] = transport.all_gather(single).view(leaves[place].dtype).view(layout.gathered[place])
-        return unflatten(nest, iter(layout.home(results)))
+        found: Nest = unflatten(nest, iter(layout.home(results)))
+        return found
 
 
-def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
+def reduce(tensor: Nest, reduction: str = "mean", scale: float = 1.0) -> Nest:
     """Combine a nest of tensors over all ranks, place by place.
 
     Args:
@@ -108,12 +109,13 @@ def reduce(tensor: object, reduction: str = "mean", scale: float = 1.0) -> Any:
             stacklevel=2,
         )
     if world.size == 1:
-        return recursively_apply(torch.clone, tensor, error_on_other_type=True)
+        copied: Nest = recursively_apply(torch.clone, tensor, error_on_other_type=True)
+        return copied
     return _reduce(tensor, reduction, scale, world)
 
 
 @torch.no_grad()
-def _reduce(nest: object, reduction: str, scale: float, world: World) -> Any:
+def _reduce(nest: Nest, reduction: str, scale: float, world: World) -> Nest:
     operation = f"reduce({reduction})"
     with participate(world, operation) as transport:
         leaves, layout = lay_out(nest, "reduce", transport.device, world.size)
@@ -139,7 +141,8 @@ def _reduce(nest: object, reduction: str, scale: float, world: World) -> Any:
         for place in layout.alone:
             total = _all_reduce(_dense(leaves[place], transport).clone(), reduction, transport)
             results[place] = total if factor == 1.0 else total * factor
-        return unflatten(nest, iter(layout.home(results)))
+        found: Nest = unflatten(nest, iter(layout.home(results)))
+        return found
 
 
 def _check_reduction(nest: object, reduction: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -15,12 +15,14 @@ from accel_core.process.world import World, ensure
 
 __all__ = ["CannotPadNestedTensorWarning", "gather_tensor_shape", "pad_across_processes"]
 
+Nest = TypeVar("Nest")
+
 
 class CannotPadNestedTensorWarning(UserWarning):
     """A tensor of torch's nested kind has no size to pad to and was left as it is."""
 
 
-def pad_across_processes(tensor: object, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
+def pad_across_processes(tensor: Nest, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Nest:
     """Pad the tensors of a nest so that all ranks have the same size along one dim, ready for `gather`.
 
     Args:
@@ -45,7 +47,8 @@ def pad_across_processes(tensor: object, dim: int = 0, pad_index: float = 0, pad
     """
     world = ensure()
     if world.size == 1:
-        return recursively_apply(_warn_of_nested, tensor, error_on_other_type=True)
+        kept: Nest = recursively_apply(_warn_of_nested, tensor, error_on_other_type=True)
+        return kept
     return _pad_across(tensor, dim, pad_index, pad_first, world)
 
 
@@ -60,7 +63,7 @@ def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _pad_across(nest: object, dim: int, pad_index: float, pad_first: bool, world: World) -> object:
+def _pad_across(nest: Nest, dim: int, pad_index: float, pad_first: bool, world: World) -> Nest:
     with participate(world, f"pad_across_processes(dim={dim})") as transport:
         leaves, spec = flatten(nest, "pad_across_processes")
         check_kinds(nest, "pad_across_processes", allow_nested=True)
@@ -75,7 +78,8 @@ def _pad_across(nest: object, dim: int, pad_index: float, pad_first: bool, world
     for place, leaf in enumerate(leaves):
         lengths = [int.from_bytes(text[place * 8 : place * 8 + 8], "little") for text in everywhere]
         padded.append(_pad(leaf, dim, max(lengths), min(lengths), pad_index, pad_first) if max(lengths) else leaf)
-    return unflatten(nest, iter(padded))
+    found: Nest = unflatten(nest, iter(padded))
+    return found
 
 
 def _pad(leaf: torch.Tensor, dim: int, longest: int, shortest: int, value: float, in_front: bool) -> torch.Tensor:

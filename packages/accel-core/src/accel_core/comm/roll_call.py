@@ -88,14 +88,14 @@ class RollCall:
             return
         prefix = f"accel/roll_call/{next(_generations)}"
         self._store: Any = PrefixStore(prefix, stores[0])
-        self._listening: Any = PrefixStore(prefix, stores[1])
+        self._listening = PrefixStore(prefix, stores[1])
         self._patience: timedelta = store.timeout
         self._listening.set_timeout(_FOREVER)
         self._thread = threading.Thread(target=self._listen, name="accel-roll-call", daemon=True)
         self._thread.start()
         process_world.before_leaving(self.stop)
 
-    def watch(self, group: Any) -> None:
+    def watch(self, group: dist.ProcessGroup) -> None:
         """Take what this rank begins on a further process group as evidence of where it is."""
         self.place.watch(group)
         if group.size() < self._size:

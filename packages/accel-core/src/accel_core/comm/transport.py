@@ -116,7 +116,7 @@ class Place:
         frames: Number of frames begun.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.frames = 0
         self._counters: dict[str, Callable[[], int]] = {}
@@ -146,7 +146,7 @@ class Place:
 _place: Place | None = None
 
 
-def place_of(group: Any) -> Place:
+def place_of(group: dist.ProcessGroup | None) -> Place:
     """Return how far this process has come on the default process group."""
     global _place
     if _place is None or _place.group is not group:

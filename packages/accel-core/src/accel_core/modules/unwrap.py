@@ -39,7 +39,7 @@ def _announce() -> None:
             register_container(kind)
 
 
-def _contains(model: Any) -> bool:
+def _contains(model: object) -> bool:
     """Return whether an object is a wrapper around a model; packages are looked for only where it may be one."""
     return hasattr(model, "module") and isinstance(model, _containers())
 

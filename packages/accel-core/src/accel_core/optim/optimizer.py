@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -40,10 +41,10 @@ class Stepper(Protocol):
         """
 
 
-def move_to_device(state: object, device: torch.device | str) -> Any:
+def move_to_device(state: object, device: torch.device | str) -> object:
     """Move every tensor of a nest of lists, tuples and mappings to `device`."""
     if isinstance(state, list | tuple):
-        moved = [move_to_device(item, device) for item in state]
+        moved: list[Any] = [move_to_device(item, device) for item in state]
         if isinstance(state, tuple) and hasattr(state, "_fields"):
             return type(state)(*moved)
         return type(state)(moved)
@@ -94,7 +95,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.optimizer: Any = optimizer
         self._stepper = stepper
-        self.scaler: Any = scaler
+        self.scaler = scaler
         self.device_placement = device_placement
         self.gradient_state = GradientState() if gradient_state is None else gradient_state
         self._updates_in_backward = is_lomo(optimizer)
@@ -115,9 +116,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.load_state_dict(move_to_device(self.optimizer.state_dict(), device))
 
     @property
-    def state(self) -> Any:
+    def state(self) -> defaultdict[torch.Tensor, Any]:
         """The wrapped optimizer's state."""
-        return self.optimizer.state
+        state: defaultdict[torch.Tensor, Any] = self.optimizer.state
+        return state
 
     @state.setter
     def state(self, state: object) -> None:
@@ -220,17 +222,15 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return self._stepper.step(closure)
         if self.scaler is None:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
-        return self._scaled_step(closure)
+        return self._scaled_step(self.scaler, closure)
 
-    def _scaled_step(self, closure: Callable[[], Any] | None) -> object:
+    def _scaled_step(self, scaler: torch.amp.GradScaler, closure: Callable[[], Any] | None) -> object:
         """Step through the scaler, and note whether it found infinite gradients and skipped."""
         self._accelerate_step_called = False
         self.optimizer.step = self._patched_step
         try:
-            result = (
-                self.scaler.step(self.optimizer, closure) if closure is not None else self.scaler.step(self.optimizer)
-            )
-            self.scaler.update()
+            result = scaler.step(self.optimizer, closure) if closure is not None else scaler.step(self.optimizer)
+            scaler.update()
         finally:
             self.optimizer.step = self._plain_step
         self._is_overflow = not self._accelerate_step_called

@@ -67,16 +67,15 @@ class ParameterNames:
             if parameter not in self._seen and id(parameter) not in settled
         ]
 
-    def trained(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    def trained(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters, and in place of those that preparing replaced the ones that have their gradients.
 
         Raises:
             PreparationError: As for `successors`.
         """
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if all(parameter.grad is not None or not parameter.requires_grad for parameter in given):
-            return given
-        return self.successors(given)
+        if all(parameter.grad is not None or not parameter.requires_grad for parameter in parameters):
+            return parameters
+        return self.successors(parameters)
 
     def successors(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters, each that was replaced by the one that its model has now.

@@ -104,13 +104,15 @@ class AcceleratedScheduler:
                 self._times,
             )
 
-    def get_last_lr(self) -> Any:
+    def get_last_lr(self) -> list[float]:
         """Return the learning rates of the last step, one a parameter group."""
-        return self.scheduler.get_last_lr()
+        found: list[float] = self.scheduler.get_last_lr()
+        return found
 
-    def get_lr(self) -> Any:
+    def get_lr(self) -> list[float]:
         """Return what the wrapped schedule computes now."""
-        return self.scheduler.get_lr()
+        found: list[float] = self.scheduler.get_lr()
+        return found
 
     def print_lr(self, *args: object, **kwargs: object) -> None:
         """Print the learning rate, through the wrapped schedule.
@@ -121,9 +123,10 @@ class AcceleratedScheduler:
         """
         self.scheduler.print_lr(*args, **kwargs)
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> dict[str, Any]:
         """Return the wrapped schedule's state."""
-        return self.scheduler.state_dict()
+        found: dict[str, Any] = self.scheduler.state_dict()
+        return found
 
     def load_state_dict(self, state_dict: object) -> None:
         """Load the wrapped schedule's state.

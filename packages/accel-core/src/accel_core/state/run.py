@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from accel_core._records import record
 from accel_core.errors import ConfigurationError, StateError, StateResetError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType, PrecisionType
@@ -18,7 +19,25 @@ if TYPE_CHECKING:
     from accel_core.mesh.layout import Layout
     from accel_core.plugins.parallelism import ParallelismConfig
 
-__all__ = ["AcceleratorState", "is_initialized", "loss_part", "settle_precision"]
+__all__ = ["AcceleratorState", "Decision", "decided", "is_initialized", "loss_part", "settle_precision"]
+
+
+@record(frozen=True)
+class Decision:
+    """What the first Accelerator of a process decided for those after it.
+
+    Attributes:
+        engine: The engine that was asked for; `None` where the number of processes chose the strategy.
+        layout: Which rank does what.
+        flag: Variable that was set to tell libraries of the engine, or nothing.
+    """
+
+    engine: object
+    layout: Layout
+    flag: str
+
+
+_decision: Decision | None = None
 
 
 def is_initialized() -> bool:
@@ -26,10 +45,15 @@ def is_initialized() -> bool:
     return AcceleratorState._shared_state != {}
 
 
+def decided() -> Decision | None:
+    """Return what was decided in this process; nothing, where the view of it is empty."""
+    return _decision if is_initialized() else None
+
+
 def loss_part(world: World) -> int:
     """Return which part of the loss this rank computes in the present run; without a run, its rank."""
-    layout: Layout | None = AcceleratorState._shared_state.get("_layout")
-    return world.rank if layout is None else layout.loss_part
+    known = decided()
+    return world.rank if known is None else known.layout.loss_part
 
 
 def settle_precision(wanted: str | None, cpu: bool = False) -> str:
@@ -137,6 +161,8 @@ class AcceleratorState(ProcessControl):
         self._mixed_precision = settle_precision(mixed_precision, cpu)
         if is_set:
             return
+        global _decision
+        _decision = None
         self.__dict__.update(
             dynamo_plugin=dynamo_plugin,
             deepspeed_plugins=_by_name(deepspeed_plugin),
@@ -149,8 +175,12 @@ class AcceleratorState(ProcessControl):
         )
         PartialState._shared_state["distributed_type"] = self.distributed_type
 
-    def _publish(self, label: DistributedType, mains: tuple[bool, bool] | None = None, **facts: object) -> None:
-        """Show what an Accelerator decided."""
+    def _publish(
+        self, decision: Decision, label: DistributedType, mains: tuple[bool, bool] | None = None, **facts: object
+    ) -> None:
+        """Keep what an Accelerator decided, and show what users may see of it."""
+        global _decision
+        _decision = decision
         self.__dict__.update({name: value for name, value in facts.items() if value is not None})
         self.deepspeed_plugins = _by_name(self.__dict__.pop("deepspeed_plugin", self.deepspeed_plugins))
         self.distributed_type = label
@@ -182,7 +212,10 @@ class AcceleratorState(ProcessControl):
 
         The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
         """
-        environ.remove(AcceleratorState._shared_state.pop("_flag", ""))
+        global _decision
+        if _decision is not None:
+            environ.remove(_decision.flag)
+        _decision = None
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()

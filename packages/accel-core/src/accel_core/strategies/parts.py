@@ -21,7 +21,24 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
-__all__ = ["Kit", "Parts", "PrecisionRequest"]
+__all__ = ["Clip", "Kit", "Parts", "PrecisionRequest"]
+
+
+@record(frozen=True)
+class Clip:
+    """Gradients to clip.
+
+    Attributes:
+        parameters: The parameters that have them.
+        limit: The largest norm, or the largest absolute value of an element.
+        norm_type: The p of the p-norm.
+        models: The prepared models, for engines that clip through them.
+    """
+
+    parameters: list[torch.Tensor]
+    limit: float
+    norm_type: float = 2.0
+    models: Sequence[torch.nn.Module] = ()
 
 
 @record(frozen=True)

@@ -1,10 +1,4 @@
-"""The steps of preparing one model, in the order in which a strategy takes them.
-
-    remember names -> convert -> move -> wrap the forward -> compile blocks -> distribute -> compile the whole
-
-`Strategy.prepare_model` calls them. A sharded strategy puts its own between them: activation checkpointing before
-blocks are compiled, materializing after the model is sharded.
-"""
+"""Compilation, as `Strategy.prepare_model` does it: of blocks before a model is distributed, of the whole after it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind
-from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -76,7 +76,9 @@ class Strategy(ABC):
     1. Once for a run: `lay_out` and `group_needs`, before any process group exists; the constructor, with the world,
        the layout, the mesh and the strategy's own plugins; there `precision`; then `label`.
     2. For every `Accelerator.prepare`: `kind_of` for each object, `check`, which may refuse and changes nothing, and
-       `prepare`, which owns the order. For a model alone, `prepare_model`; for an optimizer, `rebind` and `stepper`.
+       `prepare`, which owns the order. For each model, `prepare_model`, whose steps are methods of their own: `plan`
+       (in `check` already), `convert`, `place`, `split`, `compile_blocks`, `distribute`; for an optimizer, `rebind` and
+       `stepper`.
     3. For every batch: `no_sync` around a batch that does not end its window (or `sync_next_backward`), `backward`;
        where the window ends `scale_gradients` if losses had weights, `clip_grad_norm_` or `clip_grad_value_`, and the
        stepper's `step` and `zero_grad`. `join`, `split_context` and `adapt_loader` where the user asks for them.
@@ -92,6 +94,7 @@ class Strategy(ABC):
         world: The processes.
         layout: Which rank does what.
         number_format: What `precision` returned.
+        plans: What `plan` returned for each model that is being prepared.
     """
 
     name: ClassVar[str]
@@ -107,6 +110,9 @@ class Strategy(ABC):
     receives_weights: ClassVar[bool] = False
     """Whether `prepare` gives a rank that has a model without weights those of another."""
 
+    evaluates_whole: ClassVar[bool] = True
+    """Whether a model that is only evaluated is not distributed: it stays whole on each process."""
+
     format: CheckpointFormat = PLAIN
     """How models and optimizers lie in a checkpoint. A strategy with several forms sets its own when it is made."""
 
@@ -117,6 +123,8 @@ class Strategy(ABC):
         for container in self.containers:
             register_container(container)
         self.number_format = self.precision(parts.precision)
+        self.plans: MutableMapping[torch.nn.Module, Any] = WeakIdKeyDictionary()
+        self._planned: MutableMapping[torch.nn.Module, list[int]] = WeakIdKeyDictionary()
         self._names = ParameterNames()
 
     @classmethod
@@ -181,17 +189,6 @@ class Strategy(ABC):
     def label(self) -> DistributedType:
         """Return what users see as `distributed_type`."""
 
-    @abstractmethod
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Make a model on its device train together with those of the other processes.
-
-        Args:
-            model: The model, already on its device.
-
-        Returns:
-            The model to call in training: the same one, or a wrapper around it.
-        """
-
     def kind_of(self, given: object) -> Kind | None:
         """Return the kind of an object that only this strategy recognizes, such as an engine's own schedule.
 
@@ -215,10 +212,23 @@ class Strategy(ABC):
             placement.refuse_misplaced(slot.given, self.world.device)
             if not self.receives_weights and (self.parts.device_placement if slot.place is None else slot.place):
                 placement.refuse_empty(slot.given)
-        for slot in bundle.optimizers:
-            self._names.check(slot.given)
+        self.check_optimizers(bundle)
         for slot in bundle.loaders:
             self.check_loader(slot.given)
+        for slot in bundle.models:
+            self._plan(slot.given)
+
+    def check_optimizers(self, bundle: Bundle) -> None:
+        """Refuse optimizers that cannot train the models prepared with them, or before.
+
+        Args:
+            bundle: The objects passed to `prepare`.
+
+        Raises:
+            PreparationError: One holds parameters that its model lost.
+        """
+        for slot in bundle.optimizers:
+            self._names.check(slot.given)
 
     def check_loader(self, loader: DataLoader[Any]) -> None:
         """Refuse a loader with which ranks of one replica would read different data.
@@ -260,7 +270,7 @@ class Strategy(ABC):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Prepare one model; see `strategies.recipe` for the steps.
+        """Prepare one model, step by step; a strategy replaces the steps, not their order.
 
         Args:
             model: The model. Of a compiled one the inside is prepared, and compiled again as it was.
@@ -270,27 +280,88 @@ class Strategy(ABC):
         Returns:
             The model, or what wraps it.
         """
-        given, model = model, recipe.inside(model)
-        compiled = model is not given
-        if isinstance(model, self.containers):
+        given, inside = model, recipe.inside(model)
+        if self.is_prepared(inside):
+            self.adopt(inside)
             self._own(given)
             return given
-        self._names.remember(self._bare(model))
-        forward_before = model.__dict__.get("forward")
-        model = self.number_format.convert(model)
+        if not self.has_planned(given):
+            self._plan(given)
+        self._names.remember(self._bare(inside))
+        forward_before = inside.__dict__.get("forward")
+        model = self.convert(inside)
         if self.parts.device_placement if device_placement is None else device_placement:
-            placement.move(model, self.world.device)
+            self.place(model)
         model = self.number_format.wrap(model)
-        if not compiled:
-            model = recipe.compile_blocks(model, self.parts.compilation)
-        if not evaluation:
+        model = self.split(model)
+        if given is inside:
+            model = self.compile_blocks(model)
+        if not (evaluation and self.evaluates_whole):
             model = self.distribute(model)
-        if compiled:
-            model = recipe.keep_compiled(given, model, forward_before)
-        else:
+        if given is inside:
             model = recipe.compile_whole(model, self.parts.compilation)
+        else:
+            model = recipe.keep_compiled(given, model, forward_before)
         self._own(model)
         return model
+
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether a model that is not compiled was prepared before, so that `adopt` is all it needs."""
+        return isinstance(model, self.containers)
+
+    def adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was prepared before, here or by its user."""
+        self._names.remember(self._bare(model))
+
+    def plan(self, model: torch.nn.Module) -> Any:
+        """Return what later steps have to know of a model as it is, for `plans`; refuse one that cannot be prepared.
+
+        It is called once for a model, compiled or not, on every rank, and changes nothing.
+
+        Raises:
+            PreparationError: The model cannot be prepared.
+        """
+        return None
+
+    def has_planned(self, model: torch.nn.Module) -> bool:
+        """Return whether a model was planned in this `prepare`, and has the same parameters since."""
+        inside = recipe.inside(model)
+        return inside in self.plans and self._planned.get(inside) == [*map(id, inside.parameters())]
+
+    def _plan(self, model: torch.nn.Module) -> None:
+        inside = recipe.inside(model)
+        self.plans[inside] = self.plan(model)
+        self._planned[inside] = [*map(id, inside.parameters())]
+
+    def convert(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Exchange layers or parameters of a model as its number format asks, in place."""
+        return self.number_format.convert(model)
+
+    def place(self, model: torch.nn.Module) -> None:
+        """Move a model to the device of this process."""
+        placement.move(model, self.world.device)
+
+    def split(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Change a model inside, before its blocks are compiled, as where several ranks share one replica."""
+        return model
+
+    def compile_blocks(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Compile the repeated blocks of a model, if the run compiles by region."""
+        return recipe.compile_blocks(model, self.parts.compilation)
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Make a model on its device train together with those of the other processes.
+
+        Args:
+            model: The model, already on its device.
+
+        Returns:
+            The model to call in training: the same one, or a wrapper around it.
+        """
+        raise StateError(
+            f"A strategy says how processes train one model; got {self.name!r}, which has no `distribute`. Write it, "
+            "or a `prepare_model` of its own."
+        )
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Point optimizers to the present parameters of prepared models.
@@ -429,42 +500,24 @@ class Strategy(ABC):
         """
         return loader
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
-        """Scale gradients down to a common norm of at most `max_norm`.
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
+        """Scale gradients down to a common norm.
 
         Args:
-            parameters: The parameters.
-            max_norm: The largest norm allowed.
-            norm_type: The p of the p-norm.
-            models: The prepared models, for engines that clip through them.
+            clip: Which gradients, and how.
 
         Returns:
             The norm before clipping.
         """
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        return torch.nn.utils.clip_grad_norm_(clip.parameters, clip.limit, norm_type=clip.norm_type)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
-        """Clip each gradient element to [-clip_value, clip_value].
+    def clip_grad_value_(self, clip: Clip) -> None:
+        """Clip each gradient element to a range around zero.
 
         Args:
-            parameters: The parameters.
-            clip_value: Largest absolute value.
-            models: The prepared models, for engines that clip through them.
+            clip: Which gradients, and how.
         """
-        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+        torch.nn.utils.clip_grad_value_(clip.parameters, clip.limit)
 
     def unwrap(self, model: torch.nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> Any:
         """Return the model inside what `prepare_model` returned.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,14 +12,16 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
+from accel_core.errors import StateError
 from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.options.enums import DistributedType
 from accel_core.precision.precision import Precision
 from accel_core.strategies import registry
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Kit, PrecisionRequest
 from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.single import SingleStrategy
-from accel_core.strategies.strategy import strategy_of
+from accel_core.strategies.strategy import Strategy, strategy_of
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -93,10 +96,7 @@ class Owner(SingleStrategy):
 @pytest.fixture
 def owned(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
     """Give an Accelerator of that strategy."""
-    monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setenv("ACCELERATE_STRATEGY", "owner")
-    register_strategy(Owner)
-    return Accelerator(mixed_precision="fp16")
+    return _chosen(Owner, monkeypatch, partial(Accelerator, mixed_precision="fp16"))
 
 
 def test_a_strategy_owns_order_and_kinds(owned: Accelerator) -> None:
@@ -149,3 +149,69 @@ def test_a_model_knows_its_strategy_while_that_lives() -> None:
     assert (
         strategy_of(prepared) is strategy_of(torch.compile(prepared, backend="eager")) is accelerator._runtime.strategy
     )
+
+
+class Planner(SingleStrategy):
+    """Counts its plans, and takes each from where `check` left it."""
+
+    name = "planner"
+    planned: ClassVar[list[nn.Module]] = []
+    found: ClassVar[list[object]] = []
+
+    def plan(self, model: nn.Module) -> int:
+        """Return the number of the plan."""
+        self.planned.append(model)
+        return len(self.planned)
+
+    def split(self, model: nn.Module) -> nn.Module:
+        """Note which plan is there."""
+        self.found.append(self.plans[model])
+        return model
+
+
+class Changing(Accelerator):
+    """Changes some models before it prepares them."""
+
+    def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> nn.Module:
+        """Exchange the weight of a bilinear layer."""
+        if isinstance(model, nn.Bilinear):
+            model.weight = nn.Parameter(model.weight.detach().clone())
+        return super().prepare_model(model, *args, **kwargs)
+
+
+def _chosen(
+    strategy: type[Strategy], monkeypatch: pytest.MonkeyPatch, kind: Callable[[], Accelerator] = Accelerator
+) -> Accelerator:
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setenv("ACCELERATE_STRATEGY", strategy.name)
+    register_strategy(strategy)
+    return kind()
+
+
+def test_a_model_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together with others, alone or for evaluation: once for each call, and again only where it changed since."""
+    monkeypatch.setattr(Planner, "planned", planned := [])
+    monkeypatch.setattr(Planner, "found", found := [])
+    accelerator = _chosen(Planner, monkeypatch, Changing)
+    first, second, changed = nn.Linear(1, 1), torch.compile(nn.Linear(1, 1), backend="eager"), nn.Bilinear(1, 1, 1)
+    accelerator.prepare(first, second, changed)
+    assert planned == [first, second, changed, changed]
+    assert found == [1, 2, 4]
+    accelerator.prepare_model(first)
+    accelerator.prepare_model(first, evaluation_mode=True)
+    assert planned[4:] == [first, first]
+    assert found[3:] == [5, 6]
+    assert not accelerator._runtime.strategy.plans
+
+
+def test_a_strategy_has_to_say_how_processes_train_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not is refused where it would distribute a model."""
+
+    class Silent(Strategy):
+        name = "silent"
+
+        def label(self) -> DistributedType:
+            return DistributedType.NO
+
+    with pytest.raises(StateError, match="'silent', which has no `distribute`"):
+        _chosen(Silent, monkeypatch).prepare(nn.Linear(1, 1))

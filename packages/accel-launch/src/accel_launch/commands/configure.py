@@ -115,7 +115,7 @@ def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def _typed(text: str) -> Any:
+def _typed(text: str) -> object:
     words = {"true": True, "false": False}
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else words.get(text.lower(), text)
 

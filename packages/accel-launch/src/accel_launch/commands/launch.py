@@ -34,7 +34,7 @@ def add_settings(parser: argparse.ArgumentParser, table: Iterable[Setting]) -> N
 def _type(setting: Setting) -> Callable[[str], Any]:
     """Return what reads a flag's word, with a message that says what is wanted."""
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> object:
         try:
             return setting.parse(text)
         except ValueError:

@@ -106,7 +106,7 @@ def _gather_on_first(part: FlatPart, holders: Sequence[int]) -> torch.Tensor:
     return whole
 
 
-def optimizer_state(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) -> dict[str, Any]:
+def optimizer_state(own: torch.optim.Optimizer, model: torch.nn.Module, parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of an optimizer by names of parameters, of each entry the run that this rank holds."""
     named = state_by_names(own, [model])
     of_parameters = {
@@ -116,7 +116,7 @@ def optimizer_state(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) 
     return {**named, "state": of_parameters}
 
 
-def named_optimizer_of(own: Any, model: torch.nn.Module, parts: Mapping[str, Any]) -> NamedOptimizer:
+def named_optimizer_of(own: torch.optim.Optimizer, model: torch.nn.Module, parts: Mapping[str, Any]) -> NamedOptimizer:
     """Return an optimizer by parameter names, where this rank holds a contiguous run of each parameter."""
     seen = named_optimizer(own, [model])
     like = {name: parts.get(name, value) for name, value in seen.like.items()}
@@ -132,7 +132,7 @@ def named_optimizer_of(own: Any, model: torch.nn.Module, parts: Mapping[str, Any
     return replace(seen, param_groups=groups, like=like, state=state, load=partial(_load, own, like))
 
 
-def _load(own: Any, like: Mapping[str, Any], state: dict[str, Any]) -> None:
+def _load(own: torch.optim.Optimizer, like: Mapping[str, Any], state: dict[str, Any]) -> None:
     """Load a state of runs; an optimizer has none of a parameter of which this rank holds nothing."""
     order = (name for name in like)
     keys = {key: next(order) for group in state["param_groups"] for key in group["params"]}
@@ -145,7 +145,7 @@ def _load(own: Any, like: Mapping[str, Any], state: dict[str, Any]) -> None:
     own.load_state_dict({**state, "state": of_parameters})
 
 
-def _own(value: Any) -> Any:
+def _own(value: object) -> object:
     """Return the run of a part; of a step count, which several parameters may share, a copy."""
     if isinstance(value, FlatPart):
         return value.run

@@ -30,7 +30,7 @@ class _Owner(Protocol):
 
     def wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None: ...
 
-    def wrapper_under(self, optimizer: Any) -> torch.nn.Module | None: ...
+    def wrapper_under(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None: ...
 
     def ties_of(self, model: torch.nn.Module) -> list[list[str]]: ...
 
@@ -42,13 +42,13 @@ class _Owner(Protocol):
 
     def load_whole_state(self, model: torch.nn.Module, state: dict[str, Any]) -> None: ...
 
-    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]: ...
+    def whole_optimizer(self, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]: ...
 
-    def whole_named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]: ...
+    def whole_named(self, wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]: ...
 
     def whole_shapes(self, wrapper: torch.nn.Module) -> dict[str, torch.Size]: ...
 
-    def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None: ...
+    def load_whole_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None: ...
 
 
 class WrappedFormat(FullyShardedFormat):
@@ -89,7 +89,7 @@ class WrappedFormat(FullyShardedFormat):
             return self._owner.whole_state(model, keep=True)
         return self._owner.held_state(wrapper) or states.state_of(wrapper)
 
-    def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
+    def optimizer_of(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> dict[str, Any]:
         """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
         wrapper = self._owner.wrapper_under(optimizer)
         if wrapper is None:
@@ -164,7 +164,7 @@ class WrappedFormat(FullyShardedFormat):
             found.append(stored_optimizers.restoration(seen, index, source, run.world.rank))
         return found
 
-    def _named(self, own: Any, wrapper: torch.nn.Module) -> NamedOptimizer:
+    def _named(self, own: torch.optim.Optimizer, wrapper: torch.nn.Module) -> NamedOptimizer:
         """Return an optimizer of a wrapped model by the names of its parameters, which have shapes and no values."""
         if states.in_shards(wrapper):
             held = self._owner.held_state(wrapper)
@@ -188,7 +188,9 @@ def _then(plan: Restoration, finish: Callable[[], None]) -> Restoration:
     return replace(plan, apply=apply)
 
 
-def named_optimizer(own: Any, wrapper: torch.nn.Module, order: Callable[[dict[str, Any]], list[str]]) -> NamedOptimizer:
+def named_optimizer(
+    own: torch.optim.Optimizer, wrapper: torch.nn.Module, order: Callable[[dict[str, Any]], list[str]]
+) -> NamedOptimizer:
     """Return an optimizer of a model that is wrapped in shards by the names of its parameters; every rank calls it."""
     inside = states.inside(own)
     named = states.optimizer_of(wrapper, inside)

@@ -32,7 +32,7 @@ def in_shards(wrapper: torch.nn.Module | None) -> bool:
     return isinstance(wrapper, FullyShardedDataParallel) and wrapper.sharding_strategy is not ShardingStrategy.NO_SHARD
 
 
-def inside(optimizer: Any) -> torch.optim.Optimizer:
+def inside(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer inside accel's wrappers."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer

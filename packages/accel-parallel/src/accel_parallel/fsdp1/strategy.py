@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -34,12 +34,13 @@ from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
-from accel_core.strategies import placement, recipe
+from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_parallel.fsdp1 import flat
 from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.fsdp1.states import in_shards, inside
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
@@ -76,7 +77,9 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
 
     @classmethod
-    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+    def lay_out(
+        cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: FullyShardedDataParallelPlugin
+    ) -> Layout:
         """Shard over all ranks, over the ranks of a machine, or as the mesh axes say.
 
         Raises:
@@ -93,7 +96,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return layout
 
     @classmethod
-    def _without_axes(cls, rank: int, world_size: int, plugin: Any) -> Layout:
+    def _without_axes(cls, rank: int, world_size: int, plugin: FullyShardedDataParallelPlugin) -> Layout:
         if plugin.sharding_strategy not in _HYBRID:
             return super()._without_axes(rank, world_size, plugin)
         machine = max(1, rendezvous.locate().local_size)
@@ -111,14 +114,10 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             found.scaler = ShardedGradScaler(self.world.device.type, **asked.scaler.to_kwargs())
         return found
 
-    def check(self, bundle: Bundle) -> None:
+    def check_optimizers(self, bundle: Bundle) -> None:
         """Also refuse optimizers that cannot follow flattened parameters."""
-        self.check_optimizers(bundle)
-        for slot in bundle.models:
-            placement.refuse_offloaded(slot.given)
-            placement.refuse_misplaced(slot.given, self.world.device)
-            self.check_model(slot.given)
-        models = [self._bare(slot.given) for slot in bundle.models if not self._is_sharded(recipe.inside(slot.given))]
+        self._refuse_optimizers(bundle)
+        models = [self._bare(slot.given) for slot in bundle.models if not self.is_prepared(recipe.inside(slot.given))]
         new = {id(p) for model in models for p in model.parameters()}
         flat = set() if self.plugin.use_orig_params else new
         for slot in bundle.optimizers:
@@ -135,11 +134,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """What parameters are once they are sharded: pieces, unless every rank holds all of them."""
         return ("flat",) if self._splits and self.mesh.size(self.mesh.ndim - 1) > 1 else ()
 
-    def check_model(self, model: torch.nn.Module) -> WrapPlan:
+    def plan(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse a model whose parameters cannot be flattened block by block."""
-        plan = super().check_model(model)
+        plan = super().plan(model)
         bare = self._bare(model)
-        if self._is_sharded(recipe.inside(model)):
+        if self.is_prepared(recipe.inside(model)):
             self._refuse_other_wrapping(model)
             return plan
         compiles = self.parts.compilation.backend != DynamoBackend.NO or model is not bare
@@ -258,14 +257,15 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         kept = self._wrappers.get(model)
         return None if kept is None else kept()
 
-    def _is_sharded(self, model: torch.nn.Module) -> bool:
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether a model, or a part of it, was wrapped before."""
         return any(isinstance(part, FullyShardedDataParallel) for part in model.modules()) or (
             self._wrapper_of(model) is not None
         )
 
-    def _adopt(self, model: torch.nn.Module) -> None:
+    def adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was wrapped before `prepare`."""
-        super()._adopt(model)
+        super().adopt(model)
         bare = self._bare(model)
         if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
             self._wrappers[bare] = ref(model)
@@ -302,15 +302,14 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                     "Change one of them, or leave wrapping to prepare()."
                 )
 
-    def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    def _now(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters unchanged; refuse those that were flattened."""
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if not self.plugin.use_orig_params and any(p.grad is None and p in self._flattened for p in given):
+        if not self.plugin.use_orig_params and any(p.grad is None and p in self._flattened for p in parameters):
             raise PreparationError(
                 "Without use_orig_params, FSDP1 replaces a model's parameters by flat ones; got original parameters, "
                 "which have no gradients. Pass the parameters of the prepared model."
             )
-        return given
+        return parameters
 
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Point optimizers to the present parameters of prepared models, including flattened ones."""
@@ -325,13 +324,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             flat = [p for model in models for p in model.parameters() if p.requires_grad]
             parameters[:] = [*others, *(p for p in flat if all(p is not other for other in others))]
 
-    def _flat_models(self, optimizer: Any) -> list[torch.nn.Module]:
+    def _flat_models(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
         """Return the models whose original parameters, since flattened, an optimizer holds."""
         held = [p for group in optimizer.param_groups for p in group["params"] if p in self._flattened]
         found = {id(model): model for p in held if (model := self._flattened[p]()) is not None}
         return list(found.values())
 
-    def _refuse_groups(self, optimizer: Any) -> None:
+    def _refuse_groups(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse an optimizer that cannot follow flattened parameters.
 
         Raises:
@@ -355,7 +354,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 f"parameters. {advice}"
             )
 
-    def _refuse_state(self, optimizer: Any, advice: str) -> None:
+    def _refuse_state(self, optimizer: torch.optim.Optimizer, advice: str) -> None:
         raise PreparationError(
             "Optimizer state cannot be carried over to parameters that FSDP1 flattens; got "
             f"{type(optimizer).__name__} with the state of {len(optimizer.state)} parameters. {advice}"
@@ -385,19 +384,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
             yield
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, flattened or whole, down to a common norm; return the norm before, the same on all ranks."""
         shards = self._shards if self._splits else ()
         # Nothing stays whole as a rule: then all parameters are shared alike, and none has to be looked for.
         groups = self.groups_of if self.averaging else lambda _: shards
-        return gradients.clip_norm(self._now(parameters), max_norm, norm_type, groups)
+        return gradients.clip_norm(self._now(clip.parameters), clip.limit, clip.norm_type, groups)
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""
@@ -444,7 +436,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.FULL_STATE_DICT, *configs):
                 yield
 
-    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
+    def whole_optimizer(self, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
         """Gather the state of an optimizer in the form of torch's optimizers; every rank calls it."""
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
@@ -492,7 +484,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Return the unsharded shapes of a wrapped model's parameters, by name."""
         return self._shapes[self._bare(wrapper)]
 
-    def load_whole_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
+    def load_whole_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Load a whole optimizer state, equal on all ranks; each keeps its shards."""
         wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
         if wrapper is None:
@@ -509,7 +501,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with self._whole(wrapper):
             bare.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, bare, whole))
 
-    def whole_named(self, wrapper: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    def whole_named(self, wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the whole state of an optimizer by parameter names; every rank calls it."""
         with self._whole(wrapper):
             return FullyShardedDataParallel.optim_state_dict(wrapper, inside(optimizer))
@@ -522,7 +514,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         model = list(self._shapes[self._bare(wrapper)])
         return sorted(names, key=model.index)
 
-    def wrapper_under(self, optimizer: Any) -> torch.nn.Module | None:
+    def wrapper_under(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
         """Return the FSDP module that an optimizer trains, or `None` if it trains no wrapped model.
 
         Raises:
@@ -548,5 +540,5 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return list(self.whole_state(model, keep=self.world.is_local_main).items())
 
 
-def _own(value: Any) -> Any:
+def _own(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value

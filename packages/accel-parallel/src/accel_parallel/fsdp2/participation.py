@@ -36,21 +36,21 @@ class _Group:
         self._unused: dict[int, Any] = {}
         self._used = set[int]()
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: object) -> object:
         """Gather the parameters for a forward pass."""
         if torch.is_grad_enabled():
             self.entered = True
             self._come_to("forward pass")
         return self._forward(*args)
 
-    def backward(self, *args: Any) -> None:
+    def backward(self, *args: object) -> None:
         """Gather the parameters for a backward pass."""
         if not self._is_in_backward:
             self._come_to("backward pass")
         self.entered = self._is_in_backward = True
         self._backward(*args)
 
-    def reduce(self, *args: Any) -> None:
+    def reduce(self, *args: object) -> None:
         """Reduce gradients over ranks, unless they are held back."""
         self._is_in_backward = False
         if self.entered and self._group.reduce_grads:

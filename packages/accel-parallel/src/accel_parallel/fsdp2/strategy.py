@@ -65,14 +65,14 @@ class FullyShardStrategy(ShardedStrategy):
         found = super().precision(asked)
         return found if self.tensor is None else together(found, asked, self.world)
 
-    def check_model(self, model: torch.nn.Module) -> WrapPlan:
+    def plan(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse what the installed torch cannot shard in place.
 
         Raises:
             TorchVersionError: The ranks compute on CPUs, parameters stay whole, or ranks split the model by tensor
                 parallel, and torch is too old for it.
         """
-        plan = super().check_model(model)
+        plan = super().plan(model)
         if self.tensor is not None:
             require_torch("fsdp2_with_tp")  # before, uneven parts came back in the wrong order
         if self.world.device.type == "cpu":
@@ -98,12 +98,13 @@ class FullyShardStrategy(ShardedStrategy):
         else:
             self.tensor.check(model)
 
-    def _split(self, model: torch.nn.Module) -> None:
-        """Split a model over the ranks of tensor parallel."""
+    def split(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Also split a model over the ranks of tensor parallel, before what each of them holds is sharded."""
         if self.tensor is not None:
             bare = self._bare(model)
             self.tensor.split(bare, self.tensor.check(bare), from_main=bool(self.plugin.cpu_ram_efficient_loading))
             self.tensor.watch(bare)
+        return super().split(model)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Also let ranks use different parameters, and compare the first gradients of a model that they split."""
@@ -117,12 +118,13 @@ class FullyShardStrategy(ShardedStrategy):
         optimizer.register_step_pre_hook(lambda *_: self.participation.complete())
         return super().stepper(optimizer)
 
-    def _is_sharded(self, model: torch.nn.Module) -> bool:
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether a model was sharded in place before."""
         return is_sharded(model)
 
-    def _adopt(self, model: torch.nn.Module) -> None:
+    def adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was sharded before; what is whole in it starts alike and is averaged here."""
-        super()._adopt(model)
+        super().adopt(model)
         bare = self._bare(model)
         new = self.averaging.lacks(bare)
         receive_new(new, self.world)
@@ -166,7 +168,7 @@ class FullyShardStrategy(ShardedStrategy):
     @contextmanager
     def _synchronized(self, model: torch.nn.Module, wanted: bool) -> Iterator[None]:
         sharded: Any = self._bare(model)
-        if not self._is_sharded(sharded):
+        if not self.is_prepared(sharded):
             yield
             return
         before = not self.averaging.is_held(sharded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.precision.precision import Precision
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_parallel.averaging import Averaging, reading_groups
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.context.strategy import SequenceStrategy
@@ -42,6 +42,7 @@ class MeshStrategy(SequenceStrategy):
 
     name = "mesh"
     plugin_type = TorchTensorParallelPlugin
+    evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ("cp", "tp")
     """Axes along which ranks train one replica together."""
 
@@ -91,14 +92,13 @@ class MeshStrategy(SequenceStrategy):
         """Return the label of several processes on this device."""
         return self.world.hardware.label if self.world.size > 1 else self.world.base_label
 
-    def check(self, bundle: Bundle) -> None:
-        """Also refuse models that ranks cannot share, and optimizers that update before gradients are complete.
+    def check_optimizers(self, bundle: Bundle) -> None:
+        """Also refuse optimizers that update before gradients are complete, or do not train distributed tensors.
 
         Raises:
-            PreparationError: A model that a device map or FSDP spreads, or cannot be split; a LOMO optimizer, or one
-                that does not train distributed tensors.
+            PreparationError: A LOMO optimizer, or one of `optimizers.REFUSED` where ranks split a model.
         """
-        super().check(bundle)
+        super().check_optimizers(bundle)
         if any(is_lomo(slot.given) for slot in bundle.optimizers):
             raise PreparationError(
                 "A LOMO optimizer updates inside backward, before ranks have averaged gradients; got one on a mesh. "
@@ -106,17 +106,15 @@ class MeshStrategy(SequenceStrategy):
             )
         for slot in bundle.optimizers:
             check_optimizer(slot.given, () if self.tensor is None else ("distributed", "several"))
-        for slot in bundle.models:
-            self.check_model(slot.given)
 
-    def check_model(self, model: torch.nn.Module) -> TensorPlan:
+    def plan(self, model: torch.nn.Module) -> TensorPlan:
         """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
 
         Raises:
-            PreparationError: It cannot be.
+            PreparationError: A device map or FSDP spreads it, or it cannot be split.
         """
         bare = self._bare(model)
-        if self.tensor is None or bare in self._prepared:
+        if self.tensor is None or self.is_prepared(bare):
             return TensorPlan()
         placement.refuse_sharded(bare)
         devices = placement.devices_of(bare)
@@ -127,62 +125,53 @@ class MeshStrategy(SequenceStrategy):
             )
         return self.tensor.check(bare)
 
-    def prepare_model(
-        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
-    ) -> torch.nn.Module:
-        """Prepare one model, also one that is not trained: it may fit on no single device."""
-        given, model = model, recipe.inside(model)
-        if self._bare(model) in self._prepared:
-            self._adopt(self._bare(model))
-            self._own(given)
-            return given
-        plan = self.check_model(given)
-        self._names.remember(self._bare(model))
-        forward_before = model.__dict__.get("forward")
-        model = self.number_format.convert(model)
-        if self.parts.device_placement if device_placement is None else device_placement:
-            if is_split(model):
-                settle(model, self.world.device)
-            else:
-                placement.move(model, self.world.device)
-        model = self.number_format.wrap(model)
-        self._share(self._bare(model), plan)
-        if given is not recipe.inside(given):
-            model = recipe.keep_compiled(given, model, forward_before)
-        else:
-            recipe.compile_blocks_in_place(model, self.parts.compilation)
-            model = recipe.compile_whole(model, self.parts.compilation)
-        self._own(model)
-        return model
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether a model's gradients are averaged already."""
+        return self._bare(model) in self._prepared
 
-    def _adopt(self, bare: torch.nn.Module) -> None:
+    def adopt(self, model: torch.nn.Module) -> None:
         """Let parameters that a model got after it was prepared start alike, and average their gradients too."""
-        self._names.remember(bare)
+        super().adopt(model)
+        bare = self._bare(model)
         new = self.averaging.lacks(bare)
         receive_new(new, self.world)
         self.averaging.watch(bare, list(new.values()))
         if self.tensor is not None:
             self.tensor.watch(bare, again=bool(new))
 
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Share a model among the ranks."""
-        self._share(self._bare(model), self.check_model(model))
-        return model
+    def place(self, model: torch.nn.Module) -> None:
+        """Move a model to the device; of one that arrived split, what is whole."""
+        if is_split(model):
+            settle(model, self.world.device)
+        else:
+            super().place(model)
 
-    def _share(self, bare: torch.nn.Module, plan: TensorPlan) -> None:
-        """Start everywhere from the values of the first rank, and average gradients from now on."""
+    def split(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Split a model over the ranks of tensor parallel."""
         if self.tensor is not None:
-            self.tensor.split(bare, plan)
+            bare = self._bare(model)
+            self.tensor.split(bare, self.plans[model])
             self.tensor.watch(bare)
             cut_what_is_loaded(bare)
             refuse_resizing(bare)
-        else:
+        return model
+
+    def compile_blocks(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Compile the repeated blocks in place, if the run compiles by region."""
+        recipe.compile_blocks_in_place(model, self.parts.compilation)
+        return model
+
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Start everywhere from the values of the first rank, and average gradients from now on."""
+        bare = self._bare(model)
+        if self.tensor is None:
             refuse_empty(bare, self.world)
             if starts_from_main(bare, self.world, asked=False):
                 receive(bare.modules(), self.world.device)
         self._names.remember(bare)
         self.averaging.watch(bare, list(bare.parameters()))
         self._prepared[bare] = True
+        return model
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
@@ -205,25 +194,12 @@ class MeshStrategy(SequenceStrategy):
         """Return a context whose backward passes average what was added up."""
         return self.averaging.holding(self._bare(model), False)
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, wherever they lie, down to a common norm; returns a plain scalar, equal on all ranks."""
         self.averaging.settle()
-        return gradients.clip_norm(self._names.trained(parameters), max_norm, norm_type)
+        return gradients.clip_norm(self._names.trained(clip.parameters), clip.limit, clip.norm_type)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
+    def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element, wherever it lies."""
         self.averaging.settle()
-        gradients.clip_value(self._names.trained(parameters), clip_value)
+        gradients.clip_value(self._names.trained(clip.parameters), clip.limit)

@@ -67,7 +67,7 @@ class FullyShardedFormat(ShardedFormat):
         """Return a model's state by its bare names, with this rank's part of each tensor; every rank calls it."""
         return canonical_state_dict(model)
 
-    def optimizer_of(self, optimizer: Any, models: Sequence[Any]) -> dict[str, Any]:
+    def optimizer_of(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> dict[str, Any]:
         """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
         return state_by_names(optimizer, models)
 

@@ -25,7 +25,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def clip_norm(
-    parameters: Iterable[torch.Tensor] | torch.Tensor,
+    parameters: Iterable[torch.Tensor],
     max_norm: float,
     norm_type: float,
     shared_by: Callable[[torch.Tensor], Groups] | None = None,
@@ -43,7 +43,7 @@ def clip_norm(
 
 
 @torch.no_grad()
-def clip_value(parameters: Iterable[torch.Tensor] | torch.Tensor, limit: float) -> None:
+def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
     """Clip each element of the gradients to [-limit, limit]."""
     for gradient in _shards(_unique(parameters)):
         gradient.clamp_(-limit, limit)
@@ -59,9 +59,8 @@ def groups_of(parameter: torch.Tensor) -> Groups:
     )
 
 
-def _unique(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
-    given = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-    return list({id(parameter): parameter for parameter in given}.values())
+def _unique(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return list({id(parameter): parameter for parameter in parameters}.values())
 
 
 def _shards(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

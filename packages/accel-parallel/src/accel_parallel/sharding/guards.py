@@ -68,7 +68,7 @@ def refuse_gradients_of_gradients(model: torch.nn.Module) -> None:
     model.register_forward_hook(_watch)
 
 
-def _watch(model: torch.nn.Module, args: object, output: Any) -> None:
+def _watch(model: torch.nn.Module, args: object, output: object) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     for tensor in tree_leaves(output):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.quantized import refuse_packed
 from accel_parallel.averaging import Averaging, reading_groups
@@ -75,6 +75,7 @@ class ShardedStrategy(SequenceStrategy):
 
     plugin_type = FullyShardedDataParallelPlugin
     receives_weights = True
+    evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ()
     """Axes along which ranks read the same data, and with which sharding is combined."""
     shards_integers: ClassVar[bool] = False
@@ -90,7 +91,9 @@ class ShardedStrategy(SequenceStrategy):
         self.averaging = Averaging(self.world.device, self._readers(parts))
 
     @classmethod
-    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+    def lay_out(
+        cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: FullyShardedDataParallelPlugin
+    ) -> Layout:
         """Shard over all ranks, or as the axes say.
 
         Raises:
@@ -113,11 +116,11 @@ class ShardedStrategy(SequenceStrategy):
         return super().lay_out(rank, world_size, parallelism, plugin)
 
     @classmethod
-    def _without_axes(cls, rank: int, world_size: int, plugin: Any) -> Layout:
+    def _without_axes(cls, rank: int, world_size: int, plugin: FullyShardedDataParallelPlugin) -> Layout:
         return Layout.of(rank, world_size, {"dp_shard": world_size})
 
     @classmethod
-    def group_needs(cls, plugin: Any) -> GroupNeeds:
+    def group_needs(cls, plugin: FullyShardedDataParallelPlugin) -> GroupNeeds:
         """Return that one process needs a group too, and offloaded parameters one that moves what lies on the CPU."""
         offload = plugin.cpu_offload
         offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
@@ -152,62 +155,50 @@ class ShardedStrategy(SequenceStrategy):
         """Return the label of FSDP."""
         return DistributedType.FSDP
 
-    def prepare_model(
-        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
-    ) -> torch.nn.Module:
-        """Shard one model, also one that is not trained: it may fit on no single device."""
-        given, model = model, recipe.inside(model)
-        if self._is_sharded(model):
-            self._adopt(model)
-            self._own(given)
-            return given
-        plan = self.check_model(given)
-        self._names.remember(model)
-        forward_before = model.__dict__.get("forward")
-        model = self.number_format.wrap(self.number_format.convert(model))
-        plan = plan.found_in(model)  # fp8 exchanges layers
+    def convert(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Also keep what trains in half precision in float32; find blocks again, as fp8 exchanges layers."""
+        converted = super().convert(model)
+        self.plans[converted] = self.plans[model].found_in(converted)
         if self.parts.precision.name != "no":
-            with keeping_marks(model):
-                keep_masters(model)
-        self._split(model)
+            with keeping_marks(converted):
+                keep_masters(converted)
+        return converted
+
+    def place(self, model: torch.nn.Module) -> None:
+        """Leave a model where it is: it may fit on no single device, and sharding moves it block by block."""
+
+    def split(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Let blocks compute again in the backward pass what they would have kept for it, if the plugin says so."""
         if self.plugin.activation_checkpointing:
-            recompute((block for _, block in plan.blocks), offload=bool(self.plugin.activation_checkpointing_offload))
-        if given is not model:
-            model = self._shard(model, plan)
-            model = recipe.keep_compiled(given, model, forward_before)
-        else:
-            recipe.compile_in_place([block for _, block in plan.blocks] or [model], self.parts.compilation)
-            model = self._shard(model, plan)
-            model = recipe.compile_whole(model, self.parts.compilation)
-        if self.forms:
-            refuse_copies(recipe.inside(model))
-            refuse_resizing(self._bare(model))
-            refuse_gradients_of_gradients(self._bare(model))
-        self._own(model)
+            blocks = (block for _, block in self.plans[model].blocks)
+            recompute(blocks, offload=bool(self.plugin.activation_checkpointing_offload))
         return model
 
-    def _split(self, model: torch.nn.Module) -> None:
-        """Split a model among ranks of one replica, before what each of them holds is sharded."""
+    def compile_blocks(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Compile the planned blocks in place, as they are sharded, if the run compiles by region."""
+        recipe.compile_in_place([block for _, block in self.plans[model].blocks] or [model], self.parts.compilation)
+        return model
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard a model as the plugin says."""
-        plan = self.check_model(model)
-        self._split(model)
-        return self._shard(model, plan)
+        """Shard a model as planned, and refuse from now on what a sharded one cannot do."""
+        sharded = self._shard(model, self.plans[model])
+        if self.forms:
+            refuse_copies(sharded)
+            refuse_resizing(self._bare(sharded))
+            refuse_gradients_of_gradients(self._bare(sharded))
+        return sharded
 
     @abstractmethod
     def _shard(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> torch.nn.Module:
         """Shard the blocks of a plan, those inside others first, and then the rest."""
 
-    def check(self, bundle: Bundle) -> None:
-        """Also refuse models that cannot be sharded, before any of them is."""
-        super().check(bundle)
-        self.check_optimizers(bundle)
-        for slot in bundle.models:
-            self.check_model(slot.given)
-
     def check_optimizers(self, bundle: Bundle) -> None:
-        """Refuse optimizers that update inside backward, or need more than shards, and sparse gradients.
+        """Also refuse optimizers that update inside backward, or need more than shards, and sparse gradients."""
+        super().check_optimizers(bundle)
+        self._refuse_optimizers(bundle)
+
+    def _refuse_optimizers(self, bundle: Bundle) -> None:
+        """Refuse what cannot train shards.
 
         Raises:
             PreparationError: A LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse.
@@ -227,7 +218,7 @@ class ShardedStrategy(SequenceStrategy):
         """What parameters are once they are sharded; see `optimizers.Refused`."""
         return ("distributed", "several") if self.world.size > 1 else ("distributed",)
 
-    def check_model(self, model: torch.nn.Module) -> wrapping.WrapPlan:
+    def plan(self, model: torch.nn.Module) -> wrapping.WrapPlan:
         """Return how a model will be taken apart; refuse one that cannot be.
 
         Raises:
@@ -235,7 +226,7 @@ class ShardedStrategy(SequenceStrategy):
             PreparationError: The model cannot be sharded.
         """
         bare = self._bare(model)
-        if self._is_sharded(recipe.inside(model)):
+        if self.is_prepared(recipe.inside(model)):
             self.check_sharded(bare)
             return wrapping.WrapPlan((), ())
         devices = devices_of(model)
@@ -298,13 +289,9 @@ class ShardedStrategy(SequenceStrategy):
     def check_sharded(self, model: torch.nn.Module) -> None:
         """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out."""
 
-    def _adopt(self, model: torch.nn.Module) -> None:
-        """Take over a model that was sharded before."""
-        self._names.remember(self._bare(model))
-
     @abstractmethod
-    def _is_sharded(self, model: torch.nn.Module) -> bool:
-        """Return whether a bare model was sharded before."""
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether a model was sharded before, here or by its user."""
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
@@ -317,18 +304,11 @@ class ShardedStrategy(SequenceStrategy):
         super().backward(loss, **kwargs)
         self.averaging.complete()
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
-        return gradients.clip_norm(self._now(parameters), max_norm, norm_type, self.groups_of)
+        return gradients.clip_norm(self._now(clip.parameters), clip.limit, clip.norm_type, self.groups_of)
 
-    def _now(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    def _now(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return parameters, and in place of those that sharding replaced the ones that have their gradients."""
         return self._names.trained(parameters)
 
@@ -336,15 +316,9 @@ class ShardedStrategy(SequenceStrategy):
         """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
         return gradients.groups_of(parameter)
 
-    def clip_grad_value_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        clip_value: float,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> None:
+    def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element, wherever it lies."""
-        gradients.clip_value(self._now(parameters), clip_value)
+        gradients.clip_value(self._now(clip.parameters), clip.limit)
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Return the names and weights that `save_model` writes; every rank calls it, and gathers them as they come."""
@@ -369,7 +343,7 @@ class ShardedStrategy(SequenceStrategy):
             found: dict[str, Any] = gather(state, keep=keep)
         return found if keep else {}
 
-    def whole_optimizer(self, optimizer: Any, keep: bool) -> dict[str, Any]:
+    def whole_optimizer(self, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
         """Gather the state of an optimizer as torch's optimizers write it; every rank calls it."""
         state = optimizer.state_dict()
         of_parameters = {f"{key}": PartView(" ".join(map(str, one))) for key, one in state["state"].items()}

@@ -17,9 +17,10 @@ from accel_core.options.engines import engines
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Parts
+from accel_core.strategies.parts import Clip, Parts
 from accel_parallel.averaging import Averaging
 from accel_parallel.mesh.strategy import MeshStrategy
+from accel_parallel.tensor.plan import TensorPlan
 
 __all__ = ["XlaStrategy"]
 
@@ -62,7 +63,7 @@ class XlaStrategy(MeshStrategy):
                 self._names.remember(slot.given)
         super().check(bundle)
 
-    def check_model(self, model: torch.nn.Module) -> Any:
+    def plan(self, model: torch.nn.Module) -> TensorPlan:
         """Return that a model is not split; refuse one that torch_xla shards only in part.
 
         Raises:
@@ -75,17 +76,18 @@ class XlaStrategy(MeshStrategy):
                 f"{inside[0]} only. Wrap the whole model too."
             )
         placement.refuse_sharded(model)
-        return super().check_model(model)
+        return super().plan(model)
 
-    def prepare_model(
-        self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
-    ) -> torch.nn.Module:
-        """Prepare one model; one that torch_xla shards stays as it is."""
-        if _is_sharded(recipe.inside(model)):
-            self._names.remember(recipe.inside(model))
-            self._own(model)
-            return model
-        return super().prepare_model(model, device_placement=device_placement, evaluation=evaluation)
+    def is_prepared(self, model: torch.nn.Module) -> bool:
+        """Return whether there is nothing left to do: gradients are averaged, or torch_xla shards the model."""
+        return _is_sharded(model) or super().is_prepared(model)
+
+    def adopt(self, model: torch.nn.Module) -> None:
+        """Take over a model that was prepared before; one that torch_xla shards stays as it is."""
+        if _is_sharded(model):
+            self._names.remember(model)
+        else:
+            super().adopt(model)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return `None`, and make the device run the recorded operations after each step."""
@@ -104,22 +106,14 @@ class XlaStrategy(MeshStrategy):
         self.parts.accumulation.gradient_state.is_xla_gradients_synced = False
         xla.library().sync()
 
-    def clip_grad_norm_(
-        self,
-        parameters: Iterable[torch.Tensor] | torch.Tensor,
-        max_norm: float,
-        norm_type: float = 2.0,
-        *,
-        models: Sequence[torch.nn.Module] = (),
-    ) -> torch.Tensor:
+    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients down to a common norm; through the model where torch_xla shards it over processes."""
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        for model in map(recipe.inside, models):
-            clip = getattr(model, "clip_grad_norm_", None)
-            if _is_sharded(model) and callable(clip) and _holds(model, given):
-                norm: torch.Tensor = clip(max_norm, norm_type)
+        for model in map(recipe.inside, clip.models):
+            own = getattr(model, "clip_grad_norm_", None)
+            if _is_sharded(model) and callable(own) and _holds(model, clip.parameters):
+                norm: torch.Tensor = own(clip.limit, clip.norm_type)
                 return norm
-        return super().clip_grad_norm_(given, max_norm, norm_type, models=models)
+        return super().clip_grad_norm_(clip)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole model's state; see `Strategy.state_dict`.

@@ -8,12 +8,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accel_core.options.option import Option, boolean
+from accel_core.options.option import Option, boolean, boolean_as_text, one_or_zero
 from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SECONDS, TEE, Rule
 
-__all__ = ["HARDWARE", "LAUNCH", "Setting", "switch"]
+__all__ = ["ELASTIC", "HARDWARE", "LAUNCH", "LOOK", "PROCESSES", "Setting", "metavar_of", "switch"]
 
 Kind = Literal["value", "switch", "off-switch", "append"]
+
+
+_GONE = {
+    *("aot_ts_nvfuser", "nvprims_nvfuser", "ofi", "fx2trt", "onnxrt"),
+    *("aot_torchxla_trace_once", "torchxla_trace_once"),
+}
+"""Compilers that torch has no more; a file of an older version may still name one."""
+
+_METAVARS = {
+    "_ip": "HOST", "_port": "PORT", "_file": "FILE", "hostfile": "FILE", "_path": "PATH", "_dir": "DIR", "_ids": "IDS",
+    "_names": "NAMES", "_to_wrap": "NAMES", "_filter": "HOSTS", "_function": "NAME", "_size": "N", "_degree": "N",
+    "_id": "ID", "_backend": "NAME", "_dropout": "P", "_modules": "REGEX", "_num_layers": "N", "_batches": "N",
+    "env": "NAME=VALUE", "vm": "NAME", "role": "NAME", "_conf": "KEY=VALUE,...", "nnodes": "N|MIN:MAX", "tee": "N",
+    "watchdog": "SECONDS", "_interval": "SECONDS", "timeout": "SECONDS", "_key": "KEY", "_zone": "ZONE", "_steps": "N",
+    "_linear_precision": "A,B,C", "_length": "N", "_granularity": "full|selective", "_method": "uniform|block",
+}  # fmt: skip
+"""What stands for the value of an option whose name ends so."""
+
+
+def metavar_of(name: str, parse: object = None) -> str:
+    """Return the word that stands for an option's value in its help."""
+    for ending, word in _METAVARS.items():
+        if name.endswith(ending):
+            return word
+    if parse in (boolean, boolean_as_text, one_or_zero):
+        return "true|false"
+    return "N" if parse is int else "X" if parse is float else name.rpartition("_")[2].upper()
 
 
 @dataclass(frozen=True)
@@ -56,6 +83,18 @@ class Setting:
     def words(self) -> tuple[str, ...]:
         """Return the flags in the spelling with dashes."""
         return (*self.flags, f"--{self.key.replace('_', '-')}") if self.named else self.flags
+
+    @property
+    def offered(self) -> tuple[Any, ...]:
+        """Return the choices that exist today; the others are still read from a file."""
+        return tuple(choice for choice in self.choices if str(choice).lower() not in _GONE)
+
+    @property
+    def metavar(self) -> str:
+        """Return what stands for the value in the help."""
+        if self.choices:
+            return f"{{{','.join(map(str, self.offered))}}}"
+        return metavar_of(self.key, self.parse if self.option is None else self.option.parser)
 
     @property
     def yes_or_no(self) -> bool:
@@ -295,7 +334,8 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCEL_MONITOR_INTERVAL",
         rule=SECONDS,
     ),
-    switch("explain", LOOK, "Print every setting and where its value comes from, and start nothing."),
+    switch("explain", LOOK, "Print what is set, where that comes from and what would start, and start nothing."),
+    switch("all", LOOK, "Print all settings and engines with --explain, defaults too."),
     switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
     switch("json", LOOK, "Print --explain and --dry-run as JSON."),
     Setting(

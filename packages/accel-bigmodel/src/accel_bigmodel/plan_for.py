@@ -158,8 +158,8 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(model, Part):
         lines += ["", _BY_NAME]
     sys.stdout.write("\n".join(lines) + "\n")
-    if args.svg:
-        Path(args.svg).write_text(plan.svg(), encoding="utf-8")
-    if args.json:
-        Path(args.json).write_text(plan.to_json(), encoding="utf-8")
+    for place, made in ((args.svg, lambda: plan.svg()), (args.json, lambda: plan.to_json())):
+        if place:
+            Path(place).write_text(made(), encoding="utf-8")
+            sys.stdout.write(f"Wrote {place}.\n")
     return 0

@@ -5,6 +5,7 @@ import importlib
 import operator
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -158,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(model, Part):
         lines += ["", _BY_NAME]
     sys.stdout.write("\n".join(lines) + "\n")
-    for place, made in ((args.svg, lambda: plan.svg()), (args.json, lambda: plan.to_json())):
+    for place, made in ((args.svg, partial(plan.svg)), (args.json, partial(plan.to_json))):
         if place:
             Path(place).write_text(made(), encoding="utf-8")
             sys.stdout.write(f"Wrote {place}.\n")

@@ -79,7 +79,7 @@ class HelpFormatter(argparse.HelpFormatter):
 class _Help(argparse._HelpAction):
     """`-h` shows the short help where a command has one, `--help` all of it, and `--help TOPIC` one group."""
 
-    def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> NoReturn:
+    def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> None:
         if isinstance(values, str) and not values.endswith(".py"):
             print(parser.format_topic(values))
         elif option_string == "-h" and parser.short_help is not None:
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *words: Any, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
         helps = settings.pop("add_help", True)
-        super().__init__(*words, add_help=False, **settings)
+        super().__init__(*words, **{**settings, "add_help": False})
         self.short_help: Callable[[str], str] | None = None
         self.topics: dict[str, str] = {}
         if helps:

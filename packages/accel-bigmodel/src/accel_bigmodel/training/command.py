@@ -7,6 +7,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,8 @@ def _show(
         lines += ["", f"{said} in {written_size(limit)}."]
     sys.stdout.write("\n".join(lines) + "\n")
     for place, made in (
-        (args.svg, lambda: report.svg(title, rows, limit)),
-        (args.json, lambda: report.to_json(rows, limit, chosen)),
+        (args.svg, partial(report.svg, title, rows, limit)),
+        (args.json, partial(report.to_json, rows, limit, chosen)),
     ):
         if place:
             Path(place).write_text(made(), encoding="utf-8")

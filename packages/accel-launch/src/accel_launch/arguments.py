@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn
 
 from accel_core.options.engines import PUBLIC, require, require_switched
 from accel_launch.settings.given import GIVEN
-from accel_launch.settings.model import metavar_of
+from accel_launch.settings.metavars import metavar_of
 from accel_launch.terminal import colors_wanted, paint
 
 __all__ = ["Group", "HelpFormatter", "Parser"]

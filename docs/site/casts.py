@@ -65,7 +65,6 @@ CASTS = {
             "accel config --config-file accel.yaml": (
                 ("Where does the run take place?", RETURN),
                 ("What does the run use?", DOWN + RETURN),
-                ("How many machines", RETURN),
                 ("Check operations", RETURN),
                 ("torch.compile?", RETURN),
                 ("Which engine", RETURN),

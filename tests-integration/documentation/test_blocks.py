@@ -51,6 +51,7 @@ ELSEWHERE = (
     (r"examples/gallery/", "the session gallery"),
     (r"^python examples/|^accel launch .*examples/train_digits", "the session quickstart, and newcomer/ in shards"),
     (r"^accel verify-parallel .*examples/", "equivalence/test_verify_parallel.py, which holds the page against it"),
+    (r"^accel try ", "tests/ranks/test_try.py of accel-verify, on this example and two other scripts"),
     (r"^accel check-resume .*examples/", "faults/test_check_resume.py, on scripts that take less time"),
     (r"import accelerate", "tests-integration/packaging runs it beside the original"),
     (r"accel trackers (show|replay)", "the tests of accel-trackers, on folders with runs"),

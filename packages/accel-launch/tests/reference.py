@@ -55,7 +55,7 @@ def values(setting: Setting) -> str:
     if setting.kind in ("switch", "off-switch"):
         return "switch"
     if setting.choices:
-        return ", ".join(code(str(choice)) for choice in setting.choices)
+        return ", ".join(code(str(choice)) for choice in setting.offered)
     return {int: "whole number", float: "number"}.get(setting.parse, "yes or no" if _is_boolean(setting) else "text")  # type: ignore[call-overload, no-any-return]
 
 

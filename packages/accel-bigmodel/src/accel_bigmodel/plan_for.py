@@ -5,6 +5,7 @@ import importlib
 import operator
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -158,8 +159,8 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(model, Part):
         lines += ["", _BY_NAME]
     sys.stdout.write("\n".join(lines) + "\n")
-    if args.svg:
-        Path(args.svg).write_text(plan.svg(), encoding="utf-8")
-    if args.json:
-        Path(args.json).write_text(plan.to_json(), encoding="utf-8")
+    for place, made in ((args.svg, partial(plan.svg)), (args.json, partial(plan.to_json))):
+        if place:
+            Path(place).write_text(made(), encoding="utf-8")
+            sys.stdout.write(f"Wrote {place}.\n")
     return 0

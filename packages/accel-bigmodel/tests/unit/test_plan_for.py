@@ -34,6 +34,7 @@ def test_a_plan_is_printed_drawn_and_written(checkpoint: Path, capsys: pytest.Ca
     assert {part.name for part in plan.parts if part.kind == "Layer"} == {f"model.layers.{n}" for n in range(4)}
     assert {part.device for part in plan.parts} == {0, "cpu"}
     assert (checkpoint / "p.svg").read_text().startswith("<svg")
+    assert out.endswith(f"Wrote {checkpoint / 'p.svg'}.\nWrote {checkpoint / 'p.json'}.\n")
 
 
 def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

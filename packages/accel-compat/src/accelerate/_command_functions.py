@@ -28,6 +28,8 @@ from accel_launch.questions.dialogue import configuration_of, hold_dialogue
 from accel_launch.questions.question import Question
 from accel_launch.questions.sagemaker import SAGEMAKER
 from accel_launch.settings.config import BaseConfig, ClusterConfig, SageMakerConfig
+from accel_parallel.checkpoint import merge_command as merging
+from accel_parallel.checkpoint.merge import merge_command
 
 __all__ = [
     "config_command",
@@ -43,12 +45,15 @@ __all__ = [
     "get_user_input",
     "launch_command",
     "main",
+    "merge_command",
+    "merge_command_parser",
     "multi_gpu_launcher",
     "parser_of",
     "sagemaker_launcher",
     "simple_launcher",
     "test_command",
     "test_command_parser",
+    "to_fsdp2_command_parser",
     "tpu_command_launcher",
     "tpu_command_parser",
     "tpu_launcher",
@@ -108,6 +113,16 @@ def env_command_parser(subparsers: _Subparsers | None = None) -> argparse.Argume
 def test_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:  # noqa: PT028
     """Return the parser of `accel test`."""
     return _parser("test", subparsers)
+
+
+def merge_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
+    """Return the parser of `accel merge-weights`."""
+    return parser_of(merging, subparsers)
+
+
+def to_fsdp2_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:
+    """Return the parser of `accel to-fsdp2`."""
+    return _parser("to-fsdp2", subparsers)
 
 
 def tpu_command_parser(subparsers: _Subparsers | None = None) -> argparse.ArgumentParser:

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 from accel_launch import cli
 from accel_launch.settings.location import config_folder
-from accelerate._fsdp2_configuration import TO_FSDP2
 from accelerate._version import __version__
-from accelerate._weights_command import MERGE_WEIGHTS
 
 __all__ = [
     "DYNAMO_BACKENDS",
@@ -97,7 +95,7 @@ def main() -> int:
 
 
 def _run(words: list[str]) -> int:
-    return cli.main(words, program="accelerate", own={command.name: command for command in (MERGE_WEIGHTS, TO_FSDP2)})
+    return cli.main(words, program="accelerate")
 
 
 def _program(word: str) -> Callable[[], int]:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
+from accel_parallel.checkpoint.merge import merge_folder
+from accel_parallel.checkpoint.merge_command import LARGEST_FILE
 
-from accel_core.errors import CheckpointNotFoundError, ConfigurationError
-from accel_core.process import world
-from accel_parallel.checkpoint.merge import merge_weights
-
-__all__ = ["LARGEST_FILE", "merge_folder", "merge_fsdp_weights"]
-
-LARGEST_FILE = "10GB"
+__all__ = ["merge_fsdp_weights"]
 
 
 def merge_fsdp_weights(
@@ -33,22 +27,3 @@ def merge_fsdp_weights(
         ConfigurationError: The folder shall be removed, and the weights would lie in it.
     """
     merge_folder(checkpoint_dir, output_path, safe_serialization, remove_checkpoint_dir, LARGEST_FILE)
-
-
-def merge_folder(
-    checkpoint_dir: str, output_path: str, safe_serialization: bool, remove_checkpoint_dir: bool, max_shard_size: str
-) -> None:
-    """Do what `merge_fsdp_weights` does, with files of at most `max_shard_size`."""
-    source, target = Path(checkpoint_dir), Path(output_path)
-    if not source.is_dir():
-        raise CheckpointNotFoundError(f"There is no folder of weights to merge; got {checkpoint_dir}. Check the path.")
-    if remove_checkpoint_dir and target.resolve().is_relative_to(source.resolve()):
-        raise ConfigurationError(
-            f"The folder to remove would hold the merged weights; got {output_path} in {checkpoint_dir}. Name another "
-            "folder for them, or keep the checkpoint."
-        )
-    if not world.ensure().is_main:
-        return
-    merge_weights(source, target, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
-    if remove_checkpoint_dir:
-        shutil.rmtree(source)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.process import rendezvous, world
 
-__all__ = ["tqdm"]
+__all__ = ["on_terminal", "tqdm"]
+
+T = TypeVar("T")
 
 
 def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any:
@@ -49,3 +52,14 @@ def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any
     kwargs.setdefault("initial", getattr(args[0] if args else kwargs.get("iterable"), "steps_done", 0))
     make: Callable[..., Any] = bar
     return make(*args, **kwargs, disable=disable)
+
+
+def on_terminal(items: Collection[T], doing: str) -> Iterable[T]:
+    """Return the items with a bar, where they take over a second, this is a terminal and tqdm is installed."""
+    if len(items) < 2 or sys.stderr is None or not sys.stderr.isatty():
+        return items
+    try:
+        found: Iterable[T] = tqdm(items, desc=doing, leave=False, delay=1.0)
+    except MissingDependencyError:
+        return items
+    return found

@@ -10,7 +10,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.environ import patch_environment
 from accel_core.testing import requires
-from accel_core.tqdm import tqdm
+from accel_core.tqdm import on_terminal, tqdm
 
 
 @requires("tqdm")
@@ -32,6 +32,18 @@ def test_other_processes_of_a_machine_show_none():
         list(tqdm([1], file=shown, main_process_only=False))
     assert hidden.getvalue() == ""
     assert shown.getvalue()
+
+
+@requires("tqdm")
+def test_what_takes_long_has_a_bar_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch):
+    """Elsewhere the items come back as they are; on a terminal the bar gives them, and is gone when it is full."""
+    items = [1, 2]
+    assert on_terminal(items, "Writing") is items
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    bar = on_terminal(items, "Writing")
+    assert (bar.total, bar.leave, list(bar)) == (2, False, items)
 
 
 @requires("tqdm")

@@ -4,12 +4,13 @@ import argparse
 import inspect
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn
 
 from accel_core.options.engines import PUBLIC, require, require_switched
 from accel_launch.settings.given import GIVEN
+from accel_launch.settings.metavars import metavar_of
 from accel_launch.terminal import colors_wanted, paint
 
 __all__ = ["Group", "HelpFormatter", "Parser"]
@@ -59,7 +60,7 @@ class HelpFormatter(argparse.HelpFormatter):
         return f"{shown} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return action.dest.rpartition("_")[2].upper() if len(action.dest) > 12 else action.dest.upper()
+        return metavar_of(action.dest, action.type)
 
     def _format_usage(
         self,
@@ -81,18 +82,40 @@ class HelpFormatter(argparse.HelpFormatter):
         return f"{heading}{self._prog} {' '.join(words)}\n\n"
 
 
+class _Help(argparse._HelpAction):
+    """`-h` shows the short help where a command has one, `--help` all of it, and `--help TOPIC` one group."""
+
+    def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> None:
+        if isinstance(values, str) and not values.endswith(".py"):
+            print(parser.format_topic(values))
+        elif option_string == "-h" and parser.short_help is not None:
+            print(parser.painted(parser.short_help(parser.prog)))
+        else:
+            parser.print_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """Argument parser that takes `--long-option` and `--long_option`, and remembers what was written.
 
     The namespace that `parse_args` returns tells `given` which destinations appeared on the command line, so that a
     default that was written differs from one that was not. It is made with the arguments of `argparse.ArgumentParser`.
+
+    Attributes:
+        short_help: Makes the text of `-h` of the program's name, for a command whose options fill more than a screen.
+        topics: Words that name a group of options after `--help`, each with the group's title.
     """
 
     __signature__: ClassVar[inspect.Signature] = inspect.signature(argparse.ArgumentParser)
 
     def __init__(self, prog: str | None = None, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
-        super().__init__(prog, **settings)
+        helps = settings.pop("add_help", True)
+        super().__init__(prog, **{**settings, "add_help": False})
+        self.short_help: Callable[[str], str] | None = None
+        self.topics: dict[str, str] = {}
+        if helps:
+            self._help = self.add_argument("-h", "--help", action=_Help, help="Show this help and exit.")
         for name, action in _ACTIONS.items():
             self.register("action", name, action)
 
@@ -106,9 +129,32 @@ class Parser(argparse.ArgumentParser):
         self._action_groups.append(group)
         return group
 
+    def name_topics(self, topics: dict[str, str], short_help: Callable[[str], str]) -> None:
+        """Let `-h` show a text of its own, and `--help WORD` the group with the title that stands for the word."""
+        self.topics, self.short_help = topics, short_help
+        self._help.nargs, self._help.metavar = "?", "TOPIC"
+        self._help.help = f"Show all options, or those of a topic: {', '.join(topics)}; -h shows the most used."
+
+    def format_topic(self, word: str) -> str:
+        """Return the options of one group."""
+        title = self.topics.get(word.lower().replace("-", "_").removeprefix("__").removeprefix("use_"))
+        if title is None:
+            self.error(f"there are no options about {word!r}; topics are {', '.join(self.topics)}.")
+        formatter = self._get_formatter()
+        for group in self._action_groups:
+            if group.title == title:
+                formatter.start_section(title)
+                formatter.add_arguments(group._group_actions)
+                formatter.end_section()
+        return self.painted(formatter.format_help().rstrip("\n"))
+
     def format_help(self) -> str:
         """Return the help, colored where standard output is a terminal."""
-        text = super().format_help()
+        return self.painted(super().format_help())
+
+    @staticmethod
+    def painted(text: str) -> str:
+        """Return a help in colors where standard output is a terminal."""
         if not colors_wanted(sys.stdout):
             return text
         text = _FLAG.sub(lambda match: paint(match[1], "flag", True), text)

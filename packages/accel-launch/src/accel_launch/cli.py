@@ -6,7 +6,7 @@ word is not one of them.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import NamedTuple
@@ -30,6 +30,9 @@ class _Entry(NamedTuple):
 
 BUILT_IN: dict[str, _Entry] = {
     "launch": _Entry("Run", "Start a script on one or many processes.", "accel_launch.commands.launch"),
+    "try": _Entry(
+        "Run", "Run a few steps on one process and on two: equal, how fast, how large.", package="accel-verify"
+    ),
     "test": _Entry(
         "Run", "Check that processes start, gather, split data and train alike.", "accel_launch.commands.test"
     ),
@@ -46,6 +49,10 @@ BUILT_IN: dict[str, _Entry] = {
         "Configure", "Run commands on every machine of a TPU pod before training.", "accel_launch.commands.tpu"
     ),
     "completion": _Entry("Configure", "Print the completion script for your shell."),
+    "merge-weights": _Entry(
+        "Convert", "Merge the pieces of a checkpoint's weights into whole files.", package="accel-parallel"
+    ),
+    "to-fsdp2": _Entry("Convert", "Turn a configuration for FSDP1 into one for FSDP2.", "accel_launch.to_fsdp2"),
     "estimate-memory": _Entry("Look", "Estimate how much memory a model needs.", package="accel-bigmodel"),
     "plan": _Entry("Look", "Plan where a model's weights go.", package="accel-bigmodel"),
     "trackers": _Entry("Look", "Show and replay what trackers recorded.", package="accel-trackers"),
@@ -56,18 +63,14 @@ BUILT_IN: dict[str, _Entry] = {
 }
 """Commands of the help: topic, one sentence, the module that holds `COMMAND`, and the package that offers it."""
 
-_NONE: Mapping[str, AnyCommand] = {}
 
-
-def find_command(word: str, program: str = "accel", own: Mapping[str, AnyCommand] = _NONE) -> AnyCommand:
+def find_command(word: str, program: str = "accel") -> AnyCommand:
     """Return a command by the word typed after `accel`.
 
     Raises:
         ConfigurationError: Nobody offers such a command.
     """
     name = word.replace("_", "-")
-    if name in own:
-        return own[name]
     if name == "completion":
         return _completion()
     entry = BUILT_IN.get(name)
@@ -82,7 +85,7 @@ def find_command(word: str, program: str = "accel", own: Mapping[str, AnyCommand
         raise ConfigurationError(
             f"The command `{name}` comes with {entry.package}, which is not installed. Run: pip install {entry.package}"
         )
-    known = sorted({*BUILT_IN, *own, *contributed.commands()})
+    known = sorted({*BUILT_IN, *contributed.commands()})
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean `{program} {near[0]}`?" if near else f"Run `{program} --help` for the list."
     raise ConfigurationError(f"There is no command `{word}`; known are {', '.join(known)}. {hint}")
@@ -121,7 +124,7 @@ def build_parser(command: AnyCommand, program: str = "accel") -> Parser:
     return parser
 
 
-def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
+def _overview(program: str) -> str:
     colors = colors_wanted(sys.stdout)
     lines = [f"{paint('Usage:', 'heading', colors)} {program} COMMAND [options]", ""]
     for topic in dict.fromkeys(entry.topic for entry in BUILT_IN.values()):
@@ -131,30 +134,28 @@ def _overview(program: str, own: Mapping[str, AnyCommand]) -> str:
                 owner = "" if entry.package == "accel-launch" else f" ({entry.package})"
                 lines.append(f"  {paint(name.ljust(18), 'flag', colors)}{entry.help}{owner}")
         lines.append("")
-    if own:
-        lines.append(paint("Convert:", "heading", colors))
-        lines += [f"  {paint(name.ljust(18), 'flag', colors)}{command.help}" for name, command in own.items()]
-        lines.append("")
-    others = [name for name in points_of("accel.commands") if name not in BUILT_IN and name not in own]
+    others = [name for name in points_of("accel.commands") if name not in BUILT_IN]
     if others:
         lines.append(paint("Of other packages:", "heading", colors))
         lines += [f"  {paint(name, 'flag', colors)}" for name in others]
         lines.append("")
-    lines.append(f"`{program} COMMAND --help` shows a command's options; other packages can add commands of their own.")
+    lines.append(f"`{program} help COMMAND` shows a command's options; other packages can add commands of their own.")
     return "\n".join(lines)
 
 
-def main(words: Sequence[str] | None = None, *, program: str = "accel", own: Mapping[str, AnyCommand] = _NONE) -> int:
+def main(words: Sequence[str] | None = None, *, program: str = "accel") -> int:
     """Run the program."""
     words = sys.argv[1:] if words is None else list(words)
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help", *words[2:]]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview(program, own))
+        print(_overview(program))
         return 0 if words else 2
     if words[0] in ("-V", "--version", "version"):
         print(f"accel-launch {__version__}")
         return 0
     try:
-        command = find_command(words[0], program, own)
+        command = find_command(words[0], program)
         args = build_parser(command, program).parse_args(words[1:])
         return resolve_runner(command)(args) or 0
     except AccelError as error:

@@ -29,6 +29,42 @@ def test_help_imports_neither_torch_nor_rich(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def shown_by(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return what a help prints."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_short_help_of_launch_fits_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-h` has at most 45 lines of 80 columns, with four examples; each of its options is one of `--help`."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = shown_by(capsys, "launch", "-h").splitlines()
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("  accel launch ") for line in lines) == 4
+    flags = {word.strip(",") for line in lines[10:] for word in line.split()[:2] if word.startswith("-")}
+    everything = shown_by(capsys, "launch", "--help")
+    assert len(flags) > 20
+    assert not [flag for flag in flags if f" {flag}" not in everything]
+
+
+@pytest.mark.parametrize("words", [["launch", "--help", "Compilation"], ["help", "launch", "dynamo"]], ids=" ".join)
+def test_help_of_a_topic_is_its_options_alone(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """A topic or an engine is shown by its name, with no compiler that torch has no more."""
+    shown = shown_by(capsys, *words)
+    assert shown.startswith("Compilation:\n  --dynamo-backend {no,eager,")
+    assert "--num-processes" not in shown
+    assert "nvfuser" not in shown
+    with pytest.raises(SystemExit) as ended:
+        main([*words[:-1], "cooking"])
+    assert ended.value.code == 2
+    assert "no options about 'cooking'; topics are hardware, " in capsys.readouterr().err
+
+
 def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelled command ends with status 2 and the word that was probably meant."""
     assert main(["lunch"]) == 2

@@ -76,7 +76,7 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n  fsdp_color: blue\n")
     assert "FSDP_COLOR=blue" in run(*launch, "--config-file", "c.yaml", "train.py")
     assert "| `--fsdp-color` | Which color shards have. | `red`, `blue` | (`red`) |" in run("reference.py")
-    answers = "\nseveral CPU processes\n1\n\nno\nFSDP\n" + "\n" * 60
+    answers = "\nseveral CPU processes\n\nno\nFSDP\n" + "\n" * 60
     asked = run("-m", "accel_launch", "config", "--config-file", "d.yaml", answers=answers)
     assert "Which color shards have [red/blue] (blue)" in asked
     assert "fsdp_color: blue" in (tmp_path / "d.yaml").read_text()

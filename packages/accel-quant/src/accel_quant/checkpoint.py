@@ -19,6 +19,7 @@ from accel_core._records import record
 from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError
 from accel_core.modules import packed
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
+from accel_core.tqdm import on_terminal
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.layers import is_named
 from accel_quant.offload import write_parts
@@ -150,7 +151,7 @@ class WeightLoader:
 
     def load_from_checkpoint(self, source: Checkpoint) -> None:
         """Take every weight from a checkpoint that was checked."""
-        for place in self._places:
+        for place in on_terminal(self._places, "Quantizing"):
             if not place.source:
                 self._put_plain(place, place.tensor)
                 continue
@@ -166,7 +167,7 @@ class WeightLoader:
 
     def load_from_model(self) -> None:
         """Take every weight from the model itself."""
-        for place in self._places:
+        for place in on_terminal(self._places, "Quantizing"):
             if place.form is None:
                 self._put_plain(place, place.tensor.detach())
             elif place.tensor.is_floating_point():

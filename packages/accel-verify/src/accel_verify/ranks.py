@@ -16,6 +16,7 @@ from accel_launch.supervision.orphans import RunMark, signal_group
 __all__ = ["RanksEnded", "ended_by_sigterm", "rank_variables", "run_ranks"]
 
 _POLL_S = 0.05
+_PRINTING_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def run_ranks(
                 ranks.append(
                     subprocess.Popen(
                         command,
-                        env={**environment, **mark.variables()},
+                        env={**environment, **mark.variables(), "PYTHONFAULTHANDLER": "1"},
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -92,6 +93,8 @@ def run_ranks(
                     )
                 )
         timed_out = _wait(ranks, timeout, grace)
+        if timed_out:
+            _show_stacks(ranks)
     finally:
         codes = tuple(_end(process) for process in ranks)
         mark.end_orphans()
@@ -110,6 +113,16 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float
             deadline, shortened = min(deadline, time.monotonic() + grace), True
         time.sleep(_POLL_S)
     return False
+
+
+def _show_stacks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Let ranks that are still there print where they stand, by Python's fault handler, and end."""
+    for process in ranks:
+        if process.poll() is None:
+            signal_group(process.pid, signal.SIGABRT)
+    deadline = time.monotonic() + _PRINTING_S
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

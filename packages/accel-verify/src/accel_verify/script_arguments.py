@@ -2,9 +2,37 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-__all__ = ["ScriptArguments", "add_script"]
+from accel_core.errors import ConfigurationError
+from accel_launch.imports import load
+
+__all__ = ["ScriptArguments", "add_script", "check_script", "runner_of"]
+
+
+def check_script(target: str) -> None:
+    """Refuse a script that is not there; `script.py:function` names a function of one.
+
+    Raises:
+        ConfigurationError: There is no such file.
+    """
+    script, colon, _ = target.partition(".py:")
+    script += ".py" if colon else ""
+    if not Path(script).is_file():
+        raise ConfigurationError(
+            f"There is no such script; got {script!r}. Pass the path of a script, or script.py:function."
+        )
+
+
+def runner_of(module: str) -> Callable[[argparse.Namespace], int]:
+    """Return what looks for the script, and then imports a module with torch and calls its `run`."""
+
+    def run(args: argparse.Namespace) -> int:
+        check_script(args.script)
+        return int(load(module).run(args))
+
+    return run
 
 
 def add_script(
@@ -30,8 +58,8 @@ def add_script(
 class ScriptArguments(argparse.Action):
     """Takes all words behind a script.
 
-    They are the script's own. Only where none of the options that the command needs was written before the script,
-    the words from the first of those on are options of the command: `SCRIPT a b --layouts dp2 --json`.
+    They are the script's own. Only where none of the options that the command is known by was written before the
+    script, the words from the first of those on are options of the command: `SCRIPT a b --layouts dp2 --json`.
     """
 
     def __init__(
@@ -55,16 +83,17 @@ class ScriptArguments(argparse.Action):
     ) -> None:
         """Store the script's arguments, and the options behind them."""
         words = list(values or ())
-        if self._missing(namespace) == list(self._needed):
+        missing = self._missing(namespace)
+        split = [word for word in words if word in missing and missing != list(self._needed)]
+        if split:
+            parser.error(f"{split[0]} stands after the script; write it before, beside the other options.")
+        if missing == list(self._needed):
             ends = (at for at, word in enumerate(words) if word.partition("=")[0] in self._needed)
             end = next(ends, len(words))
             behind = type(parser)(prog=parser.prog, add_help=False)
             self._options(behind)
             behind.parse_args(words[end:], namespace)
             words = words[:end]
-        missing = self._missing(namespace)
-        if missing:
-            parser.error(f"the following arguments are required: {', '.join(missing)}")
         setattr(namespace, self.dest, words)
 
     def _missing(self, namespace: argparse.Namespace) -> list[str]:

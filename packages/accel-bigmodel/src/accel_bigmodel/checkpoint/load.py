@@ -22,6 +22,7 @@ from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 from accel_core.modules.unwrap import canonical_name
+from accel_core.tqdm import on_terminal
 
 __all__ = ["LoadOptions", "LoadedKeys", "load", "load_checkpoint_in_model", "load_offloaded_weights", "loading_index"]
 
@@ -309,7 +310,7 @@ def _fill(model: nn.Module, plan: _Plan, options: LoadOptions) -> dict[str, Any]
     index: dict[str, Any] = {}
     written: MutableMapping[str, Any] = {}
     for shard, targets in plan.files:
-        for target in targets:
+        for target in on_terminal(targets, "Loading weights"):
             form = packed.find(target.tensor) if options.packs else None
             if not target.waits_on_disk:
                 _put_in_memory(model, shard, target, form)

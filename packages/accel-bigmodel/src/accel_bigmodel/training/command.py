@@ -7,6 +7,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +210,13 @@ def _show(
         said = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
         lines += ["", f"{said} in {written_size(limit)}."]
     sys.stdout.write("\n".join(lines) + "\n")
-    if args.svg:
-        Path(args.svg).write_text(report.svg(title, rows, limit), encoding="utf-8")
-    if args.json:
-        Path(args.json).write_text(report.to_json(rows, limit, chosen), encoding="utf-8")
+    for place, made in (
+        (args.svg, partial(report.svg, title, rows, limit)),
+        (args.json, partial(report.to_json, rows, limit, chosen)),
+    ):
+        if place:
+            Path(place).write_text(made(), encoding="utf-8")
+            sys.stdout.write(f"Wrote {place}.\n")
 
 
 def _words(chosen: TrainingMemory) -> str:

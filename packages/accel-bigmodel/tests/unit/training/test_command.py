@@ -36,9 +36,10 @@ def test_layouts_are_compared_in_a_table_a_drawing_and_a_file(
     assert [(row["layout"], row["checkpointing"]) for row in found["layouts"]] == [
         ("single", False), ("single", True), ("dp2", False), ("dp2", True),
     ]  # fmt: skip
-    assert [line.split("  ")[0] for line in out.splitlines()[4:]] == [
+    assert [line.split("  ")[0] for line in out.splitlines()[4:-2]] == [
         "single", "single, checkpointing", "dp2", "dp2, checkpointing",
     ]  # fmt: skip
+    assert out.endswith(f"Wrote {files[3]}.\nWrote {files[1]}.\n")
     for row in found["layouts"]:
         assert f"{row['peak'] / 1024:.2f} KiB" in out
         assert row["peak"] == sum(row["at_peak"].values())

@@ -9,19 +9,15 @@ from accel_launch.commands.launch import (
 from accelerate._command_functions import (
     env_command_parser,
     get_config_parser,
+    merge_command_parser,
     test_command_parser,
+    to_fsdp2_command_parser,
     tpu_command_parser,
 )
 from accelerate._commands import (
     main,
 )
-from accelerate._fsdp2_configuration import (
-    to_fsdp2_command_parser,
-)
 from accelerate._rebinding import write_through
-from accelerate._weights_command import (
-    merge_command_parser,
-)
 
 __all__ = [
     "env_command_parser",

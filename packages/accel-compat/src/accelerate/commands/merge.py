@@ -1,5 +1,9 @@
 """The names of `accelerate.commands.merge` in Accelerate, imported from where accel defines them."""
 
+from accelerate._command_functions import (
+    merge_command,
+    merge_command_parser,
+)
 from accelerate._commands import (
     main_merge as main,
 )
@@ -7,10 +11,6 @@ from accelerate._commands import (
     merge_description as description,
 )
 from accelerate._rebinding import write_through
-from accelerate._weights_command import (
-    merge_command,
-    merge_command_parser,
-)
 from accelerate._weights_merging import (
     merge_fsdp_weights,
 )

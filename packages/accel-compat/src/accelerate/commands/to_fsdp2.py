@@ -1,12 +1,14 @@
 """The names of `accelerate.commands.to_fsdp2` in Accelerate, imported from where accel defines them."""
 
-from accelerate._fsdp2_configuration import (
+from accel_launch.to_fsdp2 import (
     ARGUMENT_KEY_MAPPING,
     ARGUMENT_VALUE_MAPPING,
     ConversionStatus,
     convert_config_to_fsdp2,
     load_config,
     to_fsdp2_command,
+)
+from accelerate._command_functions import (
     to_fsdp2_command_parser,
 )
 from accelerate._rebinding import write_through

@@ -36,6 +36,7 @@ from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call
 from accel_core.comm.disagreement import listed_failures, ranks_text
 from accel_core.errors import CheckpointError, ConfigurationError, RankDisagreementError, RemoteRankError
+from accel_core.host.run_card import card
 from accel_core.mesh.tensor import is_spread
 from accel_core.process.world import World
 
@@ -118,6 +119,7 @@ def save_state(
         raise
     if blocking:
         transaction.finish(parts, hooked, ranks, threads=True)
+        card.checkpoint(str(given))
         run.project.iteration += 1
         return given
     own = ranks if absent else background.own_ranks(run.world)
@@ -125,6 +127,7 @@ def save_state(
 
     def write() -> None:
         transaction.finish(parts, hooked, own)
+        card.checkpoint(str(given))
         # Here, and not where the next save begins: that would keep the run waiting.
         deferred_delete.wait()
 

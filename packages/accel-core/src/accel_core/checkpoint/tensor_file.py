@@ -24,6 +24,7 @@ from accel_core.checkpoint.tensor_header import METADATA, StoredTensor, name_of_
 from accel_core.errors import CheckpointDamagedError, CheckpointError
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
+from accel_core.tqdm import on_terminal
 
 __all__ = [
     "SpreadWeight",
@@ -175,7 +176,7 @@ def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     file.write(len(encoded).to_bytes(8, "little") + encoded)
-    for _, value in in_file_order(stored):
+    for _, value in on_terminal(list(in_file_order(stored)), "Writing weights"):
         if isinstance(value, SpreadWeight) and value.pieces is not None:
             for piece in value.pieces():
                 _write_values(file, piece)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sized
 from typing import Any, ClassVar
 
 from accel_core.host import heartbeat
+from accel_core.host.run_card import card
 from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow, default_short_window
 
 __all__ = ["GradientState"]
@@ -19,14 +21,16 @@ class _Reading:
         loader: The loader, held weakly.
         served: Batches of the epoch that it gave.
         left_open: Whether the iteration was broken off.
+        begun: When it began, in seconds of the monotonic clock, and how many batches of the epoch it left out.
     """
 
-    __slots__ = ("left_open", "loader", "served")
+    __slots__ = ("begun", "left_open", "loader", "served")
 
     def __init__(self, loader: object) -> None:
         self.loader = weakref.ref(loader)
         self.served = 0
         self.left_open = False
+        self.begun = time.monotonic(), 0
 
     def is_beside(self, loader: object) -> bool:
         """Return whether this is the iteration of another loader that is still there."""
@@ -166,6 +170,7 @@ class GradientState:
         for reading in self._readings:
             if reading.loader() is dataloader:
                 reading.served = steps
+                reading.begun = reading.begun[0], steps
 
     def _advance(self, dataloader: object) -> None:
         """Note that `dataloader` gives a batch now."""
@@ -192,15 +197,29 @@ class GradientState:
         for reading in self._readings:
             if reading.loader() is dataloader:
                 reading.left_open = True
+                self._note_on_card(reading)
         self._report_loops()
 
     def _remove_dataloader(self, dataloader: object) -> None:
         """Let a loader go whose iteration ended."""
+        for reading in self._readings:
+            if reading.loader() is dataloader and not reading.left_open:
+                self._note_on_card(reading)
         self._keep([each for each in self._readings if each.is_beside(dataloader)])
         self._report_loops()
 
     def _keep(self, readings: list[_Reading]) -> None:
         self._readings, self._latest = readings, None
+
+    def _note_on_card(self, reading: _Reading) -> None:
+        """Tell the launcher how fast an iteration was."""
+        loader = reading.loader()
+        size = getattr(getattr(loader, "spec", None), "step_samples", None)
+        if card.wanted and size:
+            began, before = reading.begun
+            remainder = int(getattr(loader, "remainder", -1)) if getattr(loader, "end_of_dataloader", False) else -1
+            missing = size - remainder if remainder > 0 else 0
+            card.epoch(loader, (reading.served - before) * size - missing, time.monotonic() - began)
 
     def _report_loops(self) -> None:
         heartbeat.loops(sum(not reading.left_open for reading in self._readings))

@@ -262,7 +262,7 @@ class Answers:
 
 
 CPUS = {"kind": "several CPU processes", "engine": "DeepSpeed"}
-TWO = {"num_machines": "2", "main_process_ip": "h"}
+TWO = {"compute_environment": "several machines", "num_machines": "2", "main_process_ip": "h"}
 OWN_FILE = {"own_deepspeed_file": "yes", "deepspeed_config_file": "ds.json"}
 
 

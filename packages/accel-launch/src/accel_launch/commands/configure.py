@@ -1,6 +1,7 @@
 """What `accel config` does: ask or take what was said, show the file, write it."""
 
 import argparse
+import itertools
 import re
 import shutil
 import sys
@@ -16,7 +17,10 @@ from accel_launch.settings import environ
 from accel_launch.settings.config import ClusterConfig, basic_config, load_config_from_file
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.file import ConfigFile, as_document, check_keys, load, read_document, write
+from accel_launch.settings.layout import layout_of
 from accel_launch.settings.location import default_file, default_yaml_file
+from accel_launch.settings.resolve import resolve
+from accel_launch.settings.table import ALL
 
 __all__ = ["configure", "default_config", "update_config"]
 
@@ -87,11 +91,20 @@ def _replace(config: Mapping[str, Any], path: Path) -> None:
         write(config, path)
         return
     changes = list(_changes(path, config))
-    backup = path.with_name(f"{path.name}.bak")
+    if path.read_bytes() == as_document(config, path).encode():
+        print("  Nothing changes.")
+        return
+    backup = next(place for place in _backups(path) if not place.exists())
     shutil.copyfile(path, backup)
     write(config, path)
-    print("\n".join(f"  {change}" for change in changes) or "  Nothing changes.")
+    print("\n".join(f"  {change}" for change in changes) or "  Nothing changes but the form.")
     print(f"The file that was there is kept as {backup}.")
+
+
+def _backups(path: Path) -> Iterator[Path]:
+    """Yield the names for copies of a file that is replaced; no copy is ever replaced itself."""
+    yield path.with_name(f"{path.name}.bak")
+    yield from (path.with_name(f"{path.name}.bak{number}") for number in itertools.count(1))
 
 
 def _changes(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
@@ -139,11 +152,12 @@ def update_config(args: argparse.Namespace) -> Path:
     """Bring an existing file to today's keys and defaults, keeping what it says.
 
     Raises:
-        ConfigurationError: There is no such file.
+        ConfigurationError: There is no such file, or a value in it is not valid; nothing was written then.
     """
     file = load(args.config_file or default_file())
     if file is None:
         raise ConfigurationError("There is no configuration file to update. Write one with `accel config`.")
+    layout_of(resolve(ALL, args, environment={}, file=file.settings_of(set())), {})
     config = load_config_from_file(file.path)
     usual = config.to_dict() if isinstance(config, ClusterConfig) else {}
     merged = {**usual, **file.config}

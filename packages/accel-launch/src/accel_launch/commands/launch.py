@@ -8,9 +8,60 @@ from accel_launch.arguments import Parser
 from accel_launch.command import Command, resolve_runner
 from accel_launch.settings.model import Setting
 from accel_launch.settings.resolve import wanted
-from accel_launch.settings.table import ALL
+from accel_launch.settings.table import ALL, BY_KEY
 
 __all__ = ["COMMAND", "add_settings", "launch_command_parser"]
+
+_EXAMPLES = """Examples:
+  {0} train.py --lr 0.1                     one process, or one per GPU
+  {0} --cpu -n 2 train.py                   two processes on the CPU
+  {0} --use-fsdp --fsdp-version 2 train.py  the model in shards
+  {0} --num-machines 2 --machine-rank 0 --main-process-ip 10.0.0.1 \\
+      --main-process-port 29500 train.py             on each machine
+"""
+_MOST_USED = {
+    "num_processes": "Processes over all machines; one for each GPU.",
+    "gpu_ids": "GPUs to use, as in 0,2; all of them if unset.",
+    "cpu": "",
+    "num_machines": "",
+    "machine_rank": "",
+    "main_process_ip": "",
+    "main_process_port": "Port of rank 0; on one machine a free one.",
+    "mixed_precision": "Precision of the computation: no, fp16, bf16, fp8.",
+    "dynamo_backend": "Compile the model, as with inductor.",
+    "use_fsdp": "",
+    "fsdp_version": "2 shards in place, 1 wraps modules.",
+    "use_deepspeed": "",
+    "zero_stage": "DeepSpeed shards 1 optimizer, 2 gradients, 3 all.",
+    "config_file": "Settings to read; `accel config` writes some.",
+    "module": "",
+    "tee": "Mark lines with their rank: 1 out, 2 err, 3 both.",
+    "log_dir": "Folder for the output of each rank.",
+    "watchdog": "End a run that makes no progress for so long.",
+    "max_restarts": "Start again after a failure, at most so often.",
+    "explain": "Show what is set, and where; start nothing.",
+    "dry_run": "Show commands and variables; start nothing.",
+}
+"""Options of `-h`, with what is said of them there where their help is longer than a line."""
+
+
+def _short_help(program: str) -> str:
+    """Return what `-h` shows: examples, and the options that most runs need."""
+    usage = f"Usage: {program} [options] SCRIPT [arguments of the script]"
+    lines = [usage, "", COMMAND.help, "", _EXAMPLES.format(program), "Options:"]
+    for setting in (BY_KEY[key] for key in _MOST_USED if key in BY_KEY):
+        value = "" if setting.yes_or_no else setting.metavar if len(setting.metavar) < 12 else "NAME"
+        flags = f"{', '.join(setting.words)} {value}"
+        lines.append(f"  {flags:<27} {_MOST_USED[setting.key] or setting.help}")
+    topics = "fsdp" if "use_fsdp" in BY_KEY else "compilation"
+    lines += ["", f"`{program} --help` shows all options by topic, `--help {topics}` those of one."]
+    return "\n".join(lines)
+
+
+def _topics() -> dict[str, str]:
+    """Return the words that name the topics of the options: the first of each title, and the engine's name."""
+    words = {setting.topic.split()[0].lower().replace("-", "_"): setting.topic for setting in ALL}
+    return words | {setting.engine: setting.topic for setting in ALL if setting.engine}
 
 
 def add_settings(parser: argparse.ArgumentParser, table: Iterable[Setting]) -> None:
@@ -26,6 +77,7 @@ def add_settings(parser: argparse.ArgumentParser, table: Iterable[Setting]) -> N
             words.update(action="store_const", const=False)
         else:
             words.update(action="append" if setting.kind == "append" else "store", type=_type(setting))
+            words["metavar"] = setting.metavar
             if setting.choices:
                 words["choices"] = setting.choices
         groups[setting.topic].add_argument(*setting.words, **words)
@@ -52,6 +104,8 @@ def _help(setting: Setting) -> str:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, ALL)
+    if isinstance(parser, Parser):
+        parser.name_topics(_topics(), _short_help)
     parser.add_argument("training_script", nargs="?", help="Python file to start; a module with -m.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Arguments for the script.")
 

@@ -11,9 +11,11 @@ from accel_core.options.engines import load
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.batch import batch_of
 from accel_launch.settings.child import switched
+from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.engines import asked_for, describe, engine_rows
 from accel_launch.settings.layout import counted
 from accel_launch.settings.mesh import Mesh, mesh_of
+from accel_launch.settings.model import LOOK
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
@@ -65,8 +67,8 @@ def _shown(key: str, value: object) -> Any:
     return "(hidden)" if value and any(word in key for word in _SECRET) else value
 
 
-def print_explanation(settings: Settings, *, as_json: bool) -> None:
-    """Print every setting, grouped by topic; what somebody said stands out."""
+def print_explanation(settings: Settings, *, as_json: bool, every: bool = False) -> None:
+    """Print what somebody set, grouped by topic, and what would start; `every` setting where that is asked for."""
     rows = explanation(settings)
     if as_json:
         print(json.dumps(rows, indent=2, default=str))
@@ -74,9 +76,11 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
     engines = rows.pop()
     colors = colors_wanted(sys.stdout)
     print(f"Configuration file: {settings.file or 'none'}")
+    print(_processes(settings))
     topic = ""
-    width = max(len(row["key"]) for row in rows)
-    for row in rows:
+    shown = [row for row in rows if every or (row["origin"] != "default" and BY_KEY[row["key"]].topic != LOOK)]
+    width = max((len(row["key"]) for row in shown), default=0)
+    for row in shown:
         if BY_KEY[row["key"]].topic != topic:
             topic = BY_KEY[row["key"]].topic
             print(f"\n{paint(f'{topic}:', 'heading', colors)}")
@@ -84,10 +88,30 @@ def print_explanation(settings: Settings, *, as_json: bool) -> None:
         origin = row["origin"] if row["origin"] == "default" else f"{row['origin']}: {row['where']}{weaker}"
         line = f"  {row['key']:<{width}}  {row['value']!s:<14} {origin}"
         print(paint(line, "faint", colors) if row["origin"] == "default" else line)
-    print(f"\n{paint('Engines (* chosen by these settings):', 'heading', colors)}")
-    for engine in engines["value"]:
+    if not every:
+        others = sum(row["origin"] == "default" for row in rows)
+        print(f"\n{others} other settings have their defaults; --all shows them.")
+    listed = [engine for engine in engines["value"] if every or engine["chosen"]]
+    if listed:
+        print(f"\n{paint('Engines (* chosen by these settings):', 'heading', colors)}")
+    for engine in listed:
         line = f"{'*' if engine['chosen'] else ' '} {engine['name']:<10}{describe(engine)}"
         print(line if engine["chosen"] else paint(line, "faint", colors))
+
+
+def _processes(settings: Settings) -> str:
+    """Return how many processes would start, and what decides that."""
+    layout = settings.layout
+    count = f"{counted(layout.processes, 'process', 'es')} on {counted(layout.nnodes, 'machine')}"
+    for key in ("num_processes", "nproc_per_node"):
+        if settings[key] and settings.is_set(key):
+            return f"Starts {count}: {key} from {settings.source(key)}."
+    if settings["cpu"] or settings["tpu"]:
+        key = "cpu" if settings["cpu"] else "tpu"
+        return f"Starts {count}: {key} from {settings.source(key)}, and no --num-processes."
+    gpus = count_gpus(settings.inherited, settings["gpu_ids"])
+    seen = "one for each GPU of this machine" if gpus else "this machine has no GPU, and there is no --num-processes"
+    return f"Starts {count}: {seen}."
 
 
 def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:

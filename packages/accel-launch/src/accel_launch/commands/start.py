@@ -1,6 +1,7 @@
 """What `accel launch` does: resolve the settings, check them, choose a launcher, run."""
 
 import argparse
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -12,7 +13,9 @@ from accel_launch.settings.checks import check_installed, check_script, check_se
 from accel_launch.settings.cluster import recognise
 from accel_launch.settings.location import default_file
 from accel_launch.settings.resolve import Settings, resolve, written_in
+from accel_launch.settings.slips import slips
 from accel_launch.settings.table import ALL
+from accel_launch.terminal import colors_wanted, paint, say
 
 __all__ = ["launch", "settings_from"]
 
@@ -52,7 +55,7 @@ def launch(args: argparse.Namespace) -> int:
     """
     settings = settings_from(args)
     if settings["explain"]:
-        import_module(_PREVIEW).print_explanation(settings, as_json=settings["json"])
+        import_module(_PREVIEW).print_explanation(settings, as_json=settings["json"], every=settings["all"])
         return 0
     if settings.script is None:
         raise ConfigurationError(
@@ -60,6 +63,8 @@ def launch(args: argparse.Namespace) -> int:
         )
     check_script(settings)
     check_settings(settings)
+    for warning in slips(settings):
+        say(f"{paint('accel launch:', 'warning', colors_wanted(sys.stderr))} {warning}")
     launcher = choose(settings)
     if settings["dry_run"]:
         import_module(_PREVIEW).print_plan(settings, launcher, as_json=settings["json"])

@@ -179,8 +179,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     flush_output()
     supervisor.elsewhere = machines.failure
     if not failed:
-        supervisor.release()
-        return 0
+        return supervisor.succeed()
     return supervisor.report(agent.statuses() if agent is not None else {})
 
 

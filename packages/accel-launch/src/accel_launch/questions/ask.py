@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol, TextIO
 
@@ -50,7 +51,8 @@ class LineAsker:
         """
         if self._wrong is not None:
             raise ConfigurationError(self._wrong)
-        choices = f" [{'/'.join(question.choices)}]" if question.choices else ""
+        offered = question.choices if question.here is None else question.here()
+        choices = f" [{'/'.join(offered)}]" if offered else ""
         default = f" ({question.default})" if question.default else ""
         print(f"{question.text}{choices}{default}: ", end="", flush=True)
         line = self._source.readline()
@@ -87,7 +89,7 @@ def ask_all(questions: Sequence[Question], asker: Asker, answers: dict[str, Any]
         if question.key in known or not question.when(found):
             place += 1
             continue
-        text = asker.ask(question)
+        text = asker.ask(question if asked else replace(question, back=False))
         if text == BACK:
             if asked:
                 place = asked.pop()

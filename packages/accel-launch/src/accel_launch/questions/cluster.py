@@ -2,26 +2,43 @@
 
 from accel_core.options.engines import Engine, engines, load
 from accel_launch.questions.question import Answers, Question, from_key, from_options, on_several_machines
-from accel_launch.settings.devices import SEVERAL_DEVICES
+from accel_launch.settings import environ
+from accel_launch.settings.devices import SEVERAL_DEVICES, count_gpus
 
-__all__ = ["CLUSTER", "ENVIRONMENT"]
+__all__ = ["CLUSTER", "ENVIRONMENT", "ON_SAGEMAKER"]
 
 _YES_NO = ("no", "yes")
 _GPU_TYPES = {f"several {label.removeprefix('MULTI_')}s": label for label in SEVERAL_DEVICES}
-_MACHINES = ("this machine, one process", "several CPU processes", *_GPU_TYPES, "TPU")
+_MACHINES = ("one process", "several CPU processes", *_GPU_TYPES, "TPU")
+_FORMER = {"this machine, one process": _MACHINES[0]}
+SEVERAL_MACHINES, ON_SAGEMAKER = "several machines", "SageMaker"
 
 ENVIRONMENT = Question(
     "compute_environment",
     "Where does the run take place?",
-    ("LOCAL_MACHINE", "AMAZON_SAGEMAKER"),
-    "LOCAL_MACHINE",
-    path=("compute_environment",),
+    ("this machine", SEVERAL_MACHINES, ON_SAGEMAKER),
+    "this machine",
+    former={"LOCAL_MACHINE": "this machine", "AMAZON_SAGEMAKER": ON_SAGEMAKER},
 )
 """The first question, which decides about all others."""
 
 
+def _kinds_here() -> tuple[str, ...]:
+    """Return what a run can use here."""
+    return (*_MACHINES[:2], *list(_GPU_TYPES)[: bool(count_gpus(environ.snapshot()))])
+
+
 def _several(answers: Answers) -> bool:
     return bool(answers["kind"] != _MACHINES[0])
+
+
+def _on_several(answers: Answers) -> bool:
+    return bool(answers["compute_environment"] == SEVERAL_MACHINES)
+
+
+def _machines_open(answers: Answers) -> bool:
+    """Return whether nobody asked where the run takes place: the drop-in's dialogue begins after that question."""
+    return answers["compute_environment"] == "LOCAL_MACHINE" and _several(answers)
 
 
 def _gpus(answers: Answers) -> bool:
@@ -43,8 +60,25 @@ def _of_engine(engine: Engine) -> tuple[Question, ...]:
 
 
 CLUSTER: tuple[Question, ...] = (
-    Question("kind", "What does the run use?", _MACHINES, _MACHINES[0]),
-    from_key("num_machines", _several, text="How many machines take part?", default="1"),
+    Question(
+        "kind",
+        "What does the run use?",
+        _MACHINES,
+        _MACHINES[0],
+        when=lambda answers: not _on_several(answers),
+        here=_kinds_here,
+        former=_FORMER,
+    ),
+    Question(
+        "kind",
+        "What do the machines use?",
+        _MACHINES[1:],
+        next(iter(_GPU_TYPES)),
+        when=_on_several,
+        here=lambda: _kinds_here()[1:],
+    ),
+    from_key("num_machines", _on_several, text="How many machines take part?", default="2"),
+    from_key("num_machines", _machines_open, text="How many machines take part?", default="1"),
     from_key("machine_rank", on_several_machines, text="Which number has this machine, from 0?", default="0"),
     from_key("main_process_ip", on_several_machines, text="What is the address of machine 0?"),
     from_key("main_process_port", on_several_machines, text="Which port of machine 0 may be used?", default="29500"),

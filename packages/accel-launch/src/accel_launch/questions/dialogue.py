@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_launch.questions.ask import Asker, ask_all
-from accel_launch.questions.cluster import CLUSTER, ENVIRONMENT, TYPE_OF_ENGINE, TYPE_OF_KIND
+from accel_launch.questions.cluster import CLUSTER, ENVIRONMENT, ON_SAGEMAKER, TYPE_OF_ENGINE, TYPE_OF_KIND
 from accel_launch.questions.question import Question
 from accel_launch.questions.sagemaker import SAGEMAKER
 
@@ -14,14 +14,15 @@ __all__ = ["configuration_of", "hold_dialogue"]
 def hold_dialogue(asker: Asker) -> dict[str, Any]:
     """Ask everything and return the configuration."""
     answers = ask_all((ENVIRONMENT,), asker)
-    sagemaker = answers["compute_environment"] == "AMAZON_SAGEMAKER"
+    sagemaker = answers["compute_environment"] == ON_SAGEMAKER
     questions = (ENVIRONMENT, *(SAGEMAKER if sagemaker else CLUSTER))
     return configuration_of(ask_all(questions, asker, answers), questions)
 
 
 def configuration_of(answers: Mapping[str, Any], questions: Sequence[Question]) -> dict[str, Any]:
     """Put answers where a configuration file has them."""
-    config: dict[str, Any] = {}
+    sagemaker = answers["compute_environment"] in (ON_SAGEMAKER, "AMAZON_SAGEMAKER")
+    config: dict[str, Any] = {"compute_environment": "AMAZON_SAGEMAKER" if sagemaker else "LOCAL_MACHINE"}
     for question in questions:
         value = answers.get(question.key)
         if not question.path or value is None:
@@ -30,7 +31,7 @@ def configuration_of(answers: Mapping[str, Any], questions: Sequence[Question]) 
         for key in question.path[:-1]:
             section = section.setdefault(key, {})
         section[question.path[-1]] = value
-    if config["compute_environment"] == "AMAZON_SAGEMAKER":
+    if sagemaker:
         return {**config, "use_cpu": False, "debug": False}
     kind = TYPE_OF_ENGINE.get(answers.get("engine") or "none", TYPE_OF_KIND[answers["kind"]])
     usual = {

@@ -1,6 +1,7 @@
 """Asking a person at a terminal, with arrow keys; imported only there, because the prompt library takes its time."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import questionary
@@ -9,6 +10,9 @@ from accel_core.errors import ConfigurationError
 from accel_launch.questions.question import BACK, Question
 
 __all__ = ["TerminalAsker"]
+
+_ALL = "*"
+"""The choice that shows all others."""
 
 
 class TerminalAsker:
@@ -23,12 +27,16 @@ class TerminalAsker:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         if question.choices:
-            back = questionary.Choice("(back)", value=BACK)
-            listed: list[Any] = [*question.choices, back]
-            default = question.default if question.default in question.choices else None
+            offered = question.choices if question.here is None else question.here()
+            listed: list[Any] = list(offered)
+            if set(offered) != set(question.choices):
+                listed.append(questionary.Choice("(hardware that is not here)", value=_ALL))
+            if question.back:
+                listed.append(questionary.Choice("(back)", value=BACK))
+            default = question.default if question.default in offered else None
             answer: Any = questionary.select(question.text, choices=listed, default=default).unsafe_ask()
-            return str(answer)
-        hint = f"{question.text} (< goes back)"
+            return self.ask(replace(question, here=None)) if answer == _ALL else str(answer)
+        hint = f"{question.text} (< goes back)" if question.back else question.text
         answer = questionary.text(
             hint, default=question.default, validate=lambda text: _check(question, text)
         ).unsafe_ask()

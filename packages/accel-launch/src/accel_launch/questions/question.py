@@ -1,7 +1,7 @@
 """What a question is."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from accel_core.errors import ConfigurationError
@@ -50,6 +50,9 @@ class Question:
         when: Tells from earlier answers whether to ask.
         path: Keys that lead to the answer in the configuration file; empty for an answer that only steers.
         optional: Whether an empty answer is allowed.
+        here: Returns the choices that this machine has; a person who wants another one asks for all.
+        former: Answers of earlier versions, each with today's.
+        back: Whether there is a question before it.
     """
 
     key: str
@@ -60,6 +63,9 @@ class Question:
     when: When = always
     path: tuple[str, ...] = ()
     optional: bool = False
+    here: Callable[[], tuple[str, ...]] | None = None
+    former: Mapping[str, str] = field(default_factory=dict)
+    back: bool = True
 
     def answer(self, text: str) -> Any:
         """Read an answer.
@@ -68,6 +74,7 @@ class Question:
             ConfigurationError: It is not among the choices or cannot be read.
         """
         said = text.strip() or self.default
+        said = self.former.get(said, said)
         if not said and self.optional:
             return None
         if self.choices and said not in self.choices:
@@ -96,7 +103,7 @@ def from_setting(
     optional: bool = False,
 ) -> Question:
     """Make a question of a launch setting."""
-    choices = ("no", "yes") if setting.yes_or_no and not setting.choices else tuple(map(str, setting.choices))
+    choices = ("no", "yes") if setting.yes_or_no and not setting.choices else tuple(map(str, setting.offered))
     if setting.default in ("true", "false"):
         choices = ("true", "false")
     fallback = setting.default

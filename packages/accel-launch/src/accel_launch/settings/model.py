@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from accel_core.options.option import Option, boolean
+from accel_launch.settings.metavars import metavar_of
 from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SECONDS, TEE, Rule
 
-__all__ = ["HARDWARE", "LAUNCH", "Setting", "switch"]
+__all__ = ["ELASTIC", "HARDWARE", "LAUNCH", "LOOK", "PROCESSES", "Setting", "switch"]
 
 Kind = Literal["value", "switch", "off-switch", "append"]
+
+
+_GONE = {
+    *("aot_ts_nvfuser", "nvprims_nvfuser", "ofi", "fx2trt", "onnxrt"),
+    *("aot_torchxla_trace_once", "torchxla_trace_once"),
+}
+"""Compilers that torch has no more; a file of an older version may still name one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,18 @@ class Setting:
     def words(self) -> tuple[str, ...]:
         """Return the flags in the spelling with dashes."""
         return (*self.flags, f"--{self.key.replace('_', '-')}") if self.named else self.flags
+
+    @property
+    def offered(self) -> tuple[Any, ...]:
+        """Return the choices that exist today; the others are still read from a file."""
+        return tuple(choice for choice in self.choices if str(choice).lower() not in _GONE)
+
+    @property
+    def metavar(self) -> str:
+        """Return what stands for the value in the help."""
+        if self.choices:
+            return f"{{{','.join(map(str, self.offered))}}}"
+        return metavar_of(self.key, self.parse if self.option is None else self.option.parser)
 
     @property
     def yes_or_no(self) -> bool:
@@ -295,7 +315,8 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCEL_MONITOR_INTERVAL",
         rule=SECONDS,
     ),
-    switch("explain", LOOK, "Print every setting and where its value comes from, and start nothing."),
+    switch("explain", LOOK, "Print what is set, where that comes from and what would start, and start nothing."),
+    switch("all", LOOK, "Print all settings and engines with --explain, defaults too."),
     switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
     switch("json", LOOK, "Print --explain and --dry-run as JSON."),
     Setting(

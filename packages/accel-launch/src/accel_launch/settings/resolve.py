@@ -172,7 +172,7 @@ def _not_valid(setting: Setting, said: object, where: str) -> ConfigurationError
 def wanted(setting: Setting) -> str:
     """Return in words what a setting takes."""
     if setting.choices:
-        return f"one of {', '.join(map(str, setting.choices))}"
+        return f"one of {', '.join(map(str, setting.offered))}"
     if setting.rule is not None:
         return setting.rule.wanted
     if setting.yes_or_no:

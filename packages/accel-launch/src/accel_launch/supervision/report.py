@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import re
+import resource
+import shlex
 import shutil
 import socket
 import sys
@@ -23,6 +25,7 @@ __all__ = [
     "failure_record",
     "forget_old_failures",
     "pass_on",
+    "report_card",
     "report_failure",
     "report_left_behind",
     "report_restart",
@@ -117,6 +120,34 @@ def pass_on(text: str) -> None:
     kept = without_crash(text).strip("\n")
     if kept:
         say(kept)
+
+
+def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
+    """Show in at most five lines how a run went, as far as its ranks told."""
+    lines = [f"accel launch: the run ended after {seconds:.1f} s"]
+    if facts.get("samples") and facts.get("seconds"):
+        lines.append(f"  speed       {facts['samples'] / facts['seconds']:.4g} samples/s on all ranks together")
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    device = f"; {facts['device_bytes'] / 2**30:.2f} GiB on the device" if facts.get("device_bytes") else ""
+    lines.append(f"  memory      {largest / 2**30:.2f} GiB in the largest process{device}")
+    if facts.get("checkpoint"):
+        lines.append(f"  checkpoint  {facts['checkpoint']}")
+        if script in sys.argv:
+            program = Path(sys.argv[0]).name
+            words = ["accel" if program == "__main__.py" else program, *sys.argv[1:]]
+            lines.append(f"  resume      {_resuming(words, script, str(facts['checkpoint']))}")
+    say("\n".join(lines))
+
+
+def _resuming(words: Sequence[str], script: str, checkpoint: str) -> str:
+    """Return the command line that starts a run again from its checkpoint, as far as the script's text tells."""
+    words = list(words)
+    with contextlib.suppress(OSError):
+        text = Path(script).read_text(errors="replace")
+        flag = re.search(r"--resume(?:[-_]from[-_]checkpoint)?(?=[\"'])", text)
+        if flag is not None and not any(word.startswith("--resume") for word in words):
+            words += [flag[0]] if flag[0] == "--resume" else [flag[0], checkpoint]
+    return shlex.join(words)
 
 
 def _below(message: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import LaunchError
+from accel_core.host.run_card import VARIABLE, CardReader
 from accel_launch.settings.rules import tee_of
 from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.orphans import (
@@ -80,6 +81,7 @@ class Supervisor:
         self._reaper = OrphanReaper(self._mark.run_id)  # a fork: before the threads of streams and watchdog
         self.streams = Streams(self._logs, hold=hold and not settings["quiet"])
         self._memory = MemoryKills()
+        self._card = CardReader()
         self._reasons: list[str] = []
         self._killer: threading.Timer | None = None
         self._watchdog: Watchdog | None = None
@@ -110,7 +112,8 @@ class Supervisor:
     def variables(self, local_rank: int) -> dict[str, str]:
         """Return what a process needs in its environment to be watched."""
         watched = {} if self._watchdog is None else self._watchdog.variables(local_rank)
-        return {**self._mark.variables(), **watched}
+        card = self._card.variables() if local_rank == 0 else {VARIABLE: ""}  # a launcher around this one has its own
+        return {**self._mark.variables(), **watched, **card}
 
     def follow(self, rank: int, local_rank: int) -> dict[str, Followed]:
         """Begin the record of a rank that is about to start, and make the streams that it writes to."""
@@ -187,14 +190,22 @@ class Supervisor:
         for log in self.streams.ranks.values():
             self.streams.release(log)
 
+    def succeed(self) -> int:
+        """Pass on what was held back, show the card of the run where the ranks wrote one, and return the status."""
+        self.release()
+        facts = self._card.close()
+        if facts and not self._settings["quiet"]:
+            seconds = time.monotonic() - self._began
+            import_module(_REPORT).report_card(facts, seconds, str(getattr(self._settings, "script", "")))
+        return 0
+
     def report(self, statuses: Mapping[int, int]) -> int:
         """Write the record of a failure and tell a person, where there was one."""
         sent = self.signals.first
         if sent is not None:
             self._reasons.append(sent.name)
         if statuses and not (self._reasons or self.elsewhere or any(statuses.values())):
-            self.release()
-            return 0
+            return self.succeed()
         ended = self._outcomes(statuses)
         reason = f"another machine: {self.elsewhere}" if self.elsewhere else next(iter(self._reasons), "failure")
         self._tell(ended, reason)

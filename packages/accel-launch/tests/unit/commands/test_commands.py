@@ -37,7 +37,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 def test_config_takes_answers_from_standard_input(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines answer the questions; the file is what they say, at the default place."""
-    answers(monkeypatch, "", "several CPU processes", "1", "no", "no", "none", "4", "", "bf16")
+    answers(monkeypatch, "", "several CPU processes", "no", "no", "none", "4", "", "bf16")
     assert cli.main(["config"]) == 0
     path = home / "home" / "accelerate" / "default_config.yaml"
     text = path.read_text()
@@ -49,7 +49,7 @@ def test_config_takes_answers_from_standard_input(home: Path, monkeypatch: pytes
 @requires("engine:fsdp")
 def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Questions follow the engine; what they give is read by the launcher and shown before it is written."""
-    answers(monkeypatch, "", "several GPUs", *[""] * 3, "FSDP", *["2"], *[""] * 40)
+    answers(monkeypatch, "", "several GPUs", *[""] * 2, "FSDP", *["2"], *[""] * 40)
     path = home / "fsdp.yaml"
     assert cli.main(["config", "--config-file", str(path)]) == 0
     shown = capsys.readouterr().out
@@ -61,16 +61,16 @@ def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Function, pod, precision and a compiler for XLA are asked about; the launch takes the TPU's launcher."""
-    compiler = ["yes", "torchxla_trace_once", *[""] * 4]
-    answers(monkeypatch, "", "TPU", "", "", *compiler, "8", "train", "no", "bf16", "yes", *[""] * 4)
+    """Function, pod, precision and a compiler are asked about; the launch takes the TPU's launcher."""
+    compiler = ["yes", "inductor", *[""] * 4]
+    answers(monkeypatch, "", "TPU", "", *compiler, "8", "train", "no", "bf16", "yes", *[""] * 4)
     path = home / "tpu.yaml"
     assert cli.main(["config", "--config-file", str(path)]) == 0
     assert "distributed_type: XLA" in path.read_text()
     capsys.readouterr()
     assert cli.main(["launch", "--config-file", str(path), "--explain", "--json", "s.py"]) == 0
     values = {row["key"]: row["value"] for row in json.loads(capsys.readouterr().out)}
-    assert (values["tpu"], str(values["dynamo_backend"]).lower()) == (True, "torchxla_trace_once")
+    assert (values["tpu"], str(values["dynamo_backend"]).lower()) == (True, "inductor")
     assert (values["main_training_function"], values["num_processes"]) == ("train", 8)
     said = settings_from(launch_command_parser().parse_args(["--config-file", str(path), "s.py"]))
     assert registry.choose(said).name == "tpu"
@@ -186,6 +186,76 @@ def test_config_update_keeps_to_the_file_that_was_named(home: Path, capsys: pyte
     assert "num_processes" not in bad.read_text()
     assert default.read_text() == before
     assert (home / "bad.yaml.bak").read_text() == "fp16: true\n"
+
+
+def test_config_update_refuses_nonsense_and_keeps_every_copy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that is not valid is named and nothing is written; a second update overwrites no copy of the first."""
+    path = home / "c.yaml"
+    for wrong, told in (("num_processes: banana\n", "got 'banana'"), ("machine_rank: 9\n", "machine_rank is less")):
+        path.write_text(wrong)
+        assert cli.main(["config", "update", "--config-file", str(path)]) == 2
+        assert told in capsys.readouterr().err
+        assert path.read_text() == wrong
+        assert not (home / "c.yaml.bak").exists()
+    for precision in ("fp16", "bf16"):
+        path.write_text(f"mixed_precision: {precision}\n")
+        assert cli.main(["config", "update", "--config-file", str(path)]) == 0
+    assert cli.main(["config", "update", "--config-file", str(path)]) == 0
+    assert "Nothing changes." in capsys.readouterr().out
+    assert (home / "c.yaml.bak").read_text() == "mixed_precision: fp16\n"
+    assert (home / "c.yaml.bak1").read_text() == "mixed_precision: bf16\n"
+    assert not (home / "c.yaml.bak2").exists()
+
+
+def test_config_for_several_machines(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first question is in words; "several machines" asks how many, and where the first one is."""
+    answers(monkeypatch, "several machines", "several CPU processes", "3", "1", "host", *[""] * 6, "6", "", "")
+    assert cli.main(["config", "--config-file", str(home / "m.yaml")]) == 0
+    text = (home / "m.yaml").read_text()
+    assert "compute_environment: LOCAL_MACHINE" in text
+    assert "num_machines: 3" in text
+    assert "main_process_ip: host" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "told"),
+    [
+        ("", ["s.py", "--num-processes", "2"], "write it before: accel launch --num-processes 2 s.py"),
+        ("", ["s.py", "--num_processes=2"], "write it before: accel launch --num_processes=2 s.py"),
+        ("add('--num_processes')", ["s.py", "--num-processes", "2"], ""),
+        ("", ["s.py", "--lr", "2"], ""),
+        ("", ["--gpu-ids", "0,1", "s.py"], "this machine has none; got '0,1' from --gpu-ids"),
+        ("", ["--cpu", "--gpu-ids", "0,1", "s.py"], ""),
+    ],
+)
+def test_slips_are_named(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    words: list[str],
+    told: str,
+) -> None:
+    """A flag after the script, which it does not know itself, and GPUs that are not here: one warning with the fix."""
+    monkeypatch.setattr("accel_launch.settings.slips.count_gpus", lambda environment: 0)
+    (home / "s.py").write_text(source)
+    assert cli.main(["launch", "--dry-run", *words]) == 0
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == bool(told)
+
+
+def test_explain_shows_what_is_set_and_what_would_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Defaults are left to --all; the number of processes comes with the setting that decides it."""
+    words = ["launch", "--explain", "--cpu", "--num-processes", "2", "s.py"]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "Starts 2 processes on 1 machine: num_processes from --num-processes." in shown
+    assert "cpu            True           flag: --cpu" in shown
+    assert "rdzv_backend" not in shown
+    assert "explain" not in shown
+    assert cli.main([*words[:2], "--all", *words[2:]]) == 0
+    assert "rdzv_backend" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

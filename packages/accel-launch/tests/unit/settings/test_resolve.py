@@ -88,7 +88,7 @@ def test_stronger_source_wins(key: str) -> None:
 def test_settings_that_one_source_cannot_say() -> None:
     """Every setting has a flag; those without a variable or a place in files are listed, and no others."""
     assert all(setting.words for setting in BY_KEY.values())
-    about_the_command = {"module", "no_python", "quiet", "explain", "dry_run", "json"}
+    about_the_command = {"module", "no_python", "quiet", "explain", "all", "dry_run", "json"}
     assert {key for key, setting in BY_KEY.items() if not setting.environment} == about_the_command | {"vm", "env"}
     hardware = {"multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config"}
     per_launch = {"nproc_per_node", "nnodes", "config_file", "tee", "log_dir", "watchdog", "role", "rdzv_conf"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,13 +19,19 @@ from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.checkpoint.weights import split, write_shards
-from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+)
 from accel_core.modules.sizes import convert_file_size_to_int
 from accel_core.options.engines import absent, engines, load, require
+from accel_core.process import world
 from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, StoredTensor
 from accel_parallel.checkpoint.reader import ShardFolder
 
-__all__ = ["merge_weights"]
+__all__ = ["merge_command", "merge_folder", "merge_weights"]
 
 _logger = logging.getLogger(__name__)
 _MODEL = "model"
@@ -55,6 +63,36 @@ def merge_weights(
     _refuse_parent(source)
     state = _state_of(source)
     write_shards(target, split(state, limit), safe_serialization)
+
+
+def merge_folder(
+    checkpoint_dir: str, output_path: str, safe_serialization: bool, remove_checkpoint_dir: bool, max_shard_size: str
+) -> None:
+    """Merge on the main process, and remove the folder afterwards where that is asked for.
+
+    Raises:
+        CheckpointError: There are no weights in the folder, they are damaged, or they are of several saves.
+        ConfigurationError: The folder shall be removed, and the weights would lie in it.
+    """
+    source, target = Path(checkpoint_dir), Path(output_path)
+    if not source.is_dir():
+        raise CheckpointNotFoundError(f"There is no folder of weights to merge; got {checkpoint_dir}. Check the path.")
+    if remove_checkpoint_dir and target.resolve().is_relative_to(source.resolve()):
+        raise ConfigurationError(
+            f"The folder to remove would hold the merged weights; got {output_path} in {checkpoint_dir}. Name another "
+            "folder for them, or keep the checkpoint."
+        )
+    if not world.ensure().is_main:
+        return
+    merge_weights(source, target, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+    if remove_checkpoint_dir:
+        shutil.rmtree(source)
+
+
+def merge_command(args: argparse.Namespace) -> None:
+    """Merge weights, as a command line asks."""
+    kept = not args.unsafe_serialization
+    merge_folder(args.checkpoint_directory, args.output_path, kept, args.remove_checkpoint_dir, args.max_shard_size)
 
 
 def _state_of(source: Path) -> Mapping[str, object]:

@@ -32,6 +32,7 @@ _BESIDE_SETTINGS = {
     "ACCELERATE_USE_SAGEMAKER",
     "ACCEL_HEARTBEAT",
     "ACCEL_RESTORE_POSITION",
+    "ACCEL_RUN_CARD",
     "ACCEL_RUN_ID",
 }
 """Variables that no flag of `accel launch` stands for."""

@@ -4,7 +4,7 @@ import argparse
 
 from accel_core.mesh.spec import LAYOUT_HELP
 from accel_launch.command import Command
-from accel_verify.script_arguments import add_script
+from accel_verify.script_arguments import add_script, runner_of
 
 __all__ = ["COMMAND"]
 
@@ -19,7 +19,8 @@ def _above_zero(text: str) -> int:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layouts",
-        help=f"Comma-separated layouts of at least two ranks to compare with one process: {LAYOUT_HELP}.",
+        help=f"Comma-separated layouts of at least two ranks to compare with one process: {LAYOUT_HELP} "
+        "(default: dp2).",
     )
     parser.add_argument("--steps", type=_above_zero, default=3, help="Optimizer steps to compare (default: 3).")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
@@ -53,7 +54,7 @@ COMMAND = Command(
     "verify-parallel",
     "Check that a script trains on layouts of ranks as on one process.",
     _add_arguments,
-    "accel_verify.parallel.run:run",
+    runner_of("accel_verify.parallel.run"),
     "The exit status is 0 where every layout equals one process, 1 where one differs, is not comparable, is "
     "refused or fails, and 2 for a wrong argument.",
 )

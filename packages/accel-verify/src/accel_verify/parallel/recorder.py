@@ -39,7 +39,7 @@ from accel_verify.parallel.one_process import read_for_all
 from accel_verify.parallel.values import generator_state, gradients, peak_memory, row_digests, sketch, weights
 from accel_verify.patch import wrap
 
-__all__ = ["StepRecorder", "main"]
+__all__ = ["UNSAVED", "Finished", "StepRecorder", "main", "run_target"]
 
 REFUSALS = (
     errors.ConfigurationError,
@@ -51,6 +51,13 @@ REFUSALS = (
     errors.StateError,
 )
 """Errors by which a strategy says that it cannot train this script."""
+
+UNSAVED: dict[str, Callable[..., object]] = {
+    "save_state": lambda save, accelerator, output_dir=None, *args, **kwargs: output_dir,
+    "save_model": lambda *args, **kwargs: None,
+    "save": lambda *args, **kwargs: None,
+}
+"""Members of Accelerator that do nothing: the script runs several times, and not to its end."""
 
 _EMPTY_EPOCHS = 1000
 """How often a script may begin an epoch after the last step: one that counts steps would do so for ever."""
@@ -97,10 +104,7 @@ class StepRecorder:
             "clip_grad_value_": self._clipped_value,
             "gather_for_metrics": functools.partial(self._gathered, "gather_for_metrics"),
             "gather": functools.partial(self._gathered, "gather"),
-            # The script runs several times, and not to its end: nothing of it is to be saved.
-            "save_state": lambda save, accelerator, output_dir=None, *args, **kwargs: output_dir,
-            "save_model": lambda *args, **kwargs: None,
-            "save": lambda *args, **kwargs: None,
+            **UNSAVED,
         }
         for name, around in around_members.items():
             wrap(Accelerator, name, around)

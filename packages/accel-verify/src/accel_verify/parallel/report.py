@@ -50,6 +50,7 @@ class Verdict:
         findings: What differs, in the order in which it appears.
         largest: The largest difference of the weights after the last step.
         note: What the script raised after its last step.
+        note_of_one: Whether it raised such an error on one process too.
         log: The last lines that the rank printed that failed.
     """
 
@@ -62,6 +63,7 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     largest: Largest | None = None
     note: str | None = None
+    note_of_one: bool = False
     log: str = ""
 
     def __str__(self) -> str:

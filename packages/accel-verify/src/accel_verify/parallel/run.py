@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from accel_verify.parallel.layouts import RequestedLayout, requested_layouts
 from accel_verify.parallel.records import RecordedRun, read_run
 from accel_verify.parallel.report import Report, Verdict, print_report, run_as_numbers
 from accel_verify.ranks import RanksEnded, ended_by_sigterm, rank_variables, run_ranks
+from accel_verify.script_arguments import check_script
 
 __all__ = ["VerifyRequest", "check_one_process", "run", "variables_of", "verdict_on", "verify_parallel"]
 
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     """
     report = verify_parallel(
         args.script,
-        args.layouts,
+        args.layouts or "dp2",
         arguments=args.script_arguments,
         steps=args.steps,
         cpu=args.cpu,
@@ -102,10 +104,7 @@ def verify_parallel(
     names = layouts if isinstance(layouts, str) else ",".join(layouts)
     requested = requested_layouts(names, max_processes or gpus or _MOST_ON_CPU)
     words = ["--cpu"] if not gpus else []
-    for flag, value in (
-        ("--mixed-precision", mixed_precision),
-        ("--dynamo-backend", dynamo_backend),
-    ):
+    for flag, value in (("--mixed-precision", mixed_precision), ("--dynamo-backend", dynamo_backend)):
         words += [] if value is None else [flag, str(value)]
     with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-verify-parallel-") as folder:
         request = VerifyRequest(
@@ -128,12 +127,7 @@ def _checked(target: str | Callable[[], object]) -> str:
                 f"{target.__qualname__!r}. Define it at the top of a file."
             )
         return f"{source}:{target.__qualname__}"
-    script, colon, _ = target.partition(".py:")
-    script += ".py" if colon else ""
-    if not Path(script).is_file():
-        raise ConfigurationError(
-            f"There is no such script; got {script!r}. Pass the path of a script, or script.py:function."
-        )
+    check_script(target)
     return target
 
 
@@ -201,17 +195,34 @@ def verdict_on(
     if len(found.steps) >= request.steps:
         findings = compare(one, found)
         state, message = _state_of(one, found, findings)
-        note, largest = found.note or one.note, largest_difference(one, found)
-        return Verdict(**about, state=state, message=message, findings=findings, largest=largest, note=note)
+        unended = f"nothing, but did not end{_standing(request, ended)}" if ended.timed_out else None
+        note, largest = found.note or unended or one.note, largest_difference(one, found)
+        of_one = note is not None and one.note is not None and note.split(":")[0] == one.note.split(":")[0]
+        about |= {"findings": findings, "largest": largest, "note": note, "note_of_one": of_one}
+        return Verdict(**about, state=state, message=message)
     if ended.timed_out:
         message = f"it made {len(found.steps)} of {request.steps} steps in {request.timeout:g} s"
-        return Verdict(**about, state="failed", message=message, log=ended.tail(0))
+        standing = _standing(request, ended)
+        log = "" if standing else ended.tail(0)
+        return Verdict(**about, state="failed", message=message + standing, log=log)
     if ended.failed is None:
         return Verdict(
             **about, state="failed", message=f"it made {len(found.steps)} of {request.steps} steps and ended"
         )
     message = f"rank {ended.failed}: {ended.tail(ended.failed, 1) or 'it printed nothing'}"
     return Verdict(**about, state="failed", message=message, log=ended.tail(ended.failed))
+
+
+def _standing(request: VerifyRequest, ended: RanksEnded) -> str:
+    """Return on which line of the script each rank stood when its time was over, as far as their stacks tell."""
+    name = Path(request.target.partition(".py:")[0]).stem + ".py"
+    frame = re.compile(rf'File "[^"]*{re.escape(name)}", line (\d+)')
+    stood = [
+        frame.search(ended.tail(rank, 200).rpartition("Fatal Python error")[2]) for rank in range(len(ended.codes))
+    ]
+    found = [f"rank {rank} at {name}:{line[1]}" for rank, line in enumerate(stood) if line]
+    found += [f"rank {rank} had ended" for rank, code in enumerate(ended.codes) if code == 0]
+    return f"; {', '.join(found)}. Is a call there that not all ranks make?" if any(stood) else ""
 
 
 def _state_of(one: RecordedRun, found: RecordedRun, findings: Sequence[Finding]) -> tuple[str, str]:

@@ -50,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: Steps that cannot be, or no such script.
         LaunchError: The script failed.
     """
+    args.steps = args.steps or 2 * (args.at or 3)
+    args.at = args.steps // 2 if args.at is None else args.at
     if not 0 < args.at < args.steps:
         raise ConfigurationError(
             f"The interruption has to be inside the run; got --at {args.at} of --steps {args.steps}. "
             "Choose 0 < at < steps."
         )
-    if not Path(args.script).is_file():
-        raise ConfigurationError(f"There is no such script; got {args.script!r}. Pass the path of a script.")
     with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
         place = Path(folder)
         saved, project = str(place / "state"), place / "interrupted project"

@@ -1,4 +1,4 @@
-"""`accelerate to-fsdp2`: a configuration file for FSDP1 becomes one for FSDP2."""
+"""`accel to-fsdp2`: a configuration file for FSDP1 becomes one for FSDP2."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any
 from accel_core.errors import ConfigurationError
 from accel_launch.command import Command
 from accel_launch.settings.file import load, write
-from accelerate._command_functions import parser_of
 
 __all__ = [
     "ARGUMENT_KEY_MAPPING",
     "ARGUMENT_VALUE_MAPPING",
-    "TO_FSDP2",
+    "COMMAND",
     "ConversionStatus",
     "convert_config_to_fsdp2",
     "load_config",
     "to_fsdp2_command",
-    "to_fsdp2_command_parser",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -163,9 +161,4 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output_file", default=None, help="Where to write; the file itself with --overwrite.")
 
 
-TO_FSDP2 = Command("to-fsdp2", "Turn a configuration for FSDP1 into one for FSDP2.", _add_arguments, to_fsdp2_command)
-
-
-def to_fsdp2_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
-    """Return the parser of `accelerate to-fsdp2`, as one of `subparsers` where those are given."""
-    return parser_of(TO_FSDP2, subparsers)
+COMMAND = Command("to-fsdp2", "Turn a configuration for FSDP1 into one for FSDP2.", _add_arguments, to_fsdp2_command)

@@ -1,0 +1,63 @@
+"""What is probably not meant, and still can be: each is a warning that names the fix."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from accel_launch.settings.devices import SEVERAL_DEVICES, count_gpus
+from accel_launch.settings.model import ELASTIC, HARDWARE, PROCESSES
+from accel_launch.settings.resolve import Settings
+from accel_launch.settings.table import ALL
+
+__all__ = ["slips"]
+
+_READ = 1 << 20
+_FLAGS = {
+    word: setting
+    for setting in ALL
+    if setting.topic in (HARDWARE, PROCESSES, ELASTIC)
+    for word in setting.words
+    if word.startswith("--")
+}
+"""Flags about processes and devices, which few scripts have."""
+
+
+def slips(settings: Settings) -> Iterator[str]:
+    """Yield a warning for each of these: flags of the launcher after the script, and GPUs chosen where none are."""
+    written = _misplaced(settings)
+    if written is not None:
+        yield written
+    kind = settings.config.get("distributed_type")
+    named = settings["gpu_ids"] not in (None, "all") and kind not in SEVERAL_DEVICES[1:]
+    if named and not settings["cpu"] and not count_gpus(settings.inherited):
+        yield (
+            f"gpu_ids chooses GPUs, and this machine has none; got {settings['gpu_ids']!r} from "
+            f"{settings.source('gpu_ids')}. The run uses the CPU; leave it out, or pass --cpu."
+        )
+
+
+def _misplaced(settings: Settings) -> str | None:
+    """Return the warning about a flag of the launcher that the script gets, and does not seem to know."""
+    words = settings.arguments
+    for place, word in enumerate(words):
+        flag, equals, _ = word.partition("=")
+        setting = _FLAGS.get(flag.replace("_", "-"))
+        if setting is None or _mentions(settings, setting.key):
+            continue
+        takes = not setting.yes_or_no and not equals
+        moved = shlex.join(words[place : place + 1 + takes])
+        return (
+            f"{flag} stands after the script, so the script gets it and the launcher does not. If it is meant for the "
+            f"launcher, write it before: accel launch {moved} {settings.script}"
+        )
+    return None
+
+
+def _mentions(settings: Settings, key: str) -> bool:
+    """Return whether the script's text has an option's name, so that the option is its own."""
+    path = Path(str(settings.script))
+    if settings["no_python"] or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        text = file.read(_READ)
+    return key.encode() in text or key.replace("_", "-").encode() in text

@@ -1,0 +1,1 @@
+"""`accel try`: the first look at a training script, before it is launched for long."""

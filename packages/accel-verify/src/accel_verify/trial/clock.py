@@ -1,0 +1,149 @@
+"""Runs a script on one process for some seconds, and writes down how fast it trains and what memory it needs.
+
+    python -m accel_verify.trial.clock FOLDER LIMIT TARGET [ARGUMENTS]
+
+Nothing else is recorded, so that the clock sees the script as it is. LIMIT is the memory of a GPU in bytes; memory is
+predicted for one rank, and for more ranks with shards until it fits. With 0 it is not predicted.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel_core.accelerator import Accelerator
+from accel_core.comm.tree import tree_leaves
+from accel_core.data.dispatcher import DataLoaderDispatcher
+from accel_core.data.loader import DataLoaderShard
+from accel_core.errors import AccelError
+from accel_core.mesh.spec import parse_layout
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_verify.parallel.recorder import UNSAVED, Finished, run_target
+from accel_verify.patch import wrap
+
+__all__ = ["TrainingClock", "main"]
+
+_STEPS, _SECONDS = 20, 5.0
+_LAYOUTS = ("single", "fsdp2", "fsdp4", "fsdp8")
+_STATES = ("momentum", "amsgrad", "nesterov", "centered")
+"""Arguments of optimizers that change the number of their states."""
+
+_END: object = object()
+
+
+class TrainingClock:
+    """Counts optimizer steps after the first, samples, seconds, and those in which the script waited for batches."""
+
+    def __init__(self) -> None:
+        self.steps, self.samples, self.waited, self.seconds = -1, 0, 0.0, 0.0
+        self._began = 0.0
+        self._accelerator: Accelerator | None = None
+        self._input: Tensor | None = None
+
+    def install(self) -> None:
+        """Put the clock into Accelerator, prepared loaders and prepared optimizers."""
+        for name, around in {**UNSAVED, "__init__": self._begun, "prepare_model": self._prepared}.items():
+            wrap(Accelerator, name, around)
+        wrap(AcceleratedOptimizer, "step", self._stepped)
+        for kind in (DataLoaderShard, DataLoaderDispatcher):
+            wrap(kind, "__iter__", self._timed)
+
+    def _begun(self, begin: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object) -> None:
+        begin(accelerator, *args, **kwargs)
+        accelerator.log_with = []
+        self._accelerator = accelerator
+
+    def _prepared(self, prepare: Callable[..., nn.Module], *args: object, **kwargs: object) -> nn.Module:
+        model = prepare(*args, **kwargs)
+
+        def note(module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
+            found = [named["input_ids"]] if "input_ids" in named else tree_leaves((inputs, named))
+            self._input = next((leaf for leaf in found if isinstance(leaf, Tensor) and leaf.dim()), None)
+            seen.remove()
+
+        seen = model.register_forward_pre_hook(note, with_kwargs=True)
+        return model
+
+    def _timed(self, begin: Callable[[object], Iterator[object]], loader: object) -> Iterator[object]:
+        batches = begin(loader)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, _END)
+            self.waited += time.perf_counter() - asked
+            if batch is _END:
+                return
+            rows = (len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
+            self.samples += next(rows, 0)
+            yield batch
+
+    def _stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
+        found = step(optimizer, closure)
+        if not optimizer.gradient_state.sync_gradients:
+            return found
+        self.steps += 1
+        now = time.perf_counter()
+        if self.steps == 0:
+            self._began, self.samples, self.waited = now, 0, 0.0
+        self.seconds = now - self._began
+        if self.steps >= _STEPS or self.seconds > _SECONDS:
+            raise Finished(0)
+        return found
+
+    def memory(self, limit: int) -> tuple[list[dict[str, Any]], str]:
+        """Return what a rank needs on each layout up to the first that fits, and why there is none."""
+        try:
+            prediction: Any = importlib.import_module("accel_bigmodel.training.prediction")
+            workload: Any = importlib.import_module("accel_bigmodel.training.workload").TrainingWorkload
+        except ImportError:
+            return [], "it is predicted by accel-bigmodel; run `pip install 'accel-bigmodel[train]'`"
+        accelerator, given = self._accelerator, self._input
+        if accelerator is None or given is None or not accelerator._optimizers:
+            return [], "no prepared model was trained"
+        model = accelerator.unwrap_model(accelerator._models[0], keep_fp32_wrapper=False).to("meta")
+        model.zero_grad(set_to_none=True)
+        optimizer = getattr(accelerator._optimizers[0], "optimizer", accelerator._optimizers[0])
+        known = type(optimizer).__module__.startswith("torch.optim")
+        states = {name: optimizer.defaults[name] for name in _STATES if known and optimizer.defaults.get(name)}
+        tokens = not given.is_floating_point() and given.dim() == 2
+        shape: dict[str, Any] = {"sequence": given.shape[1]} if tokens else {"sample": tuple(given.shape[1:])}
+        name = type(optimizer).__name__ if known else "AdamW"
+        shape |= {"precision": accelerator.mixed_precision, "optimizer": name, "optimizer_arguments": states}
+        found: list[dict[str, Any]] = []
+        for layout in _LAYOUTS:
+            spec = parse_layout(layout)
+            step = workload(batch=len(given) * spec.layout().replicas, foreach=True, **shape)
+            try:
+                needed = prediction.predict(lambda: copy.deepcopy(model), spec, step)
+            except AccelError as error:
+                return found, str(error)
+            found.append({"layout": layout, "ranks": needed.ranks, "peak": needed.peak})
+            if needed.peak <= limit:
+                break
+        return found, ""
+
+
+def main(arguments: list[str]) -> None:
+    """Run the target until the clock has seen enough of it, and write down what it saw."""
+    folder, limit, target, *rest = arguments
+    clock = TrainingClock()
+    clock.install()
+    try:
+        run_target(target, rest)
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    memory, trouble = clock.memory(int(limit)) if int(limit) else ([], "")
+    found = {name: getattr(clock, name) for name in ("steps", "samples", "waited", "seconds")}
+    (Path(folder) / "clock.json").write_text(json.dumps({**found, "memory": memory, "trouble": trouble}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,32 @@
+"""`accel try`: its options. What it does is in `accel_verify.trial.run`."""
+
+import argparse
+
+from accel_launch.command import Command
+from accel_verify.script_arguments import add_script, runner_of
+
+__all__ = ["COMMAND"]
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", metavar="NAME,...", help="GPUs to predict the memory on: A100-80GB, L4, 24GB.")
+    parser.add_argument("--layout", help="Layout of ranks to compare with one process (default: dp2).")
+    parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
+    parser.add_argument(
+        "--mixed-precision", default=None, choices=("no", "fp16", "bf16"), help="Number format of all runs."
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, help="Seconds after which a run is ended.")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_script(parser, _add_options, needed=("--gpu", "--layout"), script="The script, which uses an Accelerator.")
+
+
+COMMAND = Command(
+    "try",
+    "Run a few steps of a script on one process and on two: whether they are equal, how fast, and how large.",
+    _add_arguments,
+    runner_of("accel_verify.trial.run"),
+    "Nothing that the script saves is written. The exit status is 0 where both train alike, 1 where they do not or one "
+    "fails, and 2 for a wrong argument.",
+)

@@ -1,0 +1,29 @@
+"""What memory a GPU has, by its name."""
+
+import re
+
+from accel_core.errors import ConfigurationError
+
+__all__ = ["memory_of_gpu"]
+
+_KNOWN = {
+    "T4": 16, "L4": 24, "A10": 24, "A10G": 24, "L40": 48, "L40S": 48, "RTX3090": 24, "RTX4090": 24, "RTX5090": 32,
+    "H100": 80, "H200": 141, "B200": 180, "MI250": 64, "MI300X": 192,
+}  # fmt: skip
+"""Memory of GPUs that are made with one size alone, in GB, as their makers state it."""
+
+
+def memory_of_gpu(name: str) -> int:
+    """Return the bytes of a GPU by its name, which may end in its size: `A100-80GB`, `L4`, `24GB`.
+
+    Raises:
+        ConfigurationError: The name neither says a size nor is known.
+    """
+    size = re.search(r"(\d+)\s*Gi?B?$", name, re.IGNORECASE)
+    gib = int(size[1]) if size else _KNOWN.get(name.upper().replace(" ", "").replace("-", ""))
+    if not gib:
+        raise ConfigurationError(
+            f"The memory of a GPU is known by its name or its size; got {name!r}. Name the size, as in A100-80GB or "
+            f"24GB, or one of {', '.join(_KNOWN)}."
+        )
+    return gib * 2**30

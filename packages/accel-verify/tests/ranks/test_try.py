@@ -1,0 +1,105 @@
+"""`accel try` on an example, a script of transformers, and one that hangs on two ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import ConfigurationError
+from accel_core.testing import requires
+from accel_verify.trial.gpu import memory_of_gpu
+
+ROOT = Path(__file__).parents[4]
+DIGITS = ROOT / "examples" / "train_digits.py"
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+torch.manual_seed(0)
+kept = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, **kept))
+data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (64, 16))]
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=4, max_steps=8, use_cpu=True, report_to=[], save_strategy="no"
+)
+Trainer(model=model, args=arguments, train_dataset=data).train()
+"""
+
+LONELY = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from accel_core.accelerator import Accelerator
+
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=4))
+for inputs, targets in loader:
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    accelerator.backward(loss)
+    if accelerator.is_main_process:
+        print(accelerator.gather(loss))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def lines_of(printed: str) -> dict[str, str]:
+    """Return what is said under each of the first words."""
+    return {line[:14].strip(): line[15:] for line in printed.splitlines() if line[:1].strip()}
+
+
+@requires("engine:fsdp", "accel")
+@pytest.mark.skipif(not DIGITS.exists(), reason="only in the repository")
+def test_an_example_is_equal_and_its_memory_known(tmp_path: Path, accel) -> None:
+    """The digits train alike on two ranks; speed, memory on a GPU and the line that launches them are shown."""
+    for name in ("train_digits.py", "digits.py"):
+        shutil.copy(DIGITS.with_name(name), tmp_path)
+    done = accel("try", "--cpu", "--gpu", "A100-80GB", "train_digits.py", quiet=60)
+    found = lines_of(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["equal"].startswith("3 optimizer steps on one process and on dp2")
+    assert "samples/s on one process" in found["speed"]
+    assert found["memory"].endswith("MiB of 80.00 GiB on one A100-80GB")
+    assert found["launch"] == "accel launch train_digits.py"
+    assert not (tmp_path / "runs" / "digits" / "model").exists(), "nothing is saved"
+
+
+@requires("transformers")
+def test_a_trainer_of_transformers_is_equal(tmp_path: Path, accel) -> None:
+    """The loop need not be the script's own."""
+    (tmp_path / "trainer.py").write_text(TRAINER)
+    done = accel("try", "--cpu", "trainer.py", quiet=60)
+    found = lines_of(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "losses, gradients and weights agree" in found["equal"]
+    assert found["launch"] == "accel launch --cpu --num-processes 2 trainer.py"
+
+
+def test_a_gather_on_one_rank_alone_is_found(tmp_path: Path, accel) -> None:
+    """Two ranks hang; the lines of the script on which they stand are named, with the question that helps."""
+    (tmp_path / "lonely.py").write_text(LONELY)
+    done = accel("try", "--cpu", "--timeout", "20", "lonely.py", quiet=90)
+    found = lines_of(done.stdout)
+    assert done.returncode == 1, done.stdout + done.stderr
+    gather = LONELY.splitlines().index("        print(accelerator.gather(loss))") + 1
+    assert f"rank 0 at lonely.py:{gather}" in found["failed"]
+    assert "Is a call there that not all ranks make?" in found["failed"]
+    assert found["launch"] == "accel launch --num-processes 1 lonely.py, until that is mended"
+
+
+@pytest.mark.parametrize(("name", "gib"), [("A100-80GB", 80), ("24GB", 24), ("l4", 24), ("rtx 4090", 24)])
+def test_a_gpu_is_known_by_name_or_size(name: str, gib: int) -> None:
+    """The size in the name counts, then the size that all GPUs of that name have."""
+    assert memory_of_gpu(name) == gib * 2**30
+
+
+def test_an_unknown_gpu_is_refused() -> None:
+    """A name that says no size and is not known names those that are."""
+    with pytest.raises(ConfigurationError, match=r"got 'A100'. Name the size, as in A100-80GB"):
+        memory_of_gpu("A100")

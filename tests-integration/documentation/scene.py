@@ -168,13 +168,13 @@ def enter(folder: Path, variables: dict[str, str]) -> None:
 
 
 def name_of(source: str) -> str:
-    """Return the name of the file that a block is, by its first line `# NAME.py`, or nothing."""
-    name = re.match(r"# (\w+\.py)\n", source)
+    """Return the name of the file that a block is, by its first line `# NAME.py` or `# NAME.yaml`, or nothing."""
+    name = re.match(r"# (\w+\.(?:py|yaml))\n", source)
     return name[1] if name else ""
 
 
 def keep_as_file(source: str, folder: Path) -> None:
-    """Write a block that begins with `# NAME.py` into a file of that name."""
+    """Write a block that begins with the name of a file into that file."""
     if name_of(source):
         (folder / name_of(source)).write_text(source)
 

@@ -14,6 +14,7 @@ What cannot run on a machine of any reader is listed here with what runs in its 
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import re
@@ -191,6 +192,17 @@ def test_a_guide_can_be_pasted(page: str, tmp_path: Path) -> None:
         _run(scene.run_file, [scene.name_of(source)], tmp_path)
 
 
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """Its cells run from the top in an empty folder, and print what is kept with them."""
+    cells = json.loads((ROOT / "docs/guides/notebook.ipynb").read_text())["cells"]
+    wanted = [cell for cell in cells if cell["cell_type"] == "code"]
+    named = [(f"cell {number}", "".join(cell["source"])) for number, cell in enumerate(wanted)]
+    printed = _run(scene.run_session, named, tmp_path).splitlines()
+    shown = [line for cell in wanted for output in cell["outputs"] for line in "".join(output["text"]).splitlines()]
+    assert shown
+    assert not [line for line in shown if line not in printed], printed
+
+
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_a_tutorial_can_be_copied(page: str, tmp_path: Path) -> None:
     """Its files and commands, in order and as they are written, begin in an empty folder and print what is shown."""
@@ -216,8 +228,9 @@ def test_a_tutorial_can_be_copied(page: str, tmp_path: Path) -> None:
 def test_commands_do_what_is_shown(title: str, source: str, tmp_path: Path) -> None:
     """Each command ends well, or fails as its block shows, and prints what stands below it."""
     scene.write_files(tmp_path)
-    for _, python in blocks(title.partition(":")[0], "python"):
-        scene.keep_as_file(python, tmp_path)
+    for _, language, kept in every_block(title.partition(":")[0]):
+        if language in ("python", "yaml"):
+            scene.keep_as_file(kept, tmp_path)
     _check(title, source, tmp_path)
 
 

@@ -75,11 +75,9 @@ def page_of(package: str, part: str) -> str:
 
 
 def internal() -> set[str]:
-    """Return the pages of the parts of which `accel` exports nothing, and nobody extends anything."""
-    exported = set(flat_names()) | {"accel_core.strategies", "accel_core.testing", "accel_core.devices"}
-    return {page_of(package, part) for package in PACKAGES for part in parts(package)} - {
-        page_of(*part.split(".")) for part in exported
-    }
+    """Return the pages of the parts of which `accel` exports nothing."""
+    exported = {page_of(*part.split(".")) for part in flat_names()}
+    return {page_of(package, part) for package in PACKAGES for part in parts(package)} - exported
 
 
 def pages() -> dict[str, str]:

@@ -559,7 +559,8 @@ def floor(session: nox.Session) -> None:
     python = lowest_python()
     session.log(f"the lowest declared Python that is found here: {python}")
     for package in packages:
-        lowest = [lowest_version(text) for text in package.third_party]
+        texts = [*package.third_party, *package.extras.get("bitsandbytes", ())]
+        lowest = [lowest_version(text) for text in texts]
         name = f"floor-{package.name}"
         environment = Environment(session, name, python, lowest_torch())
         environment.provide(lowest + package.groups.get("test", []), package.siblings, wheels=True)

@@ -222,12 +222,52 @@ def gallery() -> str:
 
 
 def flat_names() -> str:
-    """Return the names of `accel`, a table for each part of the packages."""
-    lines = []
-    for topic, paths in sorted(reference.flat_names().items()):
-        rows = ((f"[`{path.rpartition('.')[2]}`][{path}]", reference.summary(path)) for path in sorted(paths))
-        lines += [f"## {topic}", "", _table(("name", "what it is"), rows)]
+    """Return the names of `accel`, a table for each task.
+
+    Raises:
+        LookupError: A part of the packages belongs to no task.
+    """
+    found, lines = reference.flat_names(), []
+    for task, parts in TASKS.items():
+        paths = [path for part in parts for path in sorted(found.pop(part))]
+        rows = ((f"[`{path.rpartition('.')[2]}`][{path}]", reference.summary(path)) for path in paths)
+        lines += [f"## {task}", "", _table(("name", "what it is"), rows)]
+    if found:
+        raise LookupError(f"Name the task of {sorted(found)} in TASKS of docs/site/generated.py.")
     return "\n".join(lines)
+
+
+TASKS = {
+    "Accelerator": ["accel_core.accelerator"],
+    "Options for the Accelerator": [
+        "accel_core.plugins",
+        "accel_parallel.plugin",
+        "accel_megatron.plugin",
+        "accel_core.options",
+    ],
+    "Processes and state": ["accel_core.state", "accel_core.random", "accel_core.logging", "accel_core.tqdm"],
+    "Gather, reduce, broadcast": ["accel_core.comm"],
+    "Load data": ["accel_core.data"],
+    "Train": ["accel_core.optim", "accel_core.modules", "accel_core.precision"],
+    "Memory": ["accel_core.devices"],
+    "Save and resume": ["accel_core.checkpoint"],
+    "Track experiments": ["accel_core.tracking"],
+    "Start processes": ["accel_launch.notebook", "accel_launch.settings"],
+    "Load and run large models": [
+        "accel_bigmodel.dispatch",
+        "accel_bigmodel.meta",
+        "accel_bigmodel.checkpoint",
+        "accel_bigmodel.device_map",
+        "accel_bigmodel.memory",
+        "accel_bigmodel.sizes",
+        "accel_bigmodel.pipeline",
+    ],
+    "Quantize": ["accel_quant.config", "accel_quant.load"],
+    "Errors": ["accel_core.errors"],
+    "Hooks and offloaded weights": ["accel_bigmodel.hooks", "accel_bigmodel.offload", "accel_bigmodel.placement"],
+    "Environment": ["accel_core.host"],
+}
+"""The parts of the packages that `accel` exports names of, by what users do with them."""
 
 
 def drop_in_modules() -> str:

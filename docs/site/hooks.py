@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -34,6 +35,7 @@ PAGES = {
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
     "benchmarks/RESULTS.md": "project/measurements.md",
+    "docs/guides/notebook.ipynb": "guides/notebook.md",
 } | {
     f"packages/{folder.name}/{name}": f"packages/{folder.name}/{page}"
     for folder in sorted((ROOT / "packages").iterdir())
@@ -74,7 +76,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that do not lie in docs/."""
     _sources.clear()
     for source, page in PAGES.items():
-        _add(files, config, page, (ROOT / source).read_text(), source)
+        text = (ROOT / source).read_text()
+        _add(files, config, page, _notebook(text) if source.endswith(".ipynb") else text, source)
     for page, text in reference.pages().items():
         _add(files, config, page, text)
     for source in sorted(_linked_files(files)):
@@ -83,6 +86,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for problem in reference.problems():
         log.warning(problem)
     return files
+
+
+def _notebook(text: str) -> str:
+    """Return the cells of a notebook as a page, with what they printed."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [f"```text\n{''.join(output['text']).rstrip()}\n```" for output in cell.get("outputs", ())]
+    return "\n\n".join(parts)
 
 
 def _add(files: Files, config: MkDocsConfig, page: str, text: str, source: str = "") -> None:
@@ -125,8 +138,7 @@ def _resolved(place: str, link: str) -> str | None:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in what is made from the source, and turn the repository's links into the site's."""
-    if page.file.src_uri.startswith(("reference/api/", "source/", "packages/")):
-        page.meta.setdefault("search", {"boost": 0.3})  # a search finds what explains a thing before what lists it
+    page.meta.setdefault("search", _search(page.file.src_uri))
     if _shows_results(page):
         markdown = plots.added(markdown)
     markdown = _MARK.sub(lambda match: getattr(generated, match[1])(), markdown)
@@ -149,6 +161,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         parts += [_LINK.sub(linked, markdown[end : block.start()]), _colored(block[0])]
         end = block.end()
     return "".join([*parts, _LINK.sub(linked, markdown[end:])])
+
+
+def _search(page: str) -> dict[str, Any]:
+    """Return how a search treats a page: it finds what explains a thing before what lists it, and nothing internal."""
+    if page.startswith(("source/", "packages/", "project/")) or page in reference.internal():
+        return {"exclude": True}
+    boosts = {"guides/how-do-i": 4.0, "guides/": 2.0, "tutorials/": 1.5, "reference/api/": 0.3}
+    return {"boost": next((boost for start, boost in boosts.items() if page.startswith(start)), 1.0)}
 
 
 def _shows_results(page: Page) -> bool:

@@ -1,4 +1,7 @@
-"""Lets the Python reference see the classes of `accel_core._records.record` as the dataclasses that they are."""
+"""What the Python reference sees differently from the source.
+
+Classes of `accel_core._records.record` are the dataclasses that they are, and attributes come after what can be called.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,19 @@ from typing import Any
 import griffe
 
 RECORD = "accel_core._records.record"
+_BEHIND = 1_000_000
+"""Lines that no file has: members are shown in the order of their lines."""
 DATACLASS = griffe.ExprName("dataclass", parent=griffe.ExprName("dataclasses"))
 
 
 class Records(griffe.Extension):
-    """Puts dataclass's name in the place of record's, whose arguments are the same."""
+    """Puts dataclass's name in the place of record's, whose arguments are the same, and attributes last."""
 
     def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
-        """Look at the decorators of a class that was read."""
+        """Look at the decorators of a class that was read, and at its attributes."""
+        for member in cls.members.values():
+            if member.is_attribute and member.lineno:
+                member.lineno += _BEHIND
         for decorator in cls.decorators:
             if isinstance(decorator.value, griffe.Expr) and decorator.value.canonical_path == RECORD:
                 if isinstance(decorator.value, griffe.ExprCall):

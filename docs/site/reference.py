@@ -74,6 +74,12 @@ def page_of(package: str, part: str) -> str:
     return f"reference/api/{package}/{part}.md"
 
 
+def internal() -> set[str]:
+    """Return the pages of the parts of which `accel` exports nothing."""
+    exported = {page_of(*part.split(".")) for part in flat_names()}
+    return {page_of(package, part) for package in PACKAGES for part in parts(package)} - exported
+
+
 def pages() -> dict[str, str]:
     """Return the text of every page of the reference."""
     made = {}
@@ -81,7 +87,10 @@ def pages() -> dict[str, str]:
         for part, modules in parts(package).items():
             lines = [f"# {package}.{part}", ""]
             for module in modules:
-                lines += [f"::: {module}", "    options:", f"      members: {_members(module)}", ""]
+                lines += [f"::: {module}", "    options:", f"      members: {_members(module)}"]
+                if module == f"{package}.{part}":  # its name is the page's heading
+                    lines += ["      show_root_heading: false", "      show_root_toc_entry: false"]
+                lines.append("")
             made[page_of(package, part)] = "\n".join(lines)
     return made
 

@@ -203,7 +203,9 @@ def _line(row: int, cells: tuple[Cell, ...], name: str, *, last: bool) -> str:
 
 
 def _rule(name: str, begin: float, end: float, whole: float) -> str:
+    """Return the animation of a line. It begins with the last picture: a cast that stands still shows its end."""
     frames = "0% {visibility: hidden} " if begin else ""
     frames += f"{begin:.2f}% {{visibility: visible}}"
     frames += f" {end:.2f}%, 100% {{visibility: hidden}}" if end < 100 else " 100% {visibility: visible}"
-    return f"@keyframes {name} {{ {frames} }} .{name} {{ animation: {name} {whole:.1f}s step-end infinite; }}"
+    timing = f"{whole:.1f}s step-end {_LAST_PAUSE - whole:.1f}s infinite"
+    return f"@keyframes {name} {{ {frames} }} .{name} {{ animation: {name} {timing}; }}"

@@ -61,7 +61,7 @@ def main() -> None:
         "F1, mean of the classes": f"{f1_score(truth, predicted, average='macro'):.3f}",
         "folds": ", ".join(f"{score:.2f}" for score in scores),
     }
-    finish(accelerator, target, "Cross-validation", rows, {"x": range(1, 6), "accuracy of the fold": scores})
+    finish(accelerator, target, "Cross-validation", rows, {"fold": scores})
 
 
 if __name__ == "__main__":

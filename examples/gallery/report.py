@@ -32,6 +32,7 @@ def finish(
         title: Heading of the table and the picture.
         rows: What was found, by name.
         curves: Values of each step or epoch, by name; `x` holds the numbers of the steps where they are not 1, 2, ...
+            Values named `fold` do not follow from one another, and are drawn as bars.
     """
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -51,9 +52,12 @@ def draw(path: Path, title: str, curves: Mapping[str, Sequence[float]]) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 3.2), layout="constrained")
     for name, values in curves.items():
-        if name != "x":
+        if name == "fold":
+            axes.bar(range(1, len(values) + 1), values, label="accuracy")
+            axes.set_ylim(0, 1.25)
+        elif name != "x":
             axes.plot(curves.get("x", range(1, len(values) + 1)), values, label=name)
-    axes.set(title=title, xlabel="step" if "x" in curves else "epoch")
+    axes.set(title=title, xlabel="fold" if "fold" in curves else "step" if "x" in curves else "epoch")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=110)

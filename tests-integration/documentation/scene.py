@@ -1,7 +1,8 @@
-"""What the blocks of the documentation take for granted: a small model, real data, files beside the script.
+"""What blocks of READMEs, concepts and docstrings take for granted: a small model, real data, files beside the script.
 
-`run_blocks` is the body of a process of its own, which is forked from one that has loaded torch: a page's blocks take
-less time than that.
+Tutorials and guides take nothing for granted: `run_file` and `run_session` give their blocks an empty namespace. Each
+function named `run_...` is the body of a process of its own, which is forked from one that has loaded torch: a page's
+blocks take less time than that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import math
 import os
 import re
+import runpy
 import sys
 from functools import cache
 from importlib.util import find_spec
@@ -48,18 +50,6 @@ class Net(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return a score for each digit."""
         return self.head(self.blocks(values))
-
-
-class Tagger(nn.Module):
-    """Gives each token of a sequence a score for each of ten labels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(16, 10)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Look the scores up."""
-        return self.table(tokens)
 
 
 class Progress:
@@ -120,20 +110,16 @@ def scene(folder: Path, page: str, *, own: bool = False) -> dict[str, Any]:
     PartialState._reset_state()
     GradientState._reset_state()
     torch.manual_seed(0)
-    # The page's own Accelerator has a plugin or another precision, or is made in another process.
-    own = own or any(name in page for name in ("sharding.md", "notebooks.md", "precision.md"))
     accelerator = None if own else Accelerator(cpu=True)
-    tokens = "gradients.md" in page
-    model: nn.Module = Tagger() if tokens else Net()
+    model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sequences = [{"input": torch.arange(8) % 16, "labels": torch.tensor([1, 2, 3, -1, 5, 6, 7, -1])}] * 8
-    data: Any = sequences if tokens else digits()
+    data = digits()
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     return {
         "Accelerator": Accelerator, "ProjectConfiguration": ProjectConfiguration, "Block": Block, "Net": Net,
         "DataLoaderConfiguration": DataLoaderConfiguration, "CheckpointNotFoundError": CheckpointNotFoundError,
-        "DataLoader": DataLoader, "torch": torch, "math": math, "cross_entropy": lambda scores, labels, **more:
-            cross_entropy(scores, labels, ignore_index=-1, **more), "loss_function": cross_entropy,
+        "DataLoader": DataLoader, "torch": torch, "math": math,
+        "cross_entropy": cross_entropy, "loss_function": cross_entropy,
         "accelerator": accelerator, "model": model, "optimizer": optimizer, "schedule": schedule, "data": data,
         "loader": DataLoader(data, batch_size=16), "test_loader": DataLoader(data, batch_size=16),
         "right": 0, "asked": 0, "requests": [torch.rand(2, 64) for _ in range(4)],
@@ -181,11 +167,32 @@ def enter(folder: Path, variables: dict[str, str]) -> None:
     sys.path.insert(0, str(folder))
 
 
+def name_of(source: str) -> str:
+    """Return the name of the file that a block is, by its first line `# NAME.py` or `# NAME.yaml`, or nothing."""
+    name = re.match(r"# (\w+\.(?:py|yaml))\n", source)
+    return name[1] if name else ""
+
+
 def keep_as_file(source: str, folder: Path) -> None:
-    """Write a block that begins with `# NAME.py` into a file of that name."""
-    name = re.match(r"# (\w+\.py)\n", source)
-    if name:
-        (folder / name[1]).write_text(source)
+    """Write a block that begins with the name of a file into that file."""
+    if name_of(source):
+        (folder / name_of(source)).write_text(source)
+
+
+def run_file(arguments: list[str], folder: Path, variables: dict[str, str]) -> None:
+    """Do what `python FILE ARGUMENTS` does inside a folder, and leave this process."""
+    enter(folder, variables)
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def run_session(blocks: list[tuple[str, str]], folder: Path, variables: dict[str, str]) -> None:
+    """Run blocks of [title, source] one after the other, as somebody who pastes them into one interpreter."""
+    enter(folder, variables)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for title, source in blocks:
+        exec(compile(source, title, "exec"), names)
+        print(f"ran {title}", flush=True)
 
 
 def run_blocks(blocks: list[tuple[str, str]], folder: Path, variables: dict[str, str]) -> None:

@@ -57,6 +57,27 @@ def test_every_page_can_be_reached(page: Path) -> None:
     assert name == "README.md" or f"({name})" in start
 
 
+SEARCHED = [
+    "NaN",
+    "OOM",
+    "MoE",
+    "70B",
+    "EMA",
+    "freeze",
+    "early stopping",
+    "validation",
+    "seed",
+    "gradient checkpointing",
+]
+
+
+@pytest.mark.parametrize("words", SEARCHED)
+def test_what_people_search_for_is_a_heading(words: str) -> None:
+    """A guide has a heading with these words, which a search finds first."""
+    text = "\n".join(page.read_text() for page in sorted((DOCS / "guides").glob("*.md")))
+    assert re.search(rf"^#+ .*\b{words}\b", text, re.MULTILINE | re.IGNORECASE)
+
+
 def test_spelling_is_american() -> None:
     """Sources, tests and pages have no British spelling."""
     folders = [ROOT / name for name in (".ci", "benchmarks", "docs", "examples", "packages", "tests-integration")]

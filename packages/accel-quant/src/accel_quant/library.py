@@ -9,12 +9,26 @@ from typing import Any
 
 import torch
 
+from accel_core.errors import MissingDependencyError
+
 __all__ = ["bitsandbytes", "is_instance", "packs_on_cpu"]
 
 
 def bitsandbytes() -> Any:
-    """Return the library, importing it at the first call."""
-    return importlib.import_module("bitsandbytes")
+    """Return the library, importing it at the first call.
+
+    Raises:
+        MissingDependencyError: It is not installed.
+    """
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ModuleNotFoundError as error:
+        if error.name != "bitsandbytes":
+            raise
+        raise MissingDependencyError(
+            "bitsandbytes packs the weights of quantized models; it is not installed. Install it with "
+            "`pip install 'bitsandbytes>=0.46'`, or accel-quant with its extra `bitsandbytes`."
+        ) from None
 
 
 def is_instance(value: object, *names: str) -> bool:

@@ -1,0 +1,53 @@
+"""What the documentation says of runs of different sizes: when N processes equal one, and when they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_core.testing.world import run
+
+
+def _train(file: str, samples: int, seedable: bool) -> None:
+    """Train for two epochs with 8 samples in each step of the run, and keep the weights."""
+    from accel_core.accelerator import Accelerator
+    from accel_core.plugins.loading import DataLoaderConfiguration
+    from accel_core.random import set_seed
+
+    config = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=seedable)
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    set_seed(0)
+    model = torch.nn.Linear(4, 1, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(samples, 4, dtype=torch.float64)
+    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=8, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(2):
+        for values, sums in loader:
+            accelerator.backward(torch.nn.functional.mse_loss(model(values), sums))
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.save(dict(accelerator.unwrap_model(model).state_dict()), file)
+    accelerator.wait_for_everyone()
+
+
+@pytest.mark.parametrize("processes", [2, 8])
+@pytest.mark.parametrize(
+    ("samples", "seedable", "equal"), [(40, True, True), (40, False, False), (43, True, False)],
+    ids=["full batches, order from seed and epoch", "order from the global generator", "an incomplete last batch"],
+)  # fmt: skip
+def test_split_batches_equal_one_process(
+    tmp_path: Path, samples: int, seedable: bool, equal: bool, processes: int
+) -> None:
+    """Where concepts/processes.md says that they do, and neither of its two conditions can be left out."""
+    found = []
+    for count in (1, processes):
+        file = tmp_path / f"{count}.pt"
+        failure = run(_train, count, (str(file), samples, seedable))
+        assert failure is None, failure
+        found.append(torch.load(file)["weight"])
+    difference = float((found[0] - found[1]).abs().max())
+    assert (difference < 1e-12) is equal, difference

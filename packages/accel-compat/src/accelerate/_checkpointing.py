@@ -63,7 +63,8 @@ def save_accelerator_state(
     world = replace(process.ensure(), rank=process_index)
     run = BareRun([], optimizers, schedulers, dataloaders, scaler=scaler, world=world, step=step)
     writes = world.is_local_main if save_on_each_node else world.is_main
-    shared = [*plain.parts(run, model_states, safe=safe_serialization), *stateful.parts(run)] if writes else []
+    states = [own.state_dict() for own in optimizers] if writes else []
+    shared = [*plain.parts(model_states, states, safe=safe_serialization), *stateful.parts(run)] if writes else []
     for part in [*shared, progress.random_part(run)]:
         _write(part, folder, process_index)
     return folder

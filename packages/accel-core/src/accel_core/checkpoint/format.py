@@ -28,7 +28,7 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "SharedPart", "Source"]
+__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "SaveRequest", "SharedPart", "Source"]
 
 _T = TypeVar("_T")
 
@@ -180,6 +180,25 @@ class Part(Protocol):
         """
 
 
+@record(frozen=True)
+class SaveRequest:
+    """What a format is asked to write.
+
+    Attributes:
+        run: The run.
+        weights: What `CheckpointFormat.weights` returned, after the save hooks.
+        writes: Whether this rank writes what all ranks of its disk share.
+        exchange: How ranks agree on who writes what.
+        safe: Use safetensors for whole weights.
+    """
+
+    run: Run
+    weights: Sequence[dict[str, Any]]
+    writes: bool
+    exchange: Exchange
+    safe: bool = True
+
+
 @runtime_checkable
 class SharedPart(Part, Protocol):
     """A part that all ranks write something of, and that one of them concludes when all have.
@@ -220,26 +239,11 @@ class CheckpointFormat(Protocol):
             run: The run.
         """
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Return what this rank writes.
 
         Args:
-            run: The run.
-            weights: What `weights` returned, after the save hooks.
-            writes: Whether this rank writes what all ranks of its disk share.
-            exchange: How ranks agree on who writes what.
-            safe_serialization: Use safetensors for weights.
-            **kwargs: What else may be passed to `save_state`. It refuses a keyword that is no parameter here, so a
-                format that reads one of its own names it.
+            request: What is saved, and how.
         """
 
     def recognises(self, source: Source) -> bool:

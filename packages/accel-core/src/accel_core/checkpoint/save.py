@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import time
@@ -21,13 +20,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, deferred_delete, names, progress, stateful
 from accel_core.checkpoint.agreement import common_save, together
 from accel_core.checkpoint.digest import digest_of
-from accel_core.checkpoint.format import Exchange, Part, Run, SharedPart
+from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.places import saved_to
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
@@ -82,7 +80,7 @@ def save_state(
     automatic = run.project.automatic_checkpoint_naming
     given = Path()
     with together(ranks, "Preparing a checkpoint") as exchange:
-        _check_keywords(run, save_model_func_kwargs)
+        _refuse_keywords(save_model_func_kwargs)
         if automatic:
             # A rank that was absent from a save did not count it.
             run.project.iteration = max(exchange(run.project.iteration))
@@ -107,8 +105,7 @@ def save_state(
                 hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with together(ranks, doing) as exchange:
-            options = {"safe_serialization": safe_serialization} | save_model_func_kwargs
-            parts = _parts(run, exchange, transaction.writes_shared, weights, **options)
+            parts = _parts(SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization))
             if not blocking:
                 _buffers.begin()
                 parts = [part.snapshot(_buffers) for part in parts]
@@ -131,11 +128,9 @@ def save_state(
     return background.start(write, given)
 
 
-def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
+def _refuse_keywords(given: Mapping[str, object]) -> None:
     """Refuse keywords of `save_state` that nobody reads."""
-    parameters = inspect.signature(run.strategy.format.parts).parameters.values()
-    read = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - {"writes", "exchange"}
-    unknown = sorted(given.keys() - read - _HARMLESS)
+    unknown = sorted(given.keys() - _HARMLESS)
     if unknown:
         raise ConfigurationError(
             f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which nobody "
@@ -173,10 +168,10 @@ def _one_rank_holds_all(run: Run) -> bool:
     return type(run.strategy.format) is PlainFormat and not any(map(is_spread, parameters))
 
 
-def _parts(run: Run, exchange: Exchange, writes: bool, weights: list[dict[str, Any]], **kwargs: Any) -> list[Part]:
+def _parts(request: SaveRequest) -> list[Part]:
     """Return what this rank writes."""
-    parts = run.strategy.format.parts(run, weights, writes=writes, exchange=exchange, **kwargs)
-    if writes:
+    parts, run = request.run.strategy.format.parts(request), request.run
+    if request.writes:
         parts += [*stateful.parts(run), progress.part(run)]
     return [*parts, progress.random_part(run)]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from accel_core.checkpoint import names, pickles
+from accel_core.checkpoint import names
 from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
@@ -129,8 +129,7 @@ class WrappedFormat(FullyShardedFormat):
             return Restoration(component, findings=[Finding(component, "mismatch", detail, rank)])
         name = names.local_model_name(index, rank)
         try:
-            source.check_listed(name)
-            stored = pickles.read_object(source.folder, name)
+            stored = source.read(name)
         except (CheckpointError, OSError) as error:
             return Restoration(component, findings=[finding_of(error, component, rank)])
         held = states.local_tensors(own)

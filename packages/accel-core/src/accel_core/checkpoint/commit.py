@@ -356,7 +356,7 @@ def _delete(target: Path) -> None:
     for path in [*files, target / names.MANIFEST_NAME]:
         with contextlib.suppress(NotADirectoryError):
             path.unlink(missing_ok=True)
-    deferred_delete.release([descriptor for descriptor in held if descriptor is not None])
+    deferred_delete.release(held)
     for folder in sorted(folders - {Path()}, key=lambda folder: -len(folder.parts)):
         # A folder in which others keep something is not empty, and stays.
         with contextlib.suppress(OSError):

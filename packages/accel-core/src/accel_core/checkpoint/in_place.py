@@ -159,7 +159,7 @@ class Journal:
         # One flush is enough, in any order: until the hidden folder goes, after it, a crash brings all of it again.
         for place in sorted({(self.target / name).parent for name in files} | {self.target}):
             flush_folder(place)
-        deferred_delete.release([descriptor for descriptor in held if descriptor is not None])
+        deferred_delete.release(held)
 
     def clear(self) -> None:
         """Delete everything that saves left in the hidden folder, and the folder."""

@@ -29,7 +29,6 @@ __all__ = [
     "Manifest",
     "check_name",
     "found_save",
-    "is_complete",
     "lies_inside",
     "open_member",
     "owned_files",
@@ -37,7 +36,6 @@ __all__ = [
 ]
 
 _VERSION = 1
-_PACKAGES = ("accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accelerate")
 
 
 @record(frozen=True)
@@ -172,17 +170,13 @@ class Manifest:
         return any(entry.name == name for entry in self.entries)
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the installed accel packages and of torch."""
-    return dict(_installed())
-
-
-@functools.cache
-def _installed() -> dict[str, str]:
     installed = {"accel-core": __version__, "torch": str(torch.__version__)}
     for distribution in importlib.metadata.distributions(name=None):
         name = distribution.name
-        if name in _PACKAGES:
+        if name == "accelerate" or name.startswith("accel-"):
             installed[name] = distribution.version
     return installed
 
@@ -206,7 +200,7 @@ class FoundSave:
     written_at: int
 
 
-def found_save(folder: Path, *, committed: bool, foreign: bool = True) -> FoundSave:
+def found_save(folder: Path, *, committed: bool = False, foreign: bool = True) -> FoundSave:
     """Return what a folder holds; without a manifest it is whole as a folder of Accelerate, if it may be `foreign`."""
     manifest, identity, whole = None, "damaged", False
     with contextlib.suppress(CheckpointError, OSError):
@@ -217,11 +211,6 @@ def found_save(folder: Path, *, committed: bool, foreign: bool = True) -> FoundS
         else:
             whole = not manifest.damages(folder, contents=False)
     return FoundSave(folder, identity, whole, committed, 0 if manifest is None else manifest.written_at)
-
-
-def is_complete(folder: Path, *, foreign: bool = True) -> bool:
-    """Return whether a folder holds a complete checkpoint."""
-    return found_save(folder, committed=False, foreign=foreign).whole
 
 
 def check_name(name: str, where: Path) -> None:

@@ -15,7 +15,7 @@ from accel_core.checkpoint import commit, deferred_delete, in_place, names
 from accel_core.checkpoint.agreement import agree_on_latest
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.manifest import Entry, Manifest, is_complete
+from accel_core.checkpoint.manifest import Entry, Manifest, found_save
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
@@ -213,9 +213,9 @@ def test_truncated_manifest_is_not_complete(tmp_path: Path) -> None:
     raw = (ckpt / names.MANIFEST_NAME).read_bytes()
     for length in range(len(raw)):
         (ckpt / names.MANIFEST_NAME).write_bytes(raw[:length])
-        assert not is_complete(ckpt)
+        assert not found_save(ckpt).whole
     (ckpt / names.MANIFEST_NAME).write_bytes(raw)
-    assert is_complete(ckpt)
+    assert found_save(ckpt).whole
 
 
 def events_of_a_save(run: BareRun, ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -362,7 +362,7 @@ def test_a_folder_takes_the_place_of_another(
         checkpoint(target, b"old", manifest=False)
     commit.replace_folder(source, target)
     assert content(target) == b"new"
-    assert is_complete(target)
+    assert found_save(target).whole
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
 
 

@@ -55,7 +55,7 @@ __all__ = [
     "replace_folder",
     "saves_of",
     "sibling_path",
-    "split_beside",
+    "split_sibling",
     "stage",
     "staged",
     "undo",
@@ -86,7 +86,7 @@ def make_room(
 
     Raises:
         ConfigurationError: The target is numbered and exists.
-        CheckpointError: The target is no folder.
+        CheckpointError: The target is not a folder.
     """
     for other in unrecovered(target.parent) if others else []:
         recover(other, kept.get(other.name))
@@ -104,7 +104,7 @@ def stage(target: Path, identity: str) -> Path:
     """Create the empty folder into which a save writes; parent folders that it creates are flushed too.
 
     Raises:
-        CheckpointError: The target is no folder.
+        CheckpointError: The target is not a folder.
     """
     if os.path.lexists(target):
         if not target.is_dir():
@@ -204,7 +204,7 @@ def saves_of(target: Path) -> list[FoundSave]:
         # The target may be a mixture now, whatever its own manifest says.
         return [committed]
     # A first save, written beside, which a crash kept from its place.
-    staged = [path for path in _left_beside(target) if path.name.startswith(STAGING)]
+    staged = [path for path in _siblings(target) if path.name.startswith(STAGING)]
     beside = [found_save(path, committed=False, foreign=False) for path in staged]
     found = journal.prepared() + [save for save in beside if save.whole]
     found += [found_save(target, committed=True)] if target.is_dir() else []
@@ -228,7 +228,7 @@ def recover(target: Path, identity: str | None = None) -> None:
         _adopt(best.folder, target)
     if os.path.lexists(journal.folder):
         journal.clear()
-    for path in list(_left_beside(target)):
+    for path in list(_siblings(target)):
         _discard(path, target)
 
 
@@ -240,7 +240,7 @@ def numbered(directory: Path) -> list[Path]:
     found: dict[int, Path] = {}
     if directory.is_dir():
         for entry in os.scandir(directory):
-            parsed = split_beside(entry.name)
+            parsed = split_sibling(entry.name)
             name = parsed[1] if parsed else entry.name
             number = name.removeprefix(_PREFIX)
             canonical = number.isascii() and number.isdecimal() and number == str(int(number))
@@ -253,7 +253,7 @@ def unrecovered(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory for which a crash left files behind."""
     if not directory.is_dir():
         return []
-    beside = {parsed[1] for parsed in map(split_beside, os.listdir(directory)) if parsed}
+    beside = {parsed[1] for parsed in map(split_sibling, os.listdir(directory)) if parsed}
     return [
         target
         for target in numbered(directory)
@@ -310,11 +310,11 @@ def replace_folder(source: Path, target: Path) -> None:
     _discard(replaced, target)
 
 
-def _left_beside(target: Path) -> Iterator[Path]:
+def _siblings(target: Path) -> Iterator[Path]:
     """Yield every folder that saves to `target` left beside it."""
     if target.parent.is_dir():
         for entry in sorted(os.scandir(target.parent), key=lambda entry: entry.name):
-            if is_beside(entry.name, target) and entry.is_dir(follow_symlinks=False):
+            if is_sibling(entry.name, target) and entry.is_dir(follow_symlinks=False):
                 yield Path(entry.path)
 
 
@@ -451,14 +451,14 @@ def sibling_path(target: Path, prefix: str, identity: str) -> Path:
     return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"
 
 
-def is_beside(name: str, target: Path) -> bool:
+def is_sibling(name: str, target: Path) -> bool:
     """Return whether a save to `target` put a file or folder of this name beside it.
 
     >>> from pathlib import Path
-    >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
+    >>> is_sibling(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
     True
     """
-    parsed = split_beside(name)
+    parsed = split_sibling(name)
     return parsed is not None and parsed[1] == _shortened(target.name)
 
 
@@ -471,10 +471,10 @@ def _shortened(name: str) -> str:
     return os.fsdecode(raw[: _LONGEST_NAME - len(digest) - 1]) + "~" + digest
 
 
-def split_beside(name: str) -> tuple[str, str] | None:
+def split_sibling(name: str) -> tuple[str, str] | None:
     """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
 
-    >>> split_beside(".tmp-ckpt-abcdefghijkl")
+    >>> split_sibling(".tmp-ckpt-abcdefghijkl")
     ('.tmp-', 'ckpt')
     """
     for prefix in (STAGING, GONE):

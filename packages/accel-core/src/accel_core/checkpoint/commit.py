@@ -342,7 +342,7 @@ def _delete(target: Path) -> None:
     """Delete a checkpoint at once; where others keep something in its folder, file by file, its list last.
 
     A list that names files which are not there is that of no whole checkpoint: after a crash in between nothing loads
-    what is left, and it goes when the series is pruned again.
+    what is left, and it goes when the series is pruned again. Accelerate's have no list, and lose first what ends them.
     """
     listed, _ = owned_files(target)
     owned = {names.MANIFEST_NAME, *listed}
@@ -351,7 +351,8 @@ def _delete(target: Path) -> None:
     if all(path.as_posix() in owned or path in folders for path in inside):
         _discard(target, target)
         return
-    files = [target / name for name in sorted(listed) if lies_inside(target, name)]
+    in_turn = sorted(listed, key=lambda name: (name != names.random_states_name(0), name))
+    files = [target / name for name in in_turn if lies_inside(target, name)]
     held = [deferred_delete.hold(path) for path in files]
     for path in [*files, target / names.MANIFEST_NAME]:
         with contextlib.suppress(NotADirectoryError):

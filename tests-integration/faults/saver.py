@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from accel_core.checkpoint import commit, save
+from accel_core.checkpoint import commit
 from accel_core.checkpoint.in_place import Journal
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Manifest
@@ -134,7 +134,7 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
         setattr(owner, name, wrapped)
 
     show()
-    wrap(save, "_make_room", "make room")
+    wrap(commit, "make_room", "make room")
     wrap(FilePart, "write", "write")
     wrap(ShardPart, "write", "write")
     wrap(ShardPart, "conclude", "list")

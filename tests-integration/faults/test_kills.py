@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.checkpoint.commit import split_beside
+from accel_core.checkpoint.commit import split_sibling
 from accel_core.checkpoint.load import load_state
 from accel_core.state import reset_all
 from accel_core.testing import limits
@@ -105,7 +105,7 @@ def end(ranks: list[BaseProcess], quiet: float = 6.0) -> list[int | None]:
 def leftovers(directory: Path) -> list[str]:
     """Return what saves left beside their targets."""
     places = [directory, directory / "checkpoints"]
-    return [name for place in places if place.is_dir() for name in os.listdir(place) if split_beside(name)]
+    return [name for place in places if place.is_dir() for name in os.listdir(place) if split_sibling(name)]
 
 
 def kill(ranks: list[BaseProcess]) -> None:

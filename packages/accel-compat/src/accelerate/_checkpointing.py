@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_core.checkpoint import commit, names, pickles, plain, progress, stateful
+from accel_core.checkpoint import commit, names, pickles, plain, stateful
 from accel_core.checkpoint.format import Part, Source
 from accel_core.checkpoint.load import placement
 from accel_core.checkpoint.manifest import Manifest
@@ -63,8 +63,9 @@ def save_accelerator_state(
     world = replace(process.ensure(), rank=process_index)
     run = BareRun([], optimizers, schedulers, dataloaders, scaler=scaler, world=world, step=step)
     writes = world.is_local_main if save_on_each_node else world.is_main
-    shared = [*plain.parts(run, model_states, safe=safe_serialization), *stateful.parts(run)] if writes else []
-    for part in [*shared, progress.random_part(run)]:
+    states = [own.state_dict() for own in optimizers] if writes else []
+    shared = [*plain.parts(model_states, states, safe=safe_serialization), *stateful.parts(run)] if writes else []
+    for part in [*shared, stateful.random_part(run)]:
         _write(part, folder, process_index)
     return folder
 
@@ -115,8 +116,8 @@ def load_accelerator_state(
     options = placement(map_location, world) | (load_kwargs or {})
     stored = len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl")))
     source = Source(folder, Manifest.read(folder), max(1, stored), options, load_model_func_kwargs)
-    plans = PLAIN.model_restorations(run, models, source) + PLAIN.optimizer_restorations(run, source)
-    plans += [*stateful.restorations(run, source), progress.random_restoration(run, source)]
+    plans = PLAIN.model_restorations(run, models, source)
+    plans += stateful.restorations(run, source, PLAIN.optimizer_restorations(run, source))
     report = RestoreReport(folder, source.world_size, findings=[found for plan in plans for found in plan.findings])
     error = report.error()
     if error is not None:

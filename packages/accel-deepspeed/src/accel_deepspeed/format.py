@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core.checkpoint import model as stored_model
 from accel_core.checkpoint import names
-from accel_core.checkpoint.format import Exchange, Part, Run, Source
+from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
 from accel_core.checkpoint.parts import BytesPart, FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
@@ -41,30 +41,21 @@ class EngineFormat(PlainFormat):
         """Return no weights: no rank holds a whole engine."""
         return []
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Return what this rank writes; see `CheckpointFormat.parts`."""
-        kind: Literal["tensors", "object"] = "tensors" if safe_serialization else "object"
+        kind: Literal["tensors", "object"] = "tensors" if request.safe else "object"
         found: list[Part] = []
         tags: list[str] = []
-        for index, own in enumerate(run.models):
+        for index, own in enumerate(request.run.models):
             if self._engine_of(own) is not None:
                 tags.append(_tag(index))
                 files = states.save_from(own, _tag(index))
                 found += [FilePart(name, "object", content) for name, content in files.items()]
                 continue
-            state = whole.state_of(own, keep=writes) if whole.is_sharded(own) else canonical_state_dict(own)
-            if writes:
-                found.append(FilePart(names.model_name(index, safe=safe_serialization), kind, state))
-        if writes and tags:
+            state = whole.state_of(own, keep=request.writes) if whole.is_sharded(own) else canonical_state_dict(own)
+            if request.writes:
+                found.append(FilePart(names.model_name(index, safe=request.safe), kind, state))
+        if request.writes and tags:
             found += [BytesPart(_LATEST, tags[-1].encode()), BytesPart(states.RECOVERY, _recovery())]
         return found
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from accel_core.checkpoint import pickles
-from accel_core.checkpoint.format import Exchange, Part, Run, Source
+from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
 from accel_core.checkpoint.parts import BytesPart, FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of, listed
@@ -49,23 +49,15 @@ class EngineFormat(PlainFormat):
         """Return no weights: no rank holds a whole engine."""
         return []
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Return what this rank writes; see `CheckpointFormat.parts`."""
         found: list[Part] = []
-        for engine in _engines(run.models):
+        rank = request.run.world.rank
+        for engine in _engines(request.run.models):
             shards, common = _planned(engine)
-            found += writer.plan({_FOLDER: shards}, run.world.rank, exchange, _planner)
+            found += writer.plan({_FOLDER: shards}, rank, request.exchange, _planner)
             found += [BytesPart(f"{_FOLDER}/{name}", content) for name, content in common.items()]
-            found.append(FilePart(_random_name(run.world.rank), "object", _generators().get_states()))
+            found.append(FilePart(_random_name(rank), "object", _generators().get_states()))
         return found
 
     def recognises(self, source: Source) -> bool:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from accel_core._records import record
 from accel_core.checkpoint import commit, names, plain
 from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.format import Source
@@ -36,21 +35,6 @@ from accel_parallel.sharding.whole import gather
 __all__ = ["load_model", "load_optimizer", "save_model", "save_optimizer"]
 
 _WHOLE = "FULL_STATE_DICT"
-
-
-@record(frozen=True)
-class _Alone(Source):
-    """A folder of which one file, or one folder of shards, is looked at.
-
-    Attributes:
-        name: Its name.
-    """
-
-    name: str
-
-    def files(self) -> list[str]:
-        """Return its name, or the names of the shards; what else lies there is not this function's."""
-        return [each for each in names.found_in(self.folder) if self.name in (each, each.partition("/")[0])]
 
 
 def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter_only: bool) -> None:
@@ -80,7 +64,6 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     wrapper = _wrapper(kind, model)
     state: dict[str, Any] = {}
     full: dict[str, str] = {}
-    stand = StateOnlyModel(state)
     stand = StateOnlyModel(state)
 
     def look(source: Source, rank: int) -> Restoration:
@@ -268,7 +251,7 @@ def _read(
             )
     plan = Restoration(name)
     with together(ranks, f"Reading {str(path)!r}"), in_step(world, operation, _parts_of(model)):
-        plan = look(_Alone(folder, None, ranks.size, {}, {}, name), ranks.rank)
+        plan = look(Source(folder, None, ranks.size, {}, {}, only=name), ranks.rank)
     found = dict.fromkeys(each for findings in ranks.exchange(plan.findings) for each in findings)
     report = RestoreReport(path, ranks.size, findings=list(found))
     error = report.error()

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import json_file, tensor_file, weights
-from accel_core.checkpoint.format import CheckpointFormat, Exchange, Part, Run, Source
+from accel_core.checkpoint.format import CheckpointFormat, Part, Run, SaveRequest, Source
 from accel_core.checkpoint.formats import register_format
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Entry, Manifest
@@ -49,23 +49,15 @@ class ToyFormat:
         """Return nothing: models are written by this format."""
         return []
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Agree on who holds which rows, and return this rank's."""
-        assert weights == []
+        run = request.run
+        assert request.weights == []
         own = {f"model/{name}": value for name, value in run.models[0].state_dict().items()}
         for key, entries in run.optimizers[0].state_dict()["state"].items():
             own |= {f"optimizer/{key}/{name}": value for name, value in entries.items()}
-        held = exchange([name for name, value in own.items() if local_part(value).numel()])
-        return [RankPart(own), FilePart(PLAN, "json", held)] if writes else [RankPart(own)]
+        held = request.exchange([name for name, value in own.items() if local_part(value).numel()])
+        return [RankPart(own), FilePart(PLAN, "json", held)] if request.writes else [RankPart(own)]
 
     def recognises(self, source: Source) -> bool:
         """Return whether there is a plan."""
@@ -327,16 +319,16 @@ def test_a_failure_while_ranks_plan_is_the_error_of_all(tmp_path: Path) -> None:
     """One rank fails before it exchanges, or exchanges more often: one error on both, and both can go on."""
 
     class Failing(ToyFormat):
-        def parts(self, run: Run, weights: Any, *, exchange: Exchange, **kwargs: Any) -> list[Part]:
-            if run.world.rank == 1:
+        def parts(self, request: SaveRequest) -> list[Part]:
+            if request.run.world.rank == 1:
                 raise ValueError("no plan")
-            return super().parts(run, weights, exchange=exchange, **kwargs)
+            return super().parts(request)
 
     class Longer(ToyFormat):
-        def parts(self, run: Run, weights: Any, *, exchange: Exchange, **kwargs: Any) -> list[Part]:
-            if run.world.rank == 1:
-                exchange([])
-            return super().parts(run, weights, exchange=exchange, **kwargs)
+        def parts(self, request: SaveRequest) -> list[Part]:
+            if request.run.world.rank == 1:
+                request.exchange([])
+            return super().parts(request)
 
     own = build(1)
     for form, words in ((Failing(), "rank 1: ValueError: no plan"), (Longer(), "the end from ranks [0] of 2")):
@@ -365,7 +357,7 @@ def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
     before = everything(own)
     for kind, words in ((Silent, "got ['toy/rank_0.safetensors'] that no part"), (Forgetful, "'lost_1'] that none")):
         form = ToyFormat()
-        form.parts = lambda run, weights, kind=kind, **kwargs: [kind({"a": torch.ones(2)})]  # type: ignore[method-assign]
+        form.parts = lambda request, kind=kind: [kind({"a": torch.ones(2)})]  # type: ignore[method-assign]
         own.strategy = Holder(form)
         assert words in failure_of(save_state, own, tmp_path / "ckpt")
     other = build(2)

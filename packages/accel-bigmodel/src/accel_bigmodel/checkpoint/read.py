@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import torch
 
+from accel_bigmodel.checkpoint.files import find_files
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import MappedFile
 from accel_core.checkpoint.pickles import load_object, open_plain
-from accel_core.checkpoint.weight_files import find_files
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 from accel_core.modules.unwrap import canonical_name
 

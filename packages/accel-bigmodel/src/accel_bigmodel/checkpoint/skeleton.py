@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_bigmodel.checkpoint.files import find_files
 from accel_bigmodel.checkpoint.hub import in_one_line, not_in_cache, why_unreachable
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME
 from accel_core.checkpoint.tensor_header import StoredTensor
-from accel_core.checkpoint.weight_files import find_files
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointNotFoundError,

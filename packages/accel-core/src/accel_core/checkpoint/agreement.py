@@ -15,7 +15,7 @@ from accel_core.checkpoint.ranks import ADVICE, Ranks
 from accel_core.comm.transport import ranks_know
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
 
-__all__ = ["agree_on_latest", "agree_on_save", "common_save", "together"]
+__all__ = ["agree_on_latest", "agree_on_save", "common_save", "common_saves", "together"]
 
 _T = TypeVar("_T")
 
@@ -46,14 +46,23 @@ def common_save(everywhere: Sequence[Sequence[FoundSave]]) -> str | None:
 
     A save that one disk has committed was prepared on all disks before, so it counts as committed on all of them.
     """
-    shared = set.intersection(*({held.identity for held in own} for own in everywhere)) if everywhere else set()
+    shared = set.intersection(*({save.identity for save in own} for own in everywhere)) if everywhere else set()
 
     def worth(identity: str) -> tuple[bool, bool, int]:
-        those = [held for own in everywhere for held in own if held.identity == identity]
-        whole = all(any(held.identity == identity and held.whole for held in own) for own in everywhere)
-        return whole, any(held.settled for held in those), max(held.written_at for held in those)
+        those = [save for own in everywhere for save in own if save.identity == identity]
+        whole = all(any(save.identity == identity and save.whole for save in own) for own in everywhere)
+        return whole, any(save.committed for save in those), max(save.written_at for save in those)
 
     return max(sorted(shared), key=worth, default=None)
+
+
+def common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
+    """Return which save all disks hold of each target that a crash left several of; no id where there is none."""
+    left = {other.name for other in commit.unrecovered(target.parent)} if numbered else set()
+    looked_at = sorted(set().union({target.name}, *ranks.exchange(left)))
+    everywhere = ranks.exchange([commit.saves_of(target.with_name(name)) for name in looked_at])
+    saves = zip(looked_at, zip(*everywhere, strict=True), strict=True)
+    return {name: common_save(found) or "" for name, found in saves}
 
 
 def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
@@ -74,7 +83,7 @@ def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
             return None
         chosen = common_save(everywhere)
         if chosen is not None:
-            return next(held for held in own if held.identity == chosen)
+            return next(save for save in own if save.identity == chosen)
         # A save of another process between the looks of two ranks makes them differ for a moment only.
         if everywhere == before:
             raise CheckpointMismatchError(
@@ -98,12 +107,12 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
             number, own = _newest(directory, below, ranks.size > 1)
         everywhere = ranks.exchange((number, own))
         if any(number >= 0 for number, _ in everywhere):
-            seen.append(_listed([held for _, held in everywhere], [number for number, _ in everywhere]))
+            seen.append(_listed([save for _, save in everywhere], [number for number, _ in everywhere]))
         lowest = min(number for number, _ in everywhere)
         if lowest < 0:
             break
         if all(number == lowest for number, _ in everywhere):
-            if common_save([held for _, held in everywhere]) is not None:
+            if common_save([save for _, save in everywhere]) is not None:
                 return directory / f"checkpoint_{lowest}"
             below = lowest
         else:
@@ -120,7 +129,7 @@ def _newest(directory: Path, below: int | None, several: bool) -> tuple[int, lis
     for target in reversed(commit.numbered(directory)):
         number = int(target.name.rpartition("_")[2])
         if below is None or number < below:
-            whole = [held for held in commit.saves_of(target) if held.whole]
+            whole = [save for save in commit.saves_of(target) if save.whole]
             if whole:
                 return number, _with_identities(whole, several)
     return -1, []
@@ -131,10 +140,10 @@ def _with_identities(found: list[FoundSave], several: bool) -> list[FoundSave]:
     if not several:
         return found
     return [
-        FoundSave(held.folder, _content_of(held.folder), held.whole, held.settled, held.written_at)
-        if not held.identity
-        else held
-        for held in found
+        FoundSave(save.folder, _content_of(save.folder), save.whole, save.committed, save.written_at)
+        if not save.identity
+        else save
+        for save in found
     ]
 
 
@@ -155,7 +164,7 @@ def _listed(everywhere: Sequence[Sequence[FoundSave]], numbers: Sequence[int] | 
     """Say who holds what, one line for each rank."""
     lines = []
     for rank, own in enumerate(everywhere):
-        what = ", ".join(f"{held.identity}{'' if held.whole else ' (incomplete)'} in {held.folder}" for held in own)
+        what = ", ".join(f"{save.identity}{'' if save.whole else ' (incomplete)'} in {save.folder}" for save in own)
         number = f"checkpoint_{numbers[rank]}: " if numbers is not None and own else ""
         lines.append(f"rank {rank}: {number}{what or 'nothing'}")
     return "\n".join(lines)

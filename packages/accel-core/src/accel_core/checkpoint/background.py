@@ -14,11 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from accel_core.checkpoint.ranks import Ranks
-from accel_core.comm.transport import BACKGROUND
-from accel_core.process.world import World
-
-__all__ = ["Handle", "finish", "own_ranks", "start"]
+__all__ = ["Handle", "finish", "start"]
 
 
 class Handle:
@@ -90,14 +86,6 @@ def finish() -> None:
     handle, _in_flight = _in_flight, None
     if handle is not None:
         handle.wait()
-
-
-def own_ranks(world: World) -> Ranks:
-    """Return the ranks on their own gloo group, so that the save does not disturb the collectives of training.
-
-    Every rank calls it, from the thread that trains.
-    """
-    return Ranks(world, "save_state in the background", lane=BACKGROUND)
 
 
 def _watch_the_end() -> None:

@@ -1,4 +1,4 @@
-"""Making a save the checkpoint in one step, finding the newest one, and settling what a crash left behind.
+"""Making a save the checkpoint in one step, finding the newest one, and recovering from what a crash left.
 
 A target that does not exist is made beside its place and renamed. A target that exists is saved into without being
 moved (`in_place`): renaming a hidden folder inside it is the commit. The states that a crash can leave:
@@ -15,8 +15,7 @@ moved (`in_place`): renaming a hidden folder inside it is the commit. The states
 | 8 | any, a mixture too | inside: committed | what is inside | places it |
 | 9 | whole | inside: gone, in any state | target | deletes it |
 | 10 | no checkpoint, foreign files | beside: complete | what is beside | moves it inside, places it |
-| 11 | without its manifest | inside: a note of what is deleted | nothing | deletes the rest of it |
-| 12 | damaged by something else | – | an error | replaces it |
+| 11 | damaged, or half deleted | – | an error | replaces it |
 
 Where every machine has its own disk, all disks are prepared (5) before any is committed (8): a kill leaves either every
 disk with the save before, or every disk with the new one. docs/concepts/checkpoints.md says the same for users.
@@ -29,25 +28,26 @@ import ctypes
 import errno
 import functools
 import hashlib
-import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from accel_core.checkpoint import deferred_delete, names
-from accel_core.checkpoint.digest import HashingFile, flush_folder
-from accel_core.checkpoint.in_place import lies_inside, owned_files, state_journal
-from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save
-from accel_core.errors import CheckpointError
+from accel_core.checkpoint.digest import flush_folder
+from accel_core.checkpoint.in_place import state_journal
+from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save, lies_inside, owned_files
+from accel_core.errors import CheckpointError, ConfigurationError
 
 __all__ = [
     "GONE",
     "STAGING",
     "complete",
+    "files_in",
     "find",
     "flush_tree",
+    "make_room",
     "numbered",
     "prune",
     "publish",
@@ -55,9 +55,9 @@ __all__ = [
     "replace_folder",
     "saves_of",
     "sibling_path",
-    "split_beside",
+    "split_sibling",
     "stage",
-    "staging_of",
+    "staged",
     "undo",
     "unrecovered",
 ]
@@ -67,8 +67,8 @@ logger = logging.getLogger(__name__)
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _AT_FDCWD = -100
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-_PRUNED = "pruned.json"
 _PREFIX = "checkpoint_"
+_KEEPER = ".keeper"
 
 STAGING = ".tmp-"
 GONE = ".gone-"
@@ -77,11 +77,34 @@ _LONGEST_NAME = 255 - len(GONE) - 1 - names.ID_LENGTH
 """Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
 
 
+def make_room(
+    target: Path, identity: str, keeper: int, kept: Mapping[str, str], *, numbered: bool, others: bool
+) -> None:
+    """Recover what earlier saves left, and create the folder that a save writes into and the rank `keeper` completes.
+
+    Of several saves that a crash left of a target, the one that all disks hold is `kept`, by the target's name.
+
+    Raises:
+        ConfigurationError: The target is numbered and exists.
+        CheckpointError: The target is not a folder.
+    """
+    for other in unrecovered(target.parent) if others else []:
+        recover(other, kept.get(other.name))
+    recover(target, kept.get(target.name))
+    if numbered and find(target) is not None:
+        raise ConfigurationError(
+            f"The checkpoint {str(target)!r} exists already, and automatic naming would overwrite it. Load it "
+            "first, which sets the number of the next one, or set project_configuration.iteration."
+        )
+    deferred_delete.wait()
+    (stage(target, identity) / _KEEPER).write_text(str(keeper))
+
+
 def stage(target: Path, identity: str) -> Path:
     """Create the empty folder into which a save writes; parent folders that it creates are flushed too.
 
     Raises:
-        CheckpointError: The target is no folder.
+        CheckpointError: The target is not a folder.
     """
     if os.path.lexists(target):
         if not target.is_dir():
@@ -104,11 +127,19 @@ def stage(target: Path, identity: str) -> Path:
     return staging
 
 
-def staging_of(target: Path, identity: str) -> Path | None:
-    """Return the folder that `stage` created; `None` on a disk where it did not."""
-    inside = state_journal(target).staging_of(identity)
-    beside = sibling_path(target, STAGING, identity)
-    return inside if inside.is_dir() else beside if beside.is_dir() else None
+def staged(target: Path, identity: str) -> tuple[Path, int] | None:
+    """Return the folder that `make_room` created and which rank completes it; `None` on a disk where it did not."""
+    for staging in (state_journal(target).staging_of(identity), sibling_path(target, STAGING, identity)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return staging, int((staging / _KEEPER).read_text())
+    return None
+
+
+def files_in(staging: Path) -> list[str]:
+    """Return the files that were written into a folder and into all folders in it, but no links."""
+    paths = (Path(place) / name for place, _, files in os.walk(staging) for name in files)
+    found = [path.relative_to(staging).as_posix() for path in paths if not path.is_symlink()]
+    return [name for name in found if name != _KEEPER]
 
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:
@@ -117,8 +148,9 @@ def complete(staging: Path, target: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: Something in the target stands where a file belongs.
     """
+    (staging / _KEEPER).unlink(missing_ok=True)
     if staging.parent != target.parent:
-        state_journal(target).prepare(staging, *owned_files(target))
+        state_journal(target).prepare(staging)
     # Last: a folder counts as complete from its manifest on.
     manifest.write(staging)
     flush_tree(staging)
@@ -137,7 +169,7 @@ def publish(staging: Path, target: Path) -> None:
             return
         if staging.parent == target.parent:
             # Somebody made the folder while this save was written: it is theirs, and is saved into like any other.
-            journal.prepare(staging, *owned_files(target))
+            journal.prepare(staging)
             flush_tree(staging)
         committed = journal.commit(staging)
     except OSError as error:
@@ -171,13 +203,12 @@ def saves_of(target: Path) -> list[FoundSave]:
     if committed is not None:
         # The target may be a mixture now, whatever its own manifest says.
         return [committed]
-    placed = [found_save(target, settled=True)] if target.is_dir() else []
-    found = journal.prepared()
-    if not any(held.whole for held in placed):
-        # A first save, written beside, which a crash kept from its place.
-        found += _complete_beside(target)
-    found += placed
-    return sorted(found, key=lambda held: (held.whole, held.settled), reverse=True)
+    # A first save, written beside, which a crash kept from its place.
+    staged = [path for path in _siblings(target) if path.name.startswith(STAGING)]
+    beside = [found_save(path, committed=False, foreign=False) for path in staged]
+    found = journal.prepared() + [save for save in beside if save.whole]
+    found += [found_save(target, committed=True)] if target.is_dir() else []
+    return sorted(found, key=lambda save: (save.whole, save.committed, save.written_at), reverse=True)
 
 
 def find(target: Path) -> Path | None:
@@ -189,18 +220,15 @@ def find(target: Path) -> Path | None:
 def recover(target: Path, identity: str | None = None) -> None:
     """Bring a target to rest: put in place what is to be kept, delete the rest of what saves left."""
     journal = state_journal(target)
-    # First: nothing below may take a checkpoint that is half deleted for one.
-    if os.path.lexists(journal.folder / _PRUNED):
-        _delete_pruned(target)
-    whole = [held for held in saves_of(target) if held.whole]
-    counting = whole if identity is None else [held for held in whole if held.settled]
-    best = next((held for held in whole if held.identity == identity), next(iter(counting), None))
+    whole = [save for save in saves_of(target) if save.whole]
+    counting = whole if identity is None else [save for save in whole if save.committed]
+    best = next((save for save in whole if save.identity == identity), next(iter(counting), None))
     # Before anything is cleared: until it is in place, the folder that is adopted may be the only whole copy.
     if best is not None and best.folder != target:
         _adopt(best.folder, target)
     if os.path.lexists(journal.folder):
         journal.clear()
-    for path in list(_left_beside(target)):
+    for path in list(_siblings(target)):
         _discard(path, target)
 
 
@@ -212,7 +240,7 @@ def numbered(directory: Path) -> list[Path]:
     found: dict[int, Path] = {}
     if directory.is_dir():
         for entry in os.scandir(directory):
-            parsed = split_beside(entry.name)
+            parsed = split_sibling(entry.name)
             name = parsed[1] if parsed else entry.name
             number = name.removeprefix(_PREFIX)
             canonical = number.isascii() and number.isdecimal() and number == str(int(number))
@@ -225,7 +253,7 @@ def unrecovered(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory for which a crash left files behind."""
     if not directory.is_dir():
         return []
-    beside = {parsed[1] for parsed in map(split_beside, os.listdir(directory)) if parsed}
+    beside = {parsed[1] for parsed in map(split_sibling, os.listdir(directory)) if parsed}
     return [
         target
         for target in numbered(directory)
@@ -247,8 +275,11 @@ def prune(newest: Path, limit: int) -> None:
             continue
         if kept < max(1, limit):
             kept += 1
-        else:
-            _delete_or_warn(target)
+            continue
+        try:
+            _delete(target)
+        except OSError as error:
+            logger.warning("The checkpoint %s beyond total_limit could not be deleted: %s.", target, error)
 
 
 def flush_tree(folder: Path) -> None:
@@ -279,19 +310,12 @@ def replace_folder(source: Path, target: Path) -> None:
     _discard(replaced, target)
 
 
-def _left_beside(target: Path) -> Iterator[Path]:
+def _siblings(target: Path) -> Iterator[Path]:
     """Yield every folder that saves to `target` left beside it."""
     if target.parent.is_dir():
         for entry in sorted(os.scandir(target.parent), key=lambda entry: entry.name):
-            if is_beside(entry.name, target) and entry.is_dir(follow_symlinks=False):
+            if is_sibling(entry.name, target) and entry.is_dir(follow_symlinks=False):
                 yield Path(entry.path)
-
-
-def _complete_beside(target: Path) -> list[FoundSave]:
-    """Return what is complete beside a target, newest first."""
-    staged = [path for path in _left_beside(target) if path.name.startswith(STAGING)]
-    found = [found_save(path, settled=False, foreign=False) for path in staged]
-    return sorted((save for save in found if save.whole), key=lambda save: save.written_at, reverse=True)
 
 
 def _adopt(folder: Path, target: Path) -> None:
@@ -308,56 +332,33 @@ def _adopt(folder: Path, target: Path) -> None:
             shutil.copytree(folder, copied, symlinks=True, dirs_exist_ok=True)
             os.sync()
             folder = copied
-        journal.prepare(folder, *owned_files(target))
+        journal.prepare(folder)
         flush_tree(folder)
         folder = journal.commit(folder)
     journal.place(folder)
 
 
-def _delete_or_warn(target: Path) -> None:
-    try:
-        _begin_to_delete(target)
-    except OSError as error:
-        logger.warning("The checkpoint %s beyond total_limit could not be deleted: %s.", target, error)
+def _delete(target: Path) -> None:
+    """Delete a checkpoint at once; where others keep something in its folder, file by file, its list last.
 
-
-def _begin_to_delete(target: Path) -> None:
-    """Note which files of a checkpoint go, and delete them, and its folder unless others keep something there."""
-    journal = state_journal(target)
-    owned, _ = owned_files(target)
-    owned.append(names.MANIFEST_NAME)
-    journal.folder.mkdir(mode=0o700, exist_ok=True)
-    # A crash may have left a part of a note, and `HashingFile` takes new files only.
-    (journal.folder / _PRUNED).unlink(missing_ok=True)
-    with HashingFile(journal.folder / _PRUNED) as file:
-        file.write(json.dumps(sorted(owned)).encode())
-    # On disk before anything is deleted: after a crash, the next save ends the deletion by this note.
-    flush_folder(journal.folder)
-    flush_folder(target)
-    _delete_pruned(target)
-
-
-def _delete_pruned(target: Path) -> None:
-    journal = state_journal(target)
-    note = journal.folder / _PRUNED
-    try:
-        owned = [name for name in json.loads(note.read_bytes()) if isinstance(name, str)]
-    except ValueError:
-        owned = []  # a crash left a part of the note: nothing was deleted yet
-    owned = [name for name in owned if lies_inside(target, name)]
-    # What says that a checkpoint is whole goes first, so that no half of one is taken for one.
-    for name in (names.MANIFEST_NAME, names.random_states_name(0)) if owned else ():
-        (target / name).unlink(missing_ok=True)
-    held = [deferred_delete.hold(target / name) for name in owned]
-    for name in owned:
-        with contextlib.suppress(NotADirectoryError):
-            (target / name).unlink(missing_ok=True)
-    deferred_delete.release([descriptor for descriptor in held if descriptor is not None])
-    note.unlink()
-    with contextlib.suppress(OSError):
-        journal.folder.rmdir()
+    A list that names files which are not there is that of no whole checkpoint: after a crash in between nothing loads
+    what is left, and it goes when the series is pruned again. Accelerate's have no list, and lose first what ends them.
+    """
+    listed, _ = owned_files(target)
+    owned = {names.MANIFEST_NAME, *listed}
     folders = {parent for name in owned for parent in Path(name).parents}
-    for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+    inside = [path.relative_to(target) for path in target.rglob("*")]
+    if all(path.as_posix() in owned or path in folders for path in inside):
+        _discard(target, target)
+        return
+    in_turn = sorted(listed, key=lambda name: (name != names.random_states_name(0), name))
+    files = [target / name for name in in_turn if lies_inside(target, name)]
+    held = [deferred_delete.hold(path) for path in files]
+    for path in [*files, target / names.MANIFEST_NAME]:
+        with contextlib.suppress(NotADirectoryError):
+            path.unlink(missing_ok=True)
+    deferred_delete.release(held)
+    for folder in sorted(folders - {Path()}, key=lambda folder: -len(folder.parts)):
         # A folder in which others keep something is not empty, and stays.
         with contextlib.suppress(OSError):
             (target / folder).rmdir()
@@ -451,14 +452,14 @@ def sibling_path(target: Path, prefix: str, identity: str) -> Path:
     return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"
 
 
-def is_beside(name: str, target: Path) -> bool:
+def is_sibling(name: str, target: Path) -> bool:
     """Return whether a save to `target` put a file or folder of this name beside it.
 
     >>> from pathlib import Path
-    >>> is_beside(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
+    >>> is_sibling(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
     True
     """
-    parsed = split_beside(name)
+    parsed = split_sibling(name)
     return parsed is not None and parsed[1] == _shortened(target.name)
 
 
@@ -471,10 +472,10 @@ def _shortened(name: str) -> str:
     return os.fsdecode(raw[: _LONGEST_NAME - len(digest) - 1]) + "~" + digest
 
 
-def split_beside(name: str) -> tuple[str, str] | None:
+def split_sibling(name: str) -> tuple[str, str] | None:
     """Return the prefix and the target's name of a folder that a save put beside its target; `None` for other names.
 
-    >>> split_beside(".tmp-ckpt-abcdefghijkl")
+    >>> split_sibling(".tmp-ckpt-abcdefghijkl")
     ('.tmp-', 'ckpt')
     """
     for prefix in (STAGING, GONE):

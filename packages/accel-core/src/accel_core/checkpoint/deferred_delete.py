@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 __all__ = ["hold", "release", "remove", "wait"]
@@ -29,18 +29,19 @@ def hold(path: str | os.PathLike[str]) -> int | None:
     return None
 
 
-def release(held: list[int]) -> None:
+def release(held: Iterable[int | None]) -> None:
     """Close the files that `hold` opened, in a thread: closing waits until the system has freed the blocks.
 
     If the process ends first, the system closes them.
     """
-    if not held:
+    descriptors = [descriptor for descriptor in held if descriptor is not None]
+    if not descriptors:
         return
-    thread = threading.Thread(target=_close, args=(held,), name="accel-deferred-delete", daemon=True)
+    thread = threading.Thread(target=_close, args=(descriptors,), name="accel-deferred-delete", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the interpreter is about to end
-        _close(held)
+        _close(descriptors)
     else:
         _freeing.append(thread)
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from accel_core._records import record
-from accel_core.checkpoint import names
+from accel_core.checkpoint import json_file, names, pickles
 from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.staging import Buffers
@@ -28,7 +28,7 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "SharedPart", "Source"]
+__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "SaveRequest", "SharedPart", "Source"]
 
 _T = TypeVar("_T")
 
@@ -116,6 +116,7 @@ class Source:
         world_size: Number of ranks that wrote it.
         load_kwargs: What the user passes to the reader of plain objects (`map_location`).
         model_kwargs: What the user passes to `load_state_dict` of models.
+        only: One file, or the folder of one set of shards, to which it is restricted.
     """
 
     folder: Path
@@ -123,6 +124,7 @@ class Source:
     world_size: int
     load_kwargs: dict[str, Any]
     model_kwargs: dict[str, Any]
+    only: str = ""
 
     @property
     def plain_kwargs(self) -> dict[str, Any]:
@@ -133,7 +135,20 @@ class Source:
         """Return the names of its files: what the manifest lists, or documented names in a folder of Accelerate."""
         if self.manifest is not None:
             return [entry.name for entry in self.manifest.entries]
-        return names.found_in(self.folder)
+        found = names.found_in(self.folder)
+        return [name for name in found if self.only in ("", name, name.partition("/")[0])]
+
+    def read(self, name: str, **options: Any) -> Any:
+        """Return what a file of this save holds: JSON, or what `torch.save` wrote.
+
+        Raises:
+            CheckpointError: It is damaged, unsafe or of another save.
+            FileNotFoundError: There is no such file.
+        """
+        self.check_listed(name)
+        if name.endswith(".json"):
+            return json_file.read_json(self.folder, name)
+        return pickles.read_object(self.folder, name, **options)
 
     def check_listed(self, name: str) -> None:
         """Make sure that a file belongs to this save; a folder without a manifest has nothing to say about it.
@@ -180,6 +195,25 @@ class Part(Protocol):
         """
 
 
+@record(frozen=True)
+class SaveRequest:
+    """What a format is asked to write.
+
+    Attributes:
+        run: The run.
+        weights: What `CheckpointFormat.weights` returned, after the save hooks.
+        writes: Whether this rank writes what all ranks of its disk share.
+        exchange: How ranks agree on who writes what.
+        safe: Use safetensors for whole weights.
+    """
+
+    run: Run
+    weights: Sequence[dict[str, Any]]
+    writes: bool
+    exchange: Exchange
+    safe: bool = True
+
+
 @runtime_checkable
 class SharedPart(Part, Protocol):
     """A part that all ranks write something of, and that one of them concludes when all have.
@@ -220,26 +254,11 @@ class CheckpointFormat(Protocol):
             run: The run.
         """
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Return what this rank writes.
 
         Args:
-            run: The run.
-            weights: What `weights` returned, after the save hooks.
-            writes: Whether this rank writes what all ranks of its disk share.
-            exchange: How ranks agree on who writes what.
-            safe_serialization: Use safetensors for weights.
-            **kwargs: What else may be passed to `save_state`. It refuses a keyword that is no parameter here, so a
-                format that reads one of its own names it.
+            request: What is saved, and how.
         """
 
     def recognises(self, source: Source) -> bool:

@@ -15,16 +15,16 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import deferred_delete, names
 from accel_core.checkpoint.digest import HashingFile, flush_folder
-from accel_core.checkpoint.manifest import FoundSave, Manifest, check_name, found_save
-from accel_core.errors import CheckpointError, UnsafeCheckpointError
+from accel_core.checkpoint.manifest import FoundSave, found_save, lies_inside, owned_files
+from accel_core.errors import CheckpointError
 
-__all__ = ["Journal", "lies_inside", "model_journal", "owned_files", "standing_weights", "state_journal"]
+__all__ = ["Journal", "model_journal", "standing_weights", "state_journal"]
 
 _WRITING = ".writing"
 _COMMITTED = ".committed"
@@ -51,6 +51,7 @@ class Journal:
         private: Files that stay in the hidden folder.
         withdrawn: Whether files in `last` leave their places before any other file is replaced, so that a reader who
             does not know of this folder finds no mixture.
+        owned: The names that belong to what was saved before, and whether a name still refers to its file.
     """
 
     target: Path
@@ -58,6 +59,7 @@ class Journal:
     last: frozenset[str]
     private: frozenset[str]
     withdrawn: bool = False
+    owned: Callable[[Path], tuple[list[str], Callable[[str], bool]]] = owned_files
 
     @property
     def folder(self) -> Path:
@@ -85,7 +87,7 @@ class Journal:
         staging.mkdir()
         return staging
 
-    def prepare(self, staging: Path, stale: Iterable[str], listed: Callable[[str], bool]) -> None:
+    def prepare(self, staging: Path) -> None:
         """Make sure that files can come to their places, and note which ones leave; before the manifest is written.
 
         Raises:
@@ -96,7 +98,9 @@ class Journal:
         for name in [*folders, *files]:
             with contextlib.suppress(FileNotFoundError):
                 _copy_access(self.target / name, staging / name)
-        leaving = {name: _fingerprint(self.target / name) for name in sorted(set(stale) - set(files)) if listed(name)}
+        owned, unchanged = self.owned(self.target)
+        stale = sorted(set(owned) - set(files))
+        leaving = {name: _fingerprint(self.target / name) for name in stale if unchanged(name)}
         # What a crash left prepared is prepared once more, and `HashingFile` takes new files only.
         (staging / _STALE_NAME).unlink(missing_ok=True)
         with HashingFile(staging / _STALE_NAME) as file:
@@ -131,7 +135,7 @@ class Journal:
         return self._whole(_WRITING)
 
     def _whole(self, state: str) -> list[FoundSave]:
-        found = [found_save(path, settled=state == _COMMITTED, foreign=False) for path in self._entries(state)]
+        found = [found_save(path, committed=state == _COMMITTED, foreign=False) for path in self._entries(state)]
         return [save for save in found if save.whole]
 
     def place(self, committed: Path) -> None:
@@ -155,7 +159,7 @@ class Journal:
         # One flush is enough, in any order: until the hidden folder goes, after it, a crash brings all of it again.
         for place in sorted({(self.target / name).parent for name in files} | {self.target}):
             flush_folder(place)
-        deferred_delete.release([descriptor for descriptor in held if descriptor is not None])
+        deferred_delete.release(held)
 
     def clear(self) -> None:
         """Delete everything that saves left in the hidden folder, and the folder."""
@@ -213,10 +217,21 @@ def state_journal(target: Path) -> Journal:
     return Journal(target, names.JOURNAL_NAME, frozenset({names.MANIFEST_NAME}), frozenset())
 
 
-def model_journal(target: Path) -> Journal:
-    """Return the journal of `save_model` in a folder; an index of shards tells readers that they are complete."""
+def model_journal(target: Path, safe: bool = True) -> Journal:
+    """Return the journal of `save_model` in a folder; an index of shards tells readers that they are complete.
+
+    Weights in the other format than that of the save are no concern of it.
+    """
     indexes = frozenset({names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME})
-    return Journal(target, names.MODEL_JOURNAL_NAME, indexes, frozenset({names.MANIFEST_NAME}), withdrawn=True)
+    suffix = ".safetensors" if safe else ".bin"
+
+    def owned(folder: Path) -> tuple[list[str], Callable[[str], bool]]:
+        shards = [name for name in os.listdir(folder) if names.is_shard(name)]
+        found = [name for name in shards if name.removesuffix(".index.json").endswith(suffix)]
+        return found, lambda name: not (folder / name).is_dir()
+
+    private = frozenset({names.MANIFEST_NAME})
+    return Journal(target, names.MODEL_JOURNAL_NAME, indexes, private, withdrawn=True, owned=owned)
 
 
 def standing_weights(path: Path) -> Path:
@@ -229,43 +244,6 @@ def standing_weights(path: Path) -> Path:
         return path if committed is None else committed.folder
     standing = committed.folder / path.name
     return standing if os.path.exists(standing) else path
-
-
-def lies_inside(target: Path, name: str) -> bool:
-    """Return whether a name refers, through no link, to something in a folder: only that may be deleted.
-
-    Raises:
-        UnsafeCheckpointError: The name is absolute or holds `..`.
-    """
-    check_name(name, target)
-    return Path(os.path.realpath((target / name).parent)).is_relative_to(os.path.realpath(target))
-
-
-def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
-    """Return the names that belong to the checkpoint in a folder, and whether a name still refers to its file.
-
-    These are the names in its manifest. Without a manifest, where there are signs of a checkpoint of Accelerate or a
-    damaged one of accel, they are the documented names.
-    """
-    try:
-        manifest = Manifest.read(target)
-    except (CheckpointError, OSError):
-        manifest = None
-    if manifest is not None:
-        known = manifest
-
-        def unchanged(name: str) -> bool:
-            try:
-                return not known.damages(target, [name])
-            except (UnsafeCheckpointError, OSError):
-                return False
-
-        return [entry.name for entry in known.entries], unchanged
-    traces = (names.MANIFEST_NAME, names.PROGRESS_NAME, names.random_states_name(0))
-    if not any(os.path.lexists(target / name) for name in traces):
-        return [], lambda name: False
-    found = [name for name in names.found_in(target) if name != names.MANIFEST_NAME]
-    return found, lambda name: stat.S_ISREG(os.lstat(target / name).st_mode)
 
 
 def _put(staged: Path, destination: Path, held: list[int | None]) -> None:

@@ -15,19 +15,18 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, names, progress, stateful
+from accel_core.checkpoint import background, commit, names, stateful
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save, together
-from accel_core.checkpoint.format import CheckpointFormat, Run, Source
+from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
-from accel_core.checkpoint.places import loaded_from
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
@@ -68,20 +67,19 @@ def load_state(
     """
     background.finish()
     ranks = Ranks(run.world, "load_state")
-    options = placement(load_model_func_kwargs.pop("map_location", None), run.world)
-    options |= load_kwargs or {}
-    reading = read_and_compare(run, input_dir, options, load_model_func_kwargs, ranks, strict=strict)
+    options = placement(load_model_func_kwargs.pop("map_location", None), run.world) | (load_kwargs or {})
+    reading = read_and_compare(LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict))
     report, plans = reading.report, reading.plans
     if run.world.is_main:
         logger.info("Loading states from %s", report.folder)
-    hooks = list(run.load_state_pre_hooks.values())
-    if hooks:
-        late = _load_after_hooks(run, hooks, reading, ranks)
-        exchange_findings(report, late, ranks, strict=strict)
-        plans = late + plans
+    if run.load_state_pre_hooks:
+        plans = _call_hooks(reading) + plans
     _apply(plans, reading, ranks)
+    number = reading.snapshot.target.name.rpartition("_")[2]
+    if run.project.automatic_checkpoint_naming and number.isdecimal():
+        # The next save comes after this one, wherever a crash left its files.
+        run.project.iteration = max(run.project.iteration, int(number) + 1)
     _tell(report, run)
-    _count_on(run, reading.snapshot.target)
     return report
 
 
@@ -101,79 +99,100 @@ def placement(place: object, world: World) -> dict[str, Any]:
     return {"map_location": world.device if place == "on_device" else "cpu"}
 
 
-def read_and_compare(
-    run: Run,
-    input_dir: str | os.PathLike[str] | None,
-    load_kwargs: dict[str, Any],
-    model_kwargs: dict[str, Any],
-    ranks: Ranks,
-    *,
-    strict: bool,
-) -> Reading:
+@record(frozen=True)
+class LoadRequest:
+    """What is restored, and how.
+
+    Attributes:
+        run: The run.
+        input_dir: The checkpoint; `None` for the latest numbered one.
+        load_kwargs: What the user passes to the reader of plain objects.
+        model_kwargs: What the user passes to `load_state_dict` of models.
+        ranks: The ranks that load.
+        strict: Raise unless all of it fits.
+    """
+
+    run: Run
+    input_dir: str | os.PathLike[str] | None
+    load_kwargs: dict[str, Any]
+    model_kwargs: dict[str, Any]
+    ranks: Ranks
+    strict: bool
+
+    def folder(self) -> Path:
+        """Return the folder to load, or the folder in which to look for the latest checkpoint.
+
+        Raises:
+            ConfigurationError: No folder was given, and none follows from the project.
+        """
+        if self.input_dir is not None:
+            return Path(os.path.expanduser(self.input_dir))
+        if not self.run.project.automatic_checkpoint_naming:
+            raise ConfigurationError(
+                "load_state needs to know where from; input_dir is None and automatic naming is off. Pass a folder."
+            )
+        return self.run.project.checkpoints_folder()
+
+    def series(self) -> list[Path]:
+        """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
+        automatic = self.input_dir is None and self.run.project.automatic_checkpoint_naming
+        return commit.numbered(self.folder()) if automatic else []
+
+
+def read_and_compare(request: LoadRequest) -> Reading:
     """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
+    ranks = request.ranks
     for attempt in range(_ATTEMPTS):
-        series = _series(run, input_dir)
+        series = request.series()
         try:
-            selected = _select(run, input_dir, load_kwargs, model_kwargs, ranks)
+            reading = _select(request)
         except CheckpointError:  # the same on every rank
-            if not any(ranks.exchange(_series(run, input_dir) != series)):
+            if not any(ranks.exchange(request.series() != series)):
                 raise
             time.sleep(_PAUSE * 2**attempt)
             continue
-        read = sorted(selected.read_by(run.world.rank, run.world))
-        snapshot = FileSnapshot.take(selected.target, selected.source.folder, read)
         failure: CheckpointError | None = None
-        reading = None
         try:
-            reading = _compare(run, selected, snapshot, ranks, strict=strict)
+            _compare(reading)
         except CheckpointError as error:  # the same on every rank, so every rank comes to the question below
             failure = error
-        if not any(ranks.exchange(snapshot.replaced())):
+        if not any(ranks.exchange(reading.snapshot.replaced())):
             if failure is not None:
                 raise failure
-            if reading is not None:
-                return reading
+            return reading
         time.sleep(_PAUSE * 2**attempt)
     raise CheckpointError(
-        f"The checkpoint {str(input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
+        f"The checkpoint {str(request.input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
         "meanwhile. Load a copy of it, or save less often."
     )
 
 
-def _series(run: Run, input_dir: str | os.PathLike[str] | None) -> list[Path]:
-    """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
-    automatic = input_dir is None and run.project.automatic_checkpoint_naming
-    return commit.numbered(loaded_from(run, None)) if automatic else []
-
-
-def _select(
-    run: Run,
-    input_dir: str | os.PathLike[str] | None,
-    load_kwargs: dict[str, Any],
-    model_kwargs: dict[str, Any],
-    ranks: Ranks,
-) -> Selected:
+def _select(request: LoadRequest) -> Reading:
     """Agree on the save that is loaded, and see which format it is in."""
-    given = Path()
-    with together(ranks, f"Opening the checkpoint {str(input_dir)!r}"):
-        _check_keywords(run, model_kwargs)
-        given = loaded_from(run, input_dir)
-    if input_dir is None:
+    given, ranks = Path(), request.ranks
+    with together(ranks, f"Opening the checkpoint {str(request.input_dir)!r}"):
+        _check_keywords(request)
+        given = request.folder()
+    if request.input_dir is None:
         given = agree_on_latest(given, ranks)
     target = Path(os.path.realpath(given))
-    held = agree_on_save(target, ranks)
+    save = agree_on_save(target, ranks)
     with together(ranks, f"Opening the checkpoint {str(given)!r}"):
-        folder = given if held is None or (held.folder == target and given.exists()) else held.folder
+        folder = given if save is None or (save.folder == target and given.exists()) else save.folder
         manifest = Manifest.read(folder)
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
-        source = Source(folder, manifest, size, load_kwargs, model_kwargs)
-        own = recognise(source, run.strategy.format)
-    return Selected(target, source, own, whole=held is not None and held.whole)
+        source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
+        own = recognise(source, request.run.strategy.format)
+    whole, report = save is not None and save.whole, RestoreReport(folder, size)
+    reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report)
+    reading.snapshot.take(reading.read_by(request.run.world.rank))
+    return reading
 
 
-def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
+def _check_keywords(request: LoadRequest) -> None:
     """Refuse keywords of `load_state` that a model's `load_state_dict` does not take."""
-    for model in run.models if given else ():
+    given = request.model_kwargs
+    for model in request.run.models if given else ():
         method = extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict
         try:
             inspect.signature(method).bind({}, strict=False, **given)
@@ -185,74 +204,63 @@ def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
             ) from error
 
 
-def _compare(run: Run, selected: Selected, snapshot: FileSnapshot, ranks: Ranks, *, strict: bool) -> Reading:
+def _compare(reading: Reading) -> None:
     """Compare everything that can be compared before load hooks are called."""
-    source = selected.source
-    _agree_on_positions(run, ranks)
-    report = RestoreReport(source.folder, source.world_size)
+    run, source, report = reading.request.run, reading.source, reading.report
     report.absent = source.manifest.absent if source.manifest else 0
     report.reseeded = list(range(source.world_size, run.world.size))
-    reading = Reading(selected, snapshot, report, [])
 
-    def everything_else() -> list[Restoration]:
-        # The scaler before the optimizers: one that steps while it is loaded does so at the scale of the checkpoint.
-        found = stateful.scaler_restorations(run, source) + selected.format.optimizer_restorations(run, source)
-        found += stateful.restorations(run, source)
-        return [*found, progress.restoration(run, source), progress.random_restoration(run, source)]
+    def all_but_models(exchange: Exchange) -> list[Restoration]:
+        _agree_on_positions(exchange(run.data.restores_position))
+        report.findings += stateful.extra_components(run, source)
+        return stateful.restorations(run, source, reading.format.optimizer_restorations(run, source))
 
     with ThreadPoolExecutor(max_workers=_CHECKERS, thread_name_prefix="accel-checkpoint") as pool:
-        checks = _begin_checks(selected, run.world, pool)
-        reading.plans = compare_on_all(everything_else, ranks)
+        checks = _begin_checks(reading, pool)
+        reading.plans = compare_on_all(all_but_models, reading)
         if not run.load_state_pre_hooks:
-            reading.plans = compare_on_all(lambda: model_plans(run, list(run.models), reading), ranks) + reading.plans
+            reading.plans = _model_plans(reading, list(run.models)) + reading.plans
         held = {file: values for plan in reading.plans for file, values in plan.holds.items()}
-        reading.report.findings[:0] = [_with_contents(found, held) for check in checks for found in check.result()]
-    exchange_findings(reading.report, reading.plans, ranks, strict=strict)
-    return reading
+        report.findings[:0] = [_with_contents(found, held) for check in checks for found in check.result()]
+    exchange_findings(reading, reading.plans)
 
 
-def _agree_on_positions(run: Run, ranks: Ranks) -> None:
-    """Make sure that loaders go on at the same place on all ranks: they would read different epochs otherwise."""
-    with together(ranks, "Comparing a checkpoint with the run") as exchange:
-        restores = exchange(run.data.restores_position)
-        if any(restores) != all(restores):
-            raise ConfigurationError(
-                "The ranks disagree on whether load_state restores the position of loaders; got restore_position="
-                f"{restores}, by rank. Pass the same DataLoaderConfiguration and set the same ACCEL_RESTORE_POSITION."
-            )
+def _model_plans(reading: Reading, models: list[Any]) -> list[Restoration]:
+    form, source, run = reading.format, reading.source, reading.request.run
+    return compare_on_all(lambda _: form.model_restorations(run, models, source), reading)
 
 
-def model_plans(run: Run, models: list[Any], reading: Reading) -> list[Restoration]:
-    """Return how to restore the models, and report components that the run does not have."""
-    reading.report.findings += stateful.extra_components(run, len(run.models), reading.source)
-    return reading.selected.format.model_restorations(run, models, reading.source)
-
-
-def compare_on_all(look: Callable[[], list[Restoration]], ranks: Ranks) -> list[Restoration]:
+def compare_on_all(look: Callable[[Exchange], list[Restoration]], reading: Reading) -> list[Restoration]:
     """Compare on every rank; if it fails on one, all raise the same error."""
     plans: list[Restoration] = []
-    with together(ranks, "Comparing a checkpoint with the run"):
-        plans = look()
+    with together(reading.request.ranks, "Comparing a checkpoint with the run") as exchange:
+        plans = look(exchange)
     return plans
 
 
-def _begin_checks(selected: Selected, world: World, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
+def _agree_on_positions(restores: list[bool]) -> None:
+    """Make sure that loaders go on at the same place on all ranks: they would read different epochs otherwise."""
+    if any(restores) != all(restores):
+        raise ConfigurationError(
+            "The ranks disagree on whether load_state restores the position of loaders; got restore_position="
+            f"{restores}, by rank. Pass the same DataLoaderConfiguration and set the same ACCEL_RESTORE_POSITION."
+        )
+
+
+def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
     """Begin to compare files with the manifest: what a machine's ranks read, each file on one of them.
 
     Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
     """
-    manifest, folder = selected.source.manifest, selected.source.folder
+    source, world = reading.source, reading.request.run.world
+    manifest = source.manifest
     if manifest is None:
         return []
     machine = range(world.rank - world.local_rank, world.rank - world.local_rank + max(1, world.local_size))
-    read = (
-        set(selected.source.files())
-        if not selected.whole
-        else set().union(*(selected.read_by(r, world) for r in machine))
-    )
+    read = reading.read_by(*machine) if reading.whole else set(source.files())
     by_size = sorted((entry for entry in manifest.entries if entry.name in read), key=lambda entry: -entry.size)
     mine = [entry.name for number, entry in enumerate(by_size) if number % len(machine) == world.local_rank]
-    return [pool.submit(_damage, manifest, folder, name, world.rank) for name in mine]
+    return [pool.submit(_damage, manifest, source.folder, name, world.rank) for name in mine]
 
 
 def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Finding]:
@@ -272,31 +280,33 @@ def _with_contents(finding: Finding, held: dict[str, list[str]]) -> Finding:
     return replace(finding, detail=f"{finding.detail}; it holds {listed(held[finding.component])}")
 
 
-def exchange_findings(report: RestoreReport, plans: list[Restoration], ranks: Ranks, *, strict: bool) -> None:
+def exchange_findings(reading: Reading, plans: list[Restoration]) -> None:
     """Share the findings of all ranks; all raise the same error if the findings forbid a restore."""
-    own = [*report.findings, *(found for plan in plans for found in plan.findings)]
-    report.findings = list(dict.fromkeys(found for findings in ranks.exchange(own) for found in findings))
-    if strict:
-        error = report.error()
-        if error is not None:
-            raise error
+    own = [*reading.report.findings, *(found for plan in plans for found in plan.findings)]
+    everywhere = reading.request.ranks.exchange(own)
+    reading.report.findings = list(dict.fromkeys(found for findings in everywhere for found in findings))
+    error = reading.report.error() if reading.request.strict else None
+    if error is not None:
+        raise error
 
 
-def _load_after_hooks(run: Run, hooks: list[Callable[..., None]], reading: Reading, ranks: Ranks) -> list[Restoration]:
+def _call_hooks(reading: Reading) -> list[Restoration]:
     """Let load hooks do their part, and compare the models that they left to be loaded."""
+    run, ranks, folder = reading.request.run, reading.request.ranks, str(reading.report.folder)
     models = models_for_hooks(run)
     prepared = dict(zip(map(id, models), run.models, strict=True))
-    doing = f"Calling the load hooks for the checkpoint {str(reading.source.folder)!r}"
-    with together(ranks, doing, "What they loaded stays; start the run again."):
-        for hook in hooks:
-            hook(models, str(reading.source.folder))
-    left = [prepared.get(id(model), model) for model in models]
-    late = compare_on_all(lambda: model_plans(run, left, reading), ranks)
+    with together(
+        ranks, f"Calling the load hooks for the checkpoint {folder!r}", "What they loaded stays; start the run again."
+    ):
+        for hook in list(run.load_state_pre_hooks.values()):
+            hook(models, folder)
+    late = _model_plans(reading, [prepared.get(id(model), model) for model in models])
     if any(ranks.exchange(reading.snapshot.replaced())):
         raise CheckpointError(
-            f"The checkpoint {str(reading.source.folder)!r} was replaced while load hooks read it; got another save "
-            "there. Start the run again: what the hooks loaded may be of two saves."
+            f"The checkpoint {folder!r} was replaced while load hooks read it; got another save there. Start the run "
+            "again: what the hooks loaded may be of two saves."
         )
+    exchange_findings(reading, late)
     return late
 
 
@@ -351,57 +361,36 @@ def _tell(report: RestoreReport, run: Run) -> None:
         )
 
 
-def _count_on(run: Run, target: Path) -> None:
-    """Continue automatic numbering after the loaded checkpoint, wherever a crash left its files."""
-    number = target.name.rpartition("_")[2]
-    if run.project.automatic_checkpoint_naming and number.isdecimal():
-        run.project.iteration = max(run.project.iteration, int(number) + 1)
-
-
-@record(frozen=True)
-class Selected:
-    """The checkpoint that all ranks load.
+@record
+class Reading:
+    """The checkpoint that all ranks load, as it is compared with the run.
 
     Attributes:
-        target: Where it was saved to.
+        request: What was asked for.
         source: Where it is read from.
         format: How models and optimizers lie in it.
         whole: Whether all of its files are there with their sizes.
-    """
-
-    target: Path
-    source: Source
-    format: CheckpointFormat
-    whole: bool
-
-    def read_by(self, rank: int, world: World) -> set[str]:
-        """Return the names that a rank reads, without the random states of other ranks."""
-        ranks = self.source.world_size
-        own = names.random_states_name(rank if rank < ranks else rank % ranks)
-        read = self.format.files_of(self.source, rank, world.size)
-        return {name for name in read if name == own or not name.startswith(names.RNG_STATE_NAME)}
-
-
-@record
-class Reading:
-    """A checkpoint that was compared with the run.
-
-    Attributes:
-        selected: Which.
         snapshot: What its files were when reading began.
         report: What was found.
         plans: How what was compared is restored.
     """
 
-    selected: Selected
+    request: LoadRequest
+    source: Source
+    format: CheckpointFormat
+    whole: bool
     snapshot: FileSnapshot
     report: RestoreReport
-    plans: list[Restoration]
+    plans: list[Restoration] = field(default_factory=list)
 
-    @property
-    def source(self) -> Source:
-        """Where it is read from."""
-        return self.selected.source
+    def read_by(self, *ranks: int) -> set[str]:
+        """Return the names that ranks read, without the random states of other ranks."""
+        found = set[str]()
+        for rank in ranks:
+            own = names.random_states_name(rank % self.source.world_size)
+            read = self.format.files_of(self.source, rank, self.request.run.world.size)
+            found |= {name for name in read if name == own or not name.startswith(names.RNG_STATE_NAME)}
+        return found
 
 
 Seen = tuple[int, int, int, int]
@@ -423,19 +412,18 @@ class FileSnapshot:
 
     target: Path
     folder: Path
-    files: dict[str, Seen | None]
+    files: dict[str, Seen | None] = field(default_factory=dict)
 
-    @classmethod
-    def take(cls, target: Path, folder: Path, read: list[str]) -> FileSnapshot:
+    def take(self, read: set[str]) -> None:
         """Record which files the names that are about to be read refer to now."""
-        return cls(target, folder, {name: _seen(folder / name) for name in [*read, names.MANIFEST_NAME]})
+        self.files.update({name: _seen(self.folder / name) for name in [*sorted(read), names.MANIFEST_NAME]})
 
     def replaced(self) -> bool:
         """Return whether any name means another file now, or another save counts."""
         if any(_seen(self.folder / name) != seen for name, seen in self.files.items()):
             return True
         try:
-            return not any(_same(held.folder, self.folder) for held in commit.saves_of(self.target))
+            return not any(_same(save.folder, self.folder) for save in commit.saves_of(self.target))
         except (FileNotFoundError, NotADirectoryError):  # another process deletes the checkpoint at this moment
             return True
 

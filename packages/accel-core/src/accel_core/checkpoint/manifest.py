@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,19 @@ from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["Entry", "FoundSave", "Manifest", "check_name", "found_save", "is_complete", "open_member", "versions"]
+__all__ = [
+    "Entry",
+    "FoundSave",
+    "Manifest",
+    "check_name",
+    "found_save",
+    "lies_inside",
+    "open_member",
+    "owned_files",
+    "versions",
+]
 
 _VERSION = 1
-_PACKAGES = ("accel-core", "accel-bigmodel", "accel-launch", "accel-trackers", "accel-quant", "accelerate")
 
 
 @record(frozen=True)
@@ -161,17 +170,13 @@ class Manifest:
         return any(entry.name == name for entry in self.entries)
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of the installed accel packages and of torch."""
-    return dict(_installed())
-
-
-@functools.cache
-def _installed() -> dict[str, str]:
     installed = {"accel-core": __version__, "torch": str(torch.__version__)}
     for distribution in importlib.metadata.distributions(name=None):
         name = distribution.name
-        if name in _PACKAGES:
+        if name == "accelerate" or name.startswith("accel-"):
             installed[name] = distribution.version
     return installed
 
@@ -184,18 +189,18 @@ class FoundSave:
         folder: Where its files are.
         identity: Which save it is; the same on all disks that this save was written to.
         whole: Whether all of its files are there with their sizes.
-        settled: Whether its save was committed, as far as this disk knows.
+        committed: Whether its save was committed, as far as this disk knows.
         written_at: Nanoseconds since the epoch.
     """
 
     folder: Path
     identity: str
     whole: bool
-    settled: bool
+    committed: bool
     written_at: int
 
 
-def found_save(folder: Path, *, settled: bool, foreign: bool = True) -> FoundSave:
+def found_save(folder: Path, *, committed: bool = False, foreign: bool = True) -> FoundSave:
     """Return what a folder holds; without a manifest it is whole as a folder of Accelerate, if it may be `foreign`."""
     manifest, identity, whole = None, "damaged", False
     with contextlib.suppress(CheckpointError, OSError):
@@ -205,12 +210,7 @@ def found_save(folder: Path, *, settled: bool, foreign: bool = True) -> FoundSav
             whole = foreign and (folder / names.random_states_name(0)).is_file()
         else:
             whole = not manifest.damages(folder, contents=False)
-    return FoundSave(folder, identity, whole, settled, 0 if manifest is None else manifest.written_at)
-
-
-def is_complete(folder: Path, *, foreign: bool = True) -> bool:
-    """Return whether a folder holds a complete checkpoint."""
-    return found_save(folder, settled=False, foreign=foreign).whole
+    return FoundSave(folder, identity, whole, committed, 0 if manifest is None else manifest.written_at)
 
 
 def check_name(name: str, where: Path) -> None:
@@ -225,6 +225,41 @@ def check_name(name: str, where: Path) -> None:
             f"A file name in {str(where)!r} leads outside its folder; got {name!r}. "
             "Do not use this checkpoint: names must be relative and free of '..'."
         )
+
+
+def lies_inside(target: Path, name: str) -> bool:
+    """Return whether a name refers, through no link, to something in a folder: only that may be deleted.
+
+    Raises:
+        UnsafeCheckpointError: The name is absolute or holds `..`.
+    """
+    check_name(name, target)
+    return Path(os.path.realpath((target / name).parent)).is_relative_to(os.path.realpath(target))
+
+
+def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
+    """Return the names that belong to the checkpoint in a folder, and whether a name still refers to its file.
+
+    These are the names in its manifest. Without a manifest, where there are signs of a checkpoint of Accelerate or a
+    damaged one of accel, they are the documented names.
+    """
+    known: Manifest | None = None
+    with contextlib.suppress(CheckpointError, OSError):
+        known = Manifest.read(target)
+    if known is not None:
+
+        def unchanged(name: str) -> bool:
+            try:
+                return not known.damages(target, [name])
+            except (UnsafeCheckpointError, OSError):
+                return False
+
+        return [entry.name for entry in known.entries], unchanged
+    traces = (names.MANIFEST_NAME, names.PROGRESS_NAME, names.random_states_name(0))
+    if not any(os.path.lexists(target / name) for name in traces):
+        return [], lambda name: False
+    found = [name for name in names.found_in(target) if name != names.MANIFEST_NAME]
+    return found, lambda name: stat.S_ISREG(os.lstat(target / name).st_mode)
 
 
 def open_member(folder: Path, name: str, *, links: bool = False) -> int:

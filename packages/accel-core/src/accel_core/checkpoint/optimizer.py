@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_core.checkpoint import names, pickles
+from accel_core.checkpoint import names
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
@@ -30,8 +30,7 @@ def restoration(
     """Compare the file of optimizer `index` with an optimizer, changing nothing."""
     component, name = f"optimizer {index}", names.optimizer_name(index)
     try:
-        source.check_listed(name)
-        state = pickles.read_object(source.folder, name, **source.load_kwargs)
+        state = source.read(name, **source.load_kwargs)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     problems: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from accel_core.checkpoint import commit, model, names, optimizer, pickles, tensor_file
-from accel_core.checkpoint.format import CheckpointFormat, Exchange, Part, Run, Source
+from accel_core.checkpoint.format import CheckpointFormat, Part, Run, SaveRequest, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
 from accel_core.errors import CheckpointError
@@ -28,18 +28,11 @@ class PlainFormat:
         """Return whole state dicts of the models; every rank calls it."""
         return [run.strategy.state_dict(own) for own in run.models]
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Return what this rank writes: everything, or nothing."""
-        return parts(run, weights, safe=safe_serialization) if writes else []
+        if not request.writes:
+            return []
+        return parts(request.weights, [own.state_dict() for own in request.run.optimizers], safe=request.safe)
 
     def recognises(self, source: Source) -> bool:
         """Return whether there are whole weights, and no files of FSDP: one of the two would be of an older save."""
@@ -60,12 +53,11 @@ class PlainFormat:
         return [optimizer.restoration(own, index, source, run.world.rank) for index, own in enumerate(run.optimizers)]
 
 
-def parts(run: Run, weights: Sequence[dict[str, Any]], *, safe: bool) -> list[Part]:
-    """Return the files of models and optimizers."""
+def parts(weights: Sequence[dict[str, Any]], optimizers: Sequence[dict[str, Any]], *, safe: bool) -> list[Part]:
+    """Return the files of whole states of models and optimizers."""
     kind: Literal["tensors", "object"] = "tensors" if safe else "object"
     found: list[Part] = [FilePart(names.model_name(i, safe=safe), kind, state) for i, state in enumerate(weights)]
-    for index, own in enumerate(run.optimizers):
-        state = own.state_dict()
+    for index, state in enumerate(optimizers):
         _refuse_spread(state, f"optimizer {index}")
         found.append(FilePart(names.optimizer_name(index), "object", state))
     return found

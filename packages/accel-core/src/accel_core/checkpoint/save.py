@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import time
@@ -21,30 +20,29 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, deferred_delete, names, progress, stateful
-from accel_core.checkpoint.agreement import common_save, together
+from accel_core.checkpoint import background, commit, deferred_delete, names, stateful
+from accel_core.checkpoint.agreement import common_saves, together
 from accel_core.checkpoint.digest import digest_of
-from accel_core.checkpoint.format import Exchange, Part, Run, SharedPart
+from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
-from accel_core.checkpoint.places import saved_to
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call
 from accel_core.comm.disagreement import listed_failures, ranks_text
+from accel_core.comm.transport import BACKGROUND
 from accel_core.errors import CheckpointError, ConfigurationError, RankDisagreementError, RemoteRankError
 from accel_core.host.run_card import card
 from accel_core.mesh.tensor import is_spread
+from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
 __all__ = ["Transaction", "save_state"]
 
 logger = logging.getLogger(__name__)
 
-_KEEPER = ".keeper"
 _WRITERS = 4
 _SHOWN = 10
 _AFTER_COMMIT = "What each rank says of its disk holds; load_state takes the newest save that every rank holds."
@@ -80,25 +78,16 @@ def save_state(
     absent = _absent(run)
     world = replace(run.world, size=1) if absent else run.world
     ranks = Ranks(world, "save_state")
-    automatic = run.project.automatic_checkpoint_naming
     given = Path()
     with together(ranks, "Preparing a checkpoint") as exchange:
-        _check_keywords(run, save_model_func_kwargs)
-        if automatic:
+        _refuse_keywords(save_model_func_kwargs)
+        if run.project.automatic_checkpoint_naming:
             # A rank that was absent from a save did not count it.
             run.project.iteration = max(exchange(run.project.iteration))
-        given = saved_to(run, output_dir)
+        given = _target(run.project, output_dir)
     if run.world.is_main:
         logger.info("Saving current state to %s", given)
-    transaction = Transaction.begin(
-        world,
-        ranks,
-        Path(os.path.realpath(given)),
-        each_node=run.project.save_on_each_node,
-        limit=run.project.total_limit if automatic else None,
-        numbered=automatic,
-        absent=absent,
-    )
+    transaction = Transaction.begin(world, ranks, Path(os.path.realpath(given)), run.project, absent)
     parts: list[Part] = []
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
     try:
@@ -108,8 +97,11 @@ def save_state(
                 hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with together(ranks, doing) as exchange:
-            options = {"safe_serialization": safe_serialization} | save_model_func_kwargs
-            parts = _parts(run, exchange, transaction.writes_shared, weights, **options)
+            request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization)
+            parts = run.strategy.format.parts(request)
+            if request.writes:
+                parts += [*stateful.parts(run), stateful.counters_part(run)]
+            parts.append(stateful.random_part(run))
             if not blocking:
                 _buffers.begin()
                 parts = [part.snapshot(_buffers) for part in parts]
@@ -122,8 +114,9 @@ def save_state(
         card.checkpoint(str(given))
         run.project.iteration += 1
         return given
-    own = ranks if absent else background.own_ranks(run.world)
     run.project.iteration += 1
+    # On a gloo group of its own, so that the save does not disturb the collectives of training.
+    own = ranks if absent else Ranks(run.world, "save_state in the background", lane=BACKGROUND)
 
     def write() -> None:
         transaction.finish(parts, hooked, own)
@@ -134,11 +127,25 @@ def save_state(
     return background.start(write, given)
 
 
-def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
+def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder to save into.
+
+    Raises:
+        ConfigurationError: No folder was given, and none follows from the project.
+    """
+    if project.automatic_checkpoint_naming:
+        return project.checkpoints_folder() / f"checkpoint_{project.iteration}"
+    if output_dir is None:
+        raise ConfigurationError(
+            "save_state needs to know where to; output_dir is None and automatic naming is off. "
+            "Pass a folder, or use ProjectConfiguration(automatic_checkpoint_naming=True)."
+        )
+    return Path(os.path.expanduser(output_dir))
+
+
+def _refuse_keywords(given: Mapping[str, object]) -> None:
     """Refuse keywords of `save_state` that nobody reads."""
-    parameters = inspect.signature(run.strategy.format.parts).parameters.values()
-    read = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY} - {"writes", "exchange"}
-    unknown = sorted(given.keys() - read - _HARMLESS)
+    unknown = sorted(given.keys() - _HARMLESS)
     if unknown:
         raise ConfigurationError(
             f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which nobody "
@@ -153,11 +160,10 @@ def _absent(run: Run) -> int:
     Raises:
         RankDisagreementError: Only some ranks called it, and those cannot save without the others.
     """
+    parameters = (value for model in run.models for value in (*model.parameters(), *model.buffers()))
+    by_one = type(run.strategy.format) is PlainFormat and not any(map(is_spread, parameters))
     absent = roll_call.call(run.world, "save_state")
-    if not absent:
-        return 0
-    by_one = _one_rank_holds_all(run)
-    if by_one and run.world.is_main and len(absent) == run.world.size - 1:
+    if not absent or (by_one and run.world.is_main and len(absent) == run.world.size - 1):
         return len(absent)
     if set(absent.values()) == {roll_call.ELSEWHERE}:
         # The others wait in a frame: met there, all ranks learn where the others are.
@@ -170,98 +176,72 @@ def _absent(run: Run) -> int:
     )
 
 
-def _one_rank_holds_all(run: Run) -> bool:
-    """Return whether one rank can write the whole checkpoint without asking another one."""
-    parameters = (value for model in run.models for value in (*model.parameters(), *model.buffers()))
-    return type(run.strategy.format) is PlainFormat and not any(map(is_spread, parameters))
-
-
-def _parts(run: Run, exchange: Exchange, writes: bool, weights: list[dict[str, Any]], **kwargs: Any) -> list[Part]:
-    """Return what this rank writes."""
-    parts = run.strategy.format.parts(run, weights, writes=writes, exchange=exchange, **kwargs)
-    if writes:
-        parts += [*stateful.parts(run), progress.part(run)]
-    return [*parts, progress.random_part(run)]
-
-
 @record(frozen=True)
 class Transaction:
     """One save, as one rank sees it.
 
     Attributes:
+        world: This rank among those that save.
         target: Where the checkpoint goes.
         staging: Where it is written.
         identity: Id of the save.
         written_at: When it began on the main rank, in nanoseconds since the epoch; the same on all ranks.
-        rank: This rank.
-        size: Number of ranks.
         keeper: The rank that completes the folder on the disk that this rank sees.
         writes_shared: Whether this rank writes what all ranks of its disk share.
         limit: Number of numbered checkpoints to keep, `None` for all.
         absent: Number of ranks of the run that it is made without.
     """
 
+    world: World
     target: Path
     staging: Path
     identity: str
     written_at: int
-    rank: int
-    size: int
     keeper: int
     writes_shared: bool
     limit: int | None
-    absent: int = 0
+    absent: int
 
     @classmethod
-    def begin(
-        cls,
-        world: World,
-        ranks: Ranks,
-        target: Path,
-        *,
-        each_node: bool,
-        limit: int | None,
-        numbered: bool,
-        absent: int = 0,
-    ) -> Transaction:
-        """Settle what earlier saves left, and make the folder to write into; every rank calls it.
+    def begin(cls, world: World, ranks: Ranks, target: Path, project: ProjectConfiguration, absent: int) -> Transaction:
+        """Recover what earlier saves left, and make the folder to write into; every rank calls it.
 
         Raises:
             CheckpointError: Some rank could not; every rank raises the same.
         """
         doing = f"Preparing the checkpoint {str(target)!r}"
+        numbered = project.automatic_checkpoint_naming
         identity, written_at = ranks.exchange((names.fresh_id(), time.time_ns()))[0]
         several_disks = world.local_size < world.size
-        kept = _common_saves(target, ranks, numbered) if several_disks else {}
+        kept = common_saves(target, ranks, numbered) if several_disks else {}
         # What a crash left of other checkpoints on several disks is decided on all of them, not by one rank alone.
         others = numbered and absent < world.local_size
-        with together(ranks, doing):
-            if world.is_main:
-                _make_room(target, identity, world.rank, numbered, kept, others=others)
-        if several_disks:
-            # Only now can the first rank of a machine see whether its disk is the main rank's.
+        # Only after the main rank can the first rank of a machine see whether its disk is the main rank's.
+        for makes in (world.is_main, world.is_local_main)[: 1 + several_disks]:
             with together(ranks, doing):
-                if world.is_local_main and _keeper_of(target, identity) is None:
-                    _make_room(target, identity, world.rank, numbered, kept, others=others)
+                if makes and commit.staged(target, identity) is None:
+                    commit.make_room(target, identity, world.rank, kept, numbered=numbered, others=others)
         staging, keeper = Path(), 0
         with together(ranks, doing):
-            staging, keeper = _found(target, identity)
-        return cls(
-            target,
-            staging,
-            identity,
-            written_at,
-            world.rank,
-            world.size,
-            keeper,
-            writes_shared=world.is_main or (each_node and keeper == world.rank),
-            limit=limit,
-            absent=absent,
-        )
+            found = commit.staged(target, identity)
+            if found is None:
+                raise CheckpointError(
+                    "The folder that the main process made for a save is not to be seen beside or in "
+                    f"{str(target)!r}; got none. Pass the same folder on all ranks of a machine."
+                )
+            staging, keeper = found
+        shared = world.is_main or (project.save_on_each_node and keeper == world.rank)
+        limit = project.total_limit if numbered else None
+        return cls(world, target, staging, identity, written_at, keeper, shared, limit, absent)
+
+    @property
+    def completes(self) -> bool:
+        """Whether this rank completes the folder on its disk."""
+        return self.keeper == self.world.rank
 
     def written_by_hooks(self) -> list[str]:
         """Return the names of the files that save hooks wrote; on other ranks than the keeper, none."""
-        return [name for name in _files_below(self.staging) if name != _KEEPER] if self.keeper == self.rank else []
+        return commit.files_in(self.staging) if self.completes else []
 
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done.
@@ -275,26 +255,26 @@ class Transaction:
                 entries = self._write(parts, threads)
             shared = [part for part in parts if isinstance(part, SharedPart)]
             everybody = ranks.exchange((self.keeper, entries, {part.name: part.note for part in shared}))
-            mine = [entry for keeper, written, _ in everybody if keeper == self.rank for entry in written]
+            mine = [entry for keeper, written, _ in everybody if keeper == self.world.rank for entry in written]
             with together(ranks, f"Completing the checkpoint {str(self.target)!r}"):
-                if self.keeper == self.rank:
+                if self.completes:
                     for part in shared:
                         notes = [noted.get(part.name) for _, _, noted in everybody]
-                        mine += part.conclude(self.staging, self.rank, notes)
+                        mine += part.conclude(self.staging, self.world.rank, notes)
                     self._complete(mine, hooked)
         except BaseException:
             self.abandon()
             raise
         self._publish(ranks, alone=len({keeper for keeper, *_ in everybody}) == 1)
         if self.limit is not None:
-            if self.keeper == self.rank:
+            if self.completes:
                 commit.prune(self.target, self.limit)
             ranks.exchange(None)
         return self.target
 
     def abandon(self) -> None:
         """Delete what was written; what cannot be deleted now is a leftover for the next save."""
-        if self.keeper == self.rank:
+        if self.completes:
             commit.undo(self.staging, self.target)
 
     def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
@@ -302,17 +282,16 @@ class Transaction:
         entries: list[Entry] = []
         if concurrent:
             with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
-                for written in pool.map(lambda part: part.write(self.staging, self.rank), concurrent):
+                for written in pool.map(lambda part: part.write(self.staging, self.world.rank), concurrent):
                     entries += written
         for part in parts:
             if not (threads and part.concurrent):
-                entries += part.write(self.staging, self.rank)
+                entries += part.write(self.staging, self.world.rank)
         return entries
 
     def _complete(self, entries: list[Entry], hooked: Sequence[str]) -> None:
-        (self.staging / _KEEPER).unlink()
-        entries += [_entry_of_hook(self.staging / name, name, self.rank) for name in hooked]
-        listed, found = {entry.name for entry in entries}, set(_files_below(self.staging))
+        entries += [_entry_of_hook(self.staging / name, name, self.world.rank) for name in hooked]
+        listed, found = {entry.name for entry in entries}, set(commit.files_in(self.staging))
         if listed != found:
             raise CheckpointError(
                 f"The parts of a checkpoint have to list what they write; got {sorted(found - listed)[:_SHOWN]} that "
@@ -320,75 +299,27 @@ class Transaction:
                 "file from Part.write."
             )
         ordered = tuple(sorted(entries, key=lambda entry: entry.name))
-        manifest = Manifest(ordered, self.size, versions(), self.written_at, self.identity, self.absent)
+        manifest = Manifest(ordered, self.world.size, versions(), self.written_at, self.identity, self.absent)
         commit.complete(self.staging, self.target, manifest)
 
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:
         """Commit on every disk. All of them are prepared, so what one disk commits, every disk can be given."""
         try:
             with together(ranks, f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
-                if self.keeper == self.rank:
+                if self.completes:
                     commit.publish(self.staging, self.target)
         except RemoteRankError as error:
             raise RemoteRankError(
-                f"Rank {self.rank} lost another rank while the checkpoint {str(self.target)!r} was put in place, which "
-                f"may or may not have been done; got {error.__cause__ or error}. Start the run again: load_state "
+                f"Rank {self.world.rank} lost another rank while the checkpoint {str(self.target)!r} was put in place, "
+                f"which may or may not have been done; got {error.__cause__ or error}. Start the run again: load_state "
                 "takes the newest save that every rank holds."
             ) from error
         except CheckpointError:
             # Where several disks commit, another may have: then what is prepared here is what this disk is brought
             # up to date from.
-            if alone and self.keeper == self.rank and self.staging.is_dir():
+            if alone and self.completes and self.staging.is_dir():
                 self.abandon()
             raise
-
-
-def _make_room(target: Path, identity: str, rank: int, numbered: bool, kept: dict[str, str], *, others: bool) -> None:
-    for other in commit.unrecovered(target.parent) if others else []:
-        commit.recover(other, kept.get(other.name))
-    commit.recover(target, kept.get(target.name))
-    if numbered and commit.find(target) is not None:
-        raise ConfigurationError(
-            f"The checkpoint {str(target)!r} exists already, and automatic naming would overwrite it. Load it "
-            "first, which sets the number of the next one, or set project_configuration.iteration."
-        )
-    deferred_delete.wait()
-    staging = commit.stage(target, identity)
-    (staging / _KEEPER).write_text(str(rank))
-
-
-def _found(target: Path, identity: str) -> tuple[Path, int]:
-    """Return the folder that was made for a save on the disk that this rank sees, and which rank completes it."""
-    staging, keeper = commit.staging_of(target, identity), _keeper_of(target, identity)
-    if staging is None or keeper is None:
-        raise CheckpointError(
-            f"The folder that the main process made for a save is not to be seen beside or in {str(target)!r}; got "
-            "none. Pass the same folder on all ranks of a machine."
-        )
-    return staging, keeper
-
-
-def _keeper_of(target: Path, identity: str) -> int | None:
-    staging = commit.staging_of(target, identity)
-    try:
-        return None if staging is None else int((staging / _KEEPER).read_text())
-    except FileNotFoundError:
-        return None
-
-
-def _common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
-    """Return which save all disks hold of each target that a crash left several of; no id where there is none."""
-    unsettled = {other.name for other in commit.unrecovered(target.parent)} if numbered else set()
-    looked_at = sorted(set().union({target.name}, *ranks.exchange(unsettled)))
-    own = [commit.saves_of(target.with_name(name)) for name in looked_at]
-    everywhere = ranks.exchange(own)
-    return {name: common_save(held) or "" for name, held in zip(looked_at, zip(*everywhere, strict=True), strict=True)}
-
-
-def _files_below(folder: Path) -> list[str]:
-    """Return the files in a folder and in all folders in it, but no links."""
-    paths = (Path(place) / name for place, _, files in os.walk(folder) for name in files)
-    return [path.relative_to(folder).as_posix() for path in paths if not path.is_symlink()]
 
 
 def _entry_of_hook(path: Path, relative: str, rank: int) -> Entry:

@@ -27,11 +27,6 @@ class Buffers:
         self._copies: dict[tuple[Any, ...], Tensor] = {}
         self._sources: list[Tensor] = []
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._buffers.values())
-
     def begin(self) -> None:
         """Start a snapshot: every buffer may be written again."""
         self._used.clear()

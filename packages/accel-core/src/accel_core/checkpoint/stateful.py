@@ -1,20 +1,20 @@
-"""Everything with `state_dict` and `load_state_dict` besides models and optimizers."""
+"""Everything in a checkpoint besides models and optimizers: objects with a state, counters and random generators."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from accel_core.checkpoint import names, pickles
+from accel_core.checkpoint import names, pickles, rng
 from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
 
-__all__ = ["Stateful", "extra_components", "parts", "restorations", "scaler_restorations"]
+__all__ = ["Stateful", "counters_part", "extra_components", "parts", "random_part", "restorations"]
 
 _POSITION: dict[str, tuple[type, ...]] = {
     "epoch": (int,),
@@ -75,14 +75,29 @@ def parts(run: Run) -> list[Part]:
     return found
 
 
-def restorations(run: Run, source: Source) -> list[Restoration]:
-    """Compare the checkpoint with the run, changing nothing."""
-    rank, restores = run.world.rank, run.data.restores_position
+def counters_part(run: Run) -> Part:
+    """Return the file of the counters of a run; one rank of a disk writes it."""
+    return FilePart(names.PROGRESS_NAME, "json", _Counters(run).state_dict())
+
+
+def random_part(run: Run) -> Part:
+    """Return the file of this rank's random states; like Accelerate's, it contains the accumulation counter."""
+    return FilePart(names.random_states_name(run.world.rank), "object", _Generators(run).state_dict())
+
+
+def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) -> list[Restoration]:
+    """Compare the checkpoint with all of the run but its models, changing nothing; in the order of restoring."""
+    restores, counters = run.data.restores_position, _Counters(run)
+    generators = _Generators(run, known=run.world.rank < source.world_size)
     found: list[Restoration] = []
 
     def add(name: str, component: str, target: Stateful, differ: Callable[[Any, Any], str | None] = _accept) -> None:
-        found.append(_restoration(source, name, component, target, rank, differ))
+        found.append(_restoration(source, name, component, target, run.world.rank, differ))
 
+    # The scaler before the optimizers: one that steps while it is loaded does so at the scale of the checkpoint.
+    if run.scaler is not None:
+        add(names.SCALER_NAME, "scaler", run.scaler, _scaler_difference)
+    found += optimizers
     for index, scheduler in enumerate(run.schedulers):
         add(names.scheduler_name(index), f"scheduler {index}", scheduler, _key_difference)
     for index, loader in enumerate(run.dataloaders):
@@ -94,21 +109,18 @@ def restorations(run: Run, source: Source) -> list[Restoration]:
             add(state, f"data loader {index}", loader)
     for index, item in enumerate(run.custom_objects):
         add(names.custom_name(index), f"registered object {index}", item)
+    if source.manifest is not None:
+        add(names.PROGRESS_NAME, "progress", counters, _counters_difference)
+    name = names.random_states_name(run.world.rank % source.world_size)
+    add(name, "random states", generators, generators.difference)
     return found
 
 
-def scaler_restorations(run: Run, source: Source) -> list[Restoration]:
-    """Compare the checkpoint with the gradient scaler, changing nothing."""
-    if run.scaler is None:
-        return []
-    return [_restoration(source, names.SCALER_NAME, "scaler", run.scaler, run.world.rank, _scaler_difference)]
-
-
-def extra_components(run: Run, models: int, source: Source) -> list[Finding]:
+def extra_components(run: Run, source: Source) -> list[Finding]:
     """Return the components of the checkpoint that the run does not have; they are not loaded."""
     counts = {
-        "model": models,
-        "pytorch_model": models,
+        "model": len(run.models),
+        "pytorch_model": len(run.models),
         "optimizer": len(run.optimizers),
         "scheduler": len(run.schedulers),
         "sampler": len(run.dataloaders),
@@ -125,15 +137,57 @@ def extra_components(run: Run, models: int, source: Source) -> list[Finding]:
     return found
 
 
+class _Counters:
+    """The counters of a run, and what else it counts: the steps of its trackers."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        hub = getattr(run, "hub", None)
+        self._others = {"trackers": hub} if isinstance(hub, Stateful) else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self._run.step,
+            "iteration": self._run.project.iteration,
+            "world_size": self._run.world.size,
+            "counters": {name: counter.state_dict() for name, counter in self._others.items()},
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        self._run.step = state["step"]
+        for name in self._others.keys() & state["counters"].keys():
+            self._others[name].load_state_dict(state["counters"][name])
+
+
+class _Generators:
+    """The random generators of a process, and the accumulation counter, which Accelerate keeps with them.
+
+    Those of a rank that did not save are seeded from the states of one that did.
+    """
+
+    def __init__(self, run: Run, known: bool = True) -> None:
+        self._run, self._known = run, known
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._run.step} | rng.collect(self._run.world)
+
+    def load_state_dict(self, states: Any) -> None:
+        self._run.step = states.get("step", 0)
+        (rng.restore if self._known else rng.derive)(states, self._run.world)
+
+    def difference(self, own: object, states: Any) -> str | None:
+        rng.check(states, self._run.world)
+        return None if type(states.get("step", 0)) is int else "holds a step that is not a number"
+
+
 def _restoration(
     source: Source, name: str, component: str, target: Stateful, rank: int, differ: Callable[[Any, Any], str | None]
 ) -> Restoration:
     try:
-        source.check_listed(name)
-        state = pickles.read_object(source.folder, name, **source.plain_kwargs)
+        state = source.read(name, **source.plain_kwargs)
+        problem = None if differ is _accept else differ(target.state_dict(), state)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
-    problem = None if differ is _accept else differ(target.state_dict(), state)
     findings = [Finding(component, "mismatch", problem, rank)] if problem else []
     unit = getattr(target, "unit", None)
     if unit is not None and isinstance(state, Mapping) and state.get("offset") and state.get("unit") != unit:
@@ -163,6 +217,11 @@ def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
     if len(state["readers"]) != len(own["readers"]):
         return f"holds {len(state['readers'])} facts of its readers and this accel reads {len(own['readers'])}"
     return None
+
+
+def _counters_difference(own: object, state: object) -> str | None:
+    fits = isinstance(state, dict) and type(state.get("step")) is int and isinstance(state.get("counters"), dict)
+    return None if fits else "holds no step and no table of counters"
 
 
 def _scaler_difference(own: object, state: object) -> str | None:

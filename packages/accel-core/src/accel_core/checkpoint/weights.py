@@ -154,7 +154,7 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) 
 
 def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -> None:
     """Write shards and their index, and let them take the places of the weights before: all of them or none."""
-    journal = model_journal(folder)
+    journal = model_journal(folder, safe)
     _recover(journal)
     identity = names.fresh_id()
     staging = journal.begin(identity)
@@ -164,7 +164,7 @@ def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -
         if len(files) > 1:
             index = names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME
             entries.append(json_file.write_json(staging / index, _index(files, safe)))
-        journal.prepare(staging, _earlier(folder, safe), lambda name: not (folder / name).is_dir())
+        journal.prepare(staging)
         Manifest(tuple(sorted(entries, key=lambda entry: entry.name)), 1, versions(), save=identity).write(staging)
         flush_folder(staging)
         committed = journal.commit(staging)
@@ -191,16 +191,6 @@ def _recover(journal: Journal) -> None:
         journal.place(committed.folder)
     if os.path.lexists(journal.folder):
         journal.clear()
-
-
-def _earlier(folder: Path, safe: bool) -> list[str]:
-    """Return the names of weights in one of the two formats; weights in the other are no concern of a save in this."""
-    suffix = ".safetensors" if safe else ".bin"
-    return [
-        name
-        for name in os.listdir(folder)
-        if names.is_shard(name) and name.removesuffix(".index.json").endswith(suffix)
-    ]
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> RestoreReport:

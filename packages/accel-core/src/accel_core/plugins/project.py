@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from accel_core._records import record
+from accel_core.errors import ConfigurationError
 
 __all__ = ["ProjectConfiguration"]
 
@@ -45,3 +48,16 @@ class ProjectConfiguration:
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
+
+    def checkpoints_folder(self) -> Path:
+        """Return the folder of automatically named checkpoints.
+
+        Raises:
+            ConfigurationError: The project has no folder.
+        """
+        if self.project_dir is None:
+            raise ConfigurationError(
+                "Automatic checkpoint naming needs the folder of the project; project_dir is None. "
+                "Pass Accelerator(project_dir=...)."
+            )
+        return Path(self.project_dir) / "checkpoints"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.checkpoint.manifest import is_complete
+from accel_core.checkpoint.manifest import found_save
 from accel_core.testing import limits
 
 SCRIPT = """
@@ -86,7 +86,7 @@ def test_the_process_does_not_exit_before_the_save_is_done(tmp_path: Path) -> No
     ended = endings(tmp_path, {"ends": SLOW, "fails": SLOW + "raise KeyError"})
     for name, code in (("ends", 0), ("fails", 1)):
         assert ended[name][:2] == (code, "end of script\n"), ended[name]
-        assert is_complete(tmp_path / name)
+        assert found_save(tmp_path / name).whole
 
 
 @pytest.mark.slow

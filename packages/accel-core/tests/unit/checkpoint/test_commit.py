@@ -15,7 +15,7 @@ from accel_core.checkpoint import commit, deferred_delete, in_place, names
 from accel_core.checkpoint.agreement import agree_on_latest
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.manifest import Entry, Manifest, is_complete
+from accel_core.checkpoint.manifest import Entry, Manifest, found_save
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
@@ -141,7 +141,7 @@ def lay_inside(directory: Path, target: str, state: str, word: str) -> Path:
     path = inside(ckpt, state)
     checkpoint(path, word.encode(), written_at=2, manifest=False)
     if word != "half":
-        in_place.state_journal(ckpt).prepare(path, *in_place.owned_files(ckpt))
+        in_place.state_journal(ckpt).prepare(path)
         entry = Entry("model.safetensors", len(word), digest_of_bytes(word.encode()))
         Manifest((entry,), 1, {}, 2, "abcdefghijkl").write(path)
         harm(path, word)
@@ -213,9 +213,9 @@ def test_truncated_manifest_is_not_complete(tmp_path: Path) -> None:
     raw = (ckpt / names.MANIFEST_NAME).read_bytes()
     for length in range(len(raw)):
         (ckpt / names.MANIFEST_NAME).write_bytes(raw[:length])
-        assert not is_complete(ckpt)
+        assert not found_save(ckpt).whole
     (ckpt / names.MANIFEST_NAME).write_bytes(raw)
-    assert is_complete(ckpt)
+    assert found_save(ckpt).whole
 
 
 def events_of_a_save(run: BareRun, ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -287,23 +287,16 @@ def test_nothing_is_deleted_under_a_name_that_is_read(
     make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows 9 and 11: what is deleted is no commit any more, and a complete newer checkpoint stands by then."""
-    run, remove, unlink, deleted = make_run(1), deferred_delete.remove, Path.unlink, []
+    run, remove, deleted = make_run(1), deferred_delete.remove, list[str]()
 
     def watched(gone: Path) -> None:
-        deleted.append(gone.suffix)
-        assert commit.find(tmp_path / "ckpt") == tmp_path / "ckpt"
+        deleted.append(gone.name.rpartition("-")[0] or gone.suffix)
+        ended = gone.name.startswith(".gone-")
+        newest = commit.numbered(tmp_path / "checkpoints")[-1] if ended else tmp_path / "ckpt"
+        assert commit.find(newest) == newest
         remove(gone)
 
-    def watched_unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.parent.name.startswith("checkpoint_") and path.name in names.MANIFEST_NAME:
-            deleted.append(path.parent.name)
-            assert is_complete(commit.numbered(tmp_path / "checkpoints")[-1])
-        elif path.parent.name.startswith("checkpoint_"):
-            assert not (path.parent / names.MANIFEST_NAME).exists()
-        unlink(path, missing_ok)
-
     monkeypatch.setattr(deferred_delete, "remove", watched)
-    monkeypatch.setattr(Path, "unlink", watched_unlink)
     for _ in range(2):
         save_state(run, tmp_path / "ckpt")
     run.project.set_directories(str(tmp_path))
@@ -311,7 +304,7 @@ def test_nothing_is_deleted_under_a_name_that_is_read(
     for _ in range(2):
         save_state(run)
     first = run.project.iteration - 2
-    assert deleted[:2] == [".gone", f"checkpoint_{first}"]
+    assert deleted == [".gone", f".gone-checkpoint_{first}"]
     assert os.listdir(tmp_path / "checkpoints") == [f"checkpoint_{first + 1}"]
 
 
@@ -369,7 +362,7 @@ def test_a_folder_takes_the_place_of_another(
         checkpoint(target, b"old", manifest=False)
     commit.replace_folder(source, target)
     assert content(target) == b"new"
-    assert is_complete(target)
+    assert found_save(target).whole
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
 
 
@@ -612,29 +605,37 @@ def test_pruning_leaves_what_is_not_ours(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint_0001" / "model.safetensors").read_text() == "mine"
 
 
-def test_pruning_that_was_interrupted_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 11: killed after any deletion, the checkpoint does not count, and the next save deletes the rest of it."""
-    for failing in range(1, 4):
+@pytest.mark.parametrize("shared", [False, True])
+def test_pruning_that_was_interrupted_is_finished(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any deletion, it leaves nothing that is loaded; the next save or pruning deletes the rest."""
+    for failing in range(2):
         place = tmp_path / str(failing)
         place.mkdir()
         for number in (1, 2):
             checkpoint(place / f"checkpoint_{number}", b"x")
-        unlink, left = Path.unlink, [failing]
+        if shared:
+            (place / "checkpoint_1" / "notes.txt").write_text("mine")
+        unlink, left = os.unlink, [failing]
 
-        def broken(path: Path, missing_ok: bool = False, left: list[int] = left, unlink: Any = unlink) -> None:
+        def broken(path: Any, left: list[int] = left, unlink: Any = unlink, **kwargs: Any) -> None:
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
-            unlink(path, missing_ok)
+            unlink(path, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", broken)
+            patch.setattr(os, "unlink", broken)
             with pytest.raises(KeyboardInterrupt):
                 commit.prune(place / "checkpoint_2", 1)
         assert latest(place) == place / "checkpoint_2"
+        assert commit.find(place / "checkpoint_1") is None or (shared and not failing)
         for target in commit.unrecovered(place):
             commit.recover(target)
-        assert os.listdir(place) == ["checkpoint_2"]
+        commit.prune(place / "checkpoint_2", 1)
+        assert sorted(os.listdir(place)) == (["checkpoint_1"] if shared else []) + ["checkpoint_2"]
+        assert not shared or os.listdir(place / "checkpoint_1") == ["notes.txt"]
 
 
 def test_latest_is_the_highest_complete_number(tmp_path: Path) -> None:

@@ -431,9 +431,7 @@ def test_automatic_names_count_on_after_a_resume(make_run: Make, tmp_path: Path)
     assert commit.find(commit.numbered(tmp_path / "checkpoints")[-1]) == tmp_path / "checkpoints" / "checkpoint_2"
 
 
-def test_numbering_goes_on_behind_a_checkpoint_that_a_crash_left_beside_its_name(
-    make_run: Make, tmp_path: Path
-) -> None:
+def test_numbering_goes_on_behind_a_checkpoint_that_a_crash_siblings_its_name(make_run: Make, tmp_path: Path) -> None:
     """Loading `.tmp-checkpoint_4-…` makes the next one number 5, and puts number 4 in place."""
     run = make_run(1)
     run.project.set_directories(str(tmp_path))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of_bytes
-from accel_core.checkpoint.manifest import Entry, Manifest, is_complete, open_member, versions
+from accel_core.checkpoint.manifest import Entry, Manifest, found_save, open_member, versions
 from accel_core.errors import AccelError, CheckpointDamagedError, UnsafeCheckpointError
 
 WHOLE = Manifest(
@@ -33,7 +33,7 @@ def test_manifest_comes_back_as_written(folder: Path) -> None:
     """Reading gives what was written, and whole files are not complained about."""
     assert Manifest.read(folder) == WHOLE
     assert WHOLE.damages(folder) == {}
-    assert is_complete(folder)
+    assert found_save(folder).whole
     assert "a.bin" in WHOLE
     assert "b" not in WHOLE
 

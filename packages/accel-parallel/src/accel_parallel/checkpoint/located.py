@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import torch
 
-from accel_core.checkpoint.closed_pickle import load_closed, record_of
+from accel_parallel.checkpoint.closed_pickle import load_closed, record_of
 
 __all__ = ["locate_tensor"]
 

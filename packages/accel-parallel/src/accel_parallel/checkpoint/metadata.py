@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from accel_core._records import record
-from accel_core.checkpoint.closed_pickle import ForeignNameError, load_closed, record_of
 from accel_core.checkpoint.manifest import check_name
 from accel_core.errors import CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
+from accel_parallel.checkpoint.closed_pickle import ForeignNameError, load_closed, record_of
 
 __all__ = ["METADATA_NAME", "Box", "Metadata", "Place", "StoredTensor", "covers", "decode", "overlap"]
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from accel_core.checkpoint import names, pickles
-from accel_core.checkpoint.format import Exchange, Part, Run, Source
+from accel_core.checkpoint import names
+from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.state_only import StateOnlyModel
@@ -58,27 +58,16 @@ class WrappedFormat(FullyShardedFormat):
         super().__init__(kind, owner.whole_optimizer)
         self._owner = owner
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Return what this rank writes; see `CheckpointFormat.parts`."""
         if self.kind != "LOCAL_STATE_DICT":
-            return super().parts(
-                run, weights, writes=writes, exchange=exchange, safe_serialization=safe_serialization, **kwargs
-            )
-        rank = run.world.rank
+            return super().parts(request)
+        run, rank = request.run, request.run.world.rank
         local = [
             FilePart(names.local_model_name(index, rank), "object", states.local_tensors(own))
             for index, own in enumerate(run.models)
         ]
-        return [*local, *writer.plan(self._optimizers(run), rank, exchange)]
+        return [*local, *writer.plan(self._optimizers(run), rank, request.exchange)]
 
     def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return a model's state under its bare names, with this rank's part of each tensor; every rank calls it."""
@@ -140,8 +129,7 @@ class WrappedFormat(FullyShardedFormat):
             return Restoration(component, findings=[Finding(component, "mismatch", detail, rank)])
         name = names.local_model_name(index, rank)
         try:
-            source.check_listed(name)
-            stored = pickles.read_object(source.folder, name)
+            stored = source.read(name)
         except (CheckpointError, OSError) as error:
             return Restoration(component, findings=[finding_of(error, component, rank)])
         held = states.local_tensors(own)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from accel_core.checkpoint import names
-from accel_core.checkpoint.format import Exchange, Part, Run, Source
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
 from accel_core.checkpoint.plain import PLAIN
+from accel_core.checkpoint.plain import parts as whole_parts
 from accel_core.errors import StateError
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_parallel.checkpoint import writer
@@ -38,23 +38,15 @@ class FullyShardedFormat(ShardedFormat):
         """Return whole state dicts of the models on the ranks that write; of models in shards, nothing."""
         return super().weights(run) if self.kind == "FULL_STATE_DICT" else []
 
-    def parts(
-        self,
-        run: Run,
-        weights: Sequence[dict[str, Any]],
-        *,
-        writes: bool,
-        exchange: Exchange,
-        safe_serialization: bool,
-        **kwargs: object,
-    ) -> list[Part]:
+    def parts(self, request: SaveRequest) -> list[Part]:
         """Return what this rank writes; see `CheckpointFormat.parts`."""
         if self.kind == "FULL_STATE_DICT":
-            return self._whole(run, weights, writes, safe_serialization)
+            return self._whole(request)
+        run = request.run
         models = {
             names.sharded_model_name(index): {"model": self.state_of(own)} for index, own in enumerate(run.models)
         }
-        return [*writer.plan(models | self._optimizers(run), run.world.rank, exchange)]
+        return [*writer.plan(models | self._optimizers(run), run.world.rank, request.exchange)]
 
     def _optimizers(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Return the states of the optimizers, in shards and by names, by the names of their folders."""
@@ -71,18 +63,13 @@ class FullyShardedFormat(ShardedFormat):
         """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
         return state_by_names(optimizer, models)
 
-    def _whole(self, run: Run, weights: Sequence[dict[str, Any]], writes: bool, safe: bool) -> list[Part]:
-        states = [self._whole_optimizer(own, writes) for own in run.optimizers]
-        if not writes:
+    def _whole(self, request: SaveRequest) -> list[Part]:
+        states = [self._whole_optimizer(own, request.writes) for own in request.run.optimizers]
+        if not request.writes:
             return []
-        if not all(weights):
+        if not all(request.weights):
             raise StateError(
                 "The first rank of each machine writes whole weights; got none on one that writes. "
                 "Start the processes of a machine with consecutive ranks."
             )
-        kind: Literal["tensors", "object"] = "tensors" if safe else "object"
-        found: list[Part] = [
-            FilePart(names.model_name(index, safe=safe), kind, state) for index, state in enumerate(weights)
-        ]
-        optimizers = (FilePart(names.optimizer_name(index), "object", state) for index, state in enumerate(states))
-        return [*found, *optimizers]
+        return whole_parts(request.weights, states, safe=request.safe)

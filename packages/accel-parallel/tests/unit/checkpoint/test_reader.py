@@ -13,8 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as torchs
 
-from accel_core.checkpoint.closed_pickle import load_closed
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_parallel.checkpoint.closed_pickle import load_closed
 from accel_parallel.checkpoint.metadata import Box, covers, decode
 from accel_parallel.checkpoint.reader import ShardFolder
 

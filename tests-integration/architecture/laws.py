@@ -14,6 +14,8 @@ SOURCES = sorted((ROOT / "packages").glob("*/src/*"))
 FORBIDDEN_NAMES = re.compile(r"^_?(utils?|helpers?|common|misc|other|base_.*)$")
 ENVIRONMENT_READERS = {"accel_core/host/environ.py", "accel_launch/settings/environ.py"}
 OWN = {path.name for path in SOURCES}
+_WARNS = ("warn", "warning", "warning_once", "expect")
+_PRIVATE_CALL = re.compile(r"(?<![\w/])(?:\w+\.)?_[a-z]\w*\(")
 
 
 @dataclass(frozen=True)
@@ -143,3 +145,18 @@ def absent_accelerators(name: str, tree: ast.Module) -> list[Breach]:
                 Breach(name, named["current_accelerator"].lineno, "calls current_accelerator and not is_available")
             )
     return found
+
+
+def private_advice(name: str, tree: ast.Module) -> list[Breach]:
+    """Find errors and warnings that tell a user to call a private method."""
+    said = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_WARNS))
+    ]
+    return [
+        Breach(name, text.lineno, text.value)
+        for node in said
+        for text in ast.walk(node)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and _PRIVATE_CALL.search(text.value)
+    ]

@@ -19,7 +19,7 @@ from accel_core.comm.trigger import Trigger
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError, expect
 from accel_core.kit import AcceleratorKit
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
@@ -57,6 +57,8 @@ _T2 = TypeVar("_T2")
 _T3 = TypeVar("_T3")
 _T4 = TypeVar("_T4")
 _T5 = TypeVar("_T5")
+_NUMBERS = (float, int)
+"""Limits that are compared without waiting for a device, as one in a tensor there would."""
 
 
 def _part_of_runtime(name: str) -> Any:
@@ -811,6 +813,7 @@ class Accelerator(FunctionControl):
 
         Raises:
             ConfigurationError: Some batches of a window have a weight and others do not.
+            UnsupportedTypeError: The loss is no tensor.
 
         Examples:
             The gradient of the mean over all tokens, where batches have different numbers of them:
@@ -822,7 +825,12 @@ class Accelerator(FunctionControl):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        self._runtime.backward(loss, weight, kwargs)
+        try:
+            self._runtime.backward(loss, weight, kwargs)
+        except Exception:
+            fits = hasattr(loss, "backward")
+            expect(fits, loss, "Gradients are computed of a tensor", "Pass the loss itself, before .item() or float().")
+            raise
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Run the fused backward and update of a LOMO optimizer.
@@ -872,6 +880,10 @@ class Accelerator(FunctionControl):
         Returns:
             The norm before, a scalar tensor.
 
+        Raises:
+            ConfigurationError: `max_norm` is negative.
+            UnsupportedTypeError: A model was passed instead of its parameters.
+
         Examples:
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             >>> for images, labels in loader:
@@ -881,11 +893,17 @@ class Accelerator(FunctionControl):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
+        if max_norm.__class__ in _NUMBERS and max_norm < 0:
+            raise _negative("max_norm", max_norm)
         runtime = self._runtime
         strategy = runtime.strategy
         if strategy.number_format.scaler is not None:
             self.unscale_gradients()
-        return strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
+        try:
+            return strategy.clip_grad_norm_(parameters, max_norm, norm_type, models=runtime.models)
+        except TypeError:
+            _check_clipped(parameters)
+            raise
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value].
@@ -894,15 +912,25 @@ class Accelerator(FunctionControl):
             parameters: A tensor, or tensors, whose gradients are clipped.
             clip_value: Largest absolute value that a gradient element keeps.
 
+        Raises:
+            ConfigurationError: `clip_value` is negative.
+            UnsupportedTypeError: A model was passed instead of its parameters.
+
         Examples:
             >>> model, optimizer = accelerator.prepare(model, optimizer)
             >>> accelerator.backward(model(torch.rand(2, 64)).sum())
             >>> if accelerator.sync_gradients:
             ...     accelerator.clip_grad_value_(model.parameters(), 0.5)
         """
+        if clip_value.__class__ in _NUMBERS and clip_value < 0:
+            raise _negative("clip_value", clip_value)
         runtime = self._runtime
         self.unscale_gradients()
-        runtime.strategy.clip_grad_value_(parameters, clip_value, models=runtime.models)
+        try:
+            runtime.strategy.clip_grad_value_(parameters, clip_value, models=runtime.models)
+        except TypeError:
+            _check_clipped(parameters)
+            raise
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -1419,6 +1447,17 @@ class Accelerator(FunctionControl):
 
     def __repr__(self) -> str:
         return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
+
+
+def _negative(name: str, limit: float) -> ConfigurationError:
+    return ConfigurationError(
+        f"Gradients clipped to a negative limit would turn around; got {name}={limit}. Pass one above 0."
+    )
+
+
+def _check_clipped(parameters: object) -> None:
+    fits = not isinstance(parameters, torch.nn.Module)
+    expect(fits, parameters, "Clipping takes the parameters whose gradients it clips", "Pass model.parameters().")
 
 
 def _check_setting(name: str, value: object, kind: type, *, optional: bool = False) -> None:

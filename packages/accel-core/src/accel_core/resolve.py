@@ -327,7 +327,7 @@ def _choice(
     if settled is not None and choice.strategy is not settled.strategy:
         raise ConfigurationError(
             f"This process already trains with the engine {settled.strategy.name!r}; {choice.strategy.name!r} was "
-            "asked for. Use one engine for all Accelerators, or call AcceleratorState._reset_state() in between."
+            "asked for. Use one engine for all Accelerators, or train in another process."
         )
     return choice
 

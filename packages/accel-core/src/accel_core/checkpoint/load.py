@@ -179,10 +179,10 @@ def _check_keywords(run: Run, given: Mapping[str, object]) -> None:
             inspect.signature(method).bind({}, strict=False, **given)
         except TypeError as error:
             raise ConfigurationError(
-                f"load_state passes {', '.join(sorted(given))} on to the models' load_state_dict; got one of "
-                f"{type(model).__name__} that does not take it ({error}). Leave it out, or pass it in load_kwargs, "
-                "which reads optimizers and schedules."
-            ) from error
+                "load_state takes input_dir, load_kwargs and strict, and passes other keywords on to the models' "
+                f"load_state_dict; got {', '.join(sorted(given))}, which that of {type(model).__name__} does not take "
+                f"({error}). Pass the folder as input_dir, and in load_kwargs what reads optimizers and schedules."
+            ) from None
 
 
 def _compare(run: Run, selected: Selected, snapshot: FileSnapshot, ranks: Ranks, *, strict: bool) -> Reading:

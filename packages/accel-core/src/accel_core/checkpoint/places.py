@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from accel_core.checkpoint.format import Run
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect
 
 __all__ = ["checkpoints_folder", "loaded_from", "saved_to"]
 
@@ -30,6 +30,7 @@ def saved_to(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
 
     Raises:
         ConfigurationError: No folder was given, and none follows from the project.
+        UnsupportedTypeError: It is no path.
     """
     if run.project.automatic_checkpoint_naming:
         return checkpoints_folder(run) / f"checkpoint_{run.project.iteration}"
@@ -38,7 +39,7 @@ def saved_to(run: Run, output_dir: str | os.PathLike[str] | None) -> Path:
             "save_state needs to know where to; output_dir is None and automatic naming is off. "
             "Pass a folder, or use ProjectConfiguration(automatic_checkpoint_naming=True)."
         )
-    return Path(os.path.expanduser(output_dir))
+    return _folder(output_dir)
 
 
 def loaded_from(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
@@ -46,11 +47,19 @@ def loaded_from(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
 
     Raises:
         ConfigurationError: No folder was given, and none follows from the project.
+        UnsupportedTypeError: It is no path.
     """
     if input_dir is not None:
-        return Path(os.path.expanduser(input_dir))
+        return _folder(input_dir)
     if not run.project.automatic_checkpoint_naming:
         raise ConfigurationError(
             "load_state needs to know where from; input_dir is None and automatic naming is off. Pass a folder."
         )
     return checkpoints_folder(run)
+
+
+def _folder(given: str | os.PathLike[str]) -> Path:
+    expect(
+        isinstance(given, str | os.PathLike), given, "A checkpoint is a folder", "Pass its path as a text or a Path."
+    )
+    return Path(os.path.expanduser(given))

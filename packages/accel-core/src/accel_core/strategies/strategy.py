@@ -28,7 +28,7 @@ from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
-from accel_core.strategies import placement, recipe
+from accel_core.strategies import placement, recipe, slips
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Kit, Parts, PrecisionRequest
 
@@ -217,6 +217,7 @@ class Strategy(ABC):
                 placement.refuse_empty(slot.given)
         for slot in bundle.optimizers:
             self._names.check(slot.given)
+        slips.warn_of_strange(bundle, self._names)
         for slot in bundle.loaders:
             self.check_loader(slot.given)
 

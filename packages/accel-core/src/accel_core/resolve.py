@@ -48,7 +48,13 @@ from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = ["UNSET", "Arguments", "arguments_now", "resolve"]
 
-UNSET: Any = object()
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Any = _Unset()
 """Stands for an argument that nobody gave."""
 
 _RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs)

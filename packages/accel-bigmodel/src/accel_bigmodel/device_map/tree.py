@@ -22,7 +22,6 @@ __all__ = ["Node", "Tree", "build_tree", "no_split_classes"]
 
 logger = get_logger(__name__)
 
-_SHOWN = 8
 _AnyDtype = torch.dtype | CustomDtype | None
 
 
@@ -279,11 +278,11 @@ def _compare_names(no_split: frozenset[str], names: list[str]) -> None:
     if not no_split or not no_split.isdisjoint(names):
         return
     close = [each for name in sorted(no_split) for each in difflib.get_close_matches(name, names, n=1)]
+    advice = f"Did you mean {close[0]!r}?" if close else f"Name some of: {', '.join(names[:8])}."
     logger.warning_once(
         "Layers can be kept whole only by the names of their classes; got no_split_module_classes=%s, of which the "
         "model has none, so any layer may be split. %s",
-        ", ".join(sorted(no_split)),
-        f"Did you mean {close[0]!r}?" if close else f"Name some of: {', '.join(names[:_SHOWN])}.",
+        *(", ".join(sorted(no_split)), advice),
     )
 
 

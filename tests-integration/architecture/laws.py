@@ -17,6 +17,8 @@ OWN = {path.name for path in SOURCES}
 ENGINES = {"deepspeed": 75, "fsdp": 104, "megatron": 25}
 """Lines of accel-core and accel-launch that may name an engine: they say names that Accelerate's API or torch fixes, or
 tell a user. What an engine does is in its own package."""
+_WARNS = ("warn", "warning", "warning_once", "expect")
+_PRIVATE_CALL = re.compile(r"(?<![\w/])(?:\w+\.)?_[a-z]\w*\(")
 
 
 @dataclass(frozen=True)
@@ -158,3 +160,18 @@ def absent_accelerators(name: str, tree: ast.Module) -> list[Breach]:
                 Breach(name, named["current_accelerator"].lineno, "calls current_accelerator and not is_available")
             )
     return found
+
+
+def private_advice(name: str, tree: ast.Module) -> list[Breach]:
+    """Find errors and warnings that tell a user to call a private method."""
+    said = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_WARNS))
+    ]
+    return [
+        Breach(name, text.lineno, text.value)
+        for node in said
+        for text in ast.walk(node)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and _PRIVATE_CALL.search(text.value)
+    ]

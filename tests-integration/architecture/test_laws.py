@@ -32,6 +32,8 @@ BREACHES = [
     (laws.label_ladders, "def f(state, T):\n    if state.distributed_type == T.FSDP:\n        pass\n"),
     (laws.label_ladders, "def f(distributed_type, T):\n    return distributed_type in (T.FSDP,)\n"),
     (laws.absent_accelerators, "import torch\nx = torch.accelerator.current_accelerator()\n"),
+    (laws.private_advice, "raise StateError(f'It is {wrong}; call State._reset() first.')\n"),
+    (laws.private_advice, "logger.warning_once('Call _reset() first.')\n"),
 ]
 LAWS = list(dict.fromkeys(law for law, _ in BREACHES))
 

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import torch
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect
 from accel_core.modules.sizes import convert_file_size_to_int
 
 __all__ = ["accelerator_module", "get_max_memory"]
@@ -34,6 +34,7 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
 
     Raises:
         ConfigurationError: When a device is none, or a size cannot be read.
+        UnsupportedTypeError: When `max_memory` is no mapping.
 
     Examples:
         >>> get_max_memory({"cpu": "2GB", "disk": "1GiB"})
@@ -41,6 +42,8 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
     """
     if max_memory is None:
         return _available()
+    fits = isinstance(max_memory, Mapping)
+    expect(fits, max_memory, "`max_memory` maps devices to sizes", 'Write it as {0: "20GiB", "cpu": "60GiB"}.')
     given: dict[int | str, int] = {}
     for device, size in max_memory.items():
         name: int | str = int(device) if isinstance(device, str) and device.isdecimal() else device

@@ -106,7 +106,7 @@ def plan_checkpoint(
     classes = list(no_split or getattr(model, "_no_split_modules", None) or ())
     kept = headroom_of(headroom)
     if isinstance(model, Part):
-        classes.append(Layer.__name__)
+        classes += {Layer.__name__} & {type(module).__name__ for module in model.modules()}
         if isinstance(kept, Workload):
             raise ConfigurationError(
                 "Headroom for a batch of sequences is found by tracing the model, and headers do not describe "

@@ -19,7 +19,7 @@ from accel_core.comm.trigger import Trigger
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError, expect
 from accel_core.kit import AcceleratorKit
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
@@ -30,7 +30,7 @@ from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, DistributedDataParallelKwargs, KwargsHandler, ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
-from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world
 from accel_core.profiling import profile
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
+    from accel_core.plugins.deepspeed import DeepSpeedPlugin
+
 __all__ = ["Accelerator"]
 
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
@@ -58,6 +60,8 @@ _T2 = TypeVar("_T2")
 _T3 = TypeVar("_T3")
 _T4 = TypeVar("_T4")
 _T5 = TypeVar("_T5")
+_NUMBERS = (float, int)
+"""Limits that are compared without waiting for a device, as one in a tensor there would."""
 
 
 def _part_of_runtime(name: str) -> Any:
@@ -127,9 +131,9 @@ class Accelerator(FunctionControl):
         gradient_accumulation_steps: int = 1,
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
-        deepspeed_plugin: object = None,
+        deepspeed_plugin: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None,
         fsdp_plugin: object = None,
-        torch_tp_plugin: object = None,
+        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
         megatron_lm_plugin: object = None,
         rng_types: list[str | RNGType] | None = None,
         log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None,
@@ -140,7 +144,7 @@ class Accelerator(FunctionControl):
         kwargs_handlers: list[KwargsHandler] | None = None,
         dynamo_backend: DynamoBackend | str | None = None,
         dynamo_plugin: TorchDynamoPlugin | None = None,
-        deepspeed_plugins: object = None,
+        deepspeed_plugins: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None,
         parallelism_config: ParallelismConfig | None = None,
     ) -> None:
         if deepspeed_plugin is not None and deepspeed_plugins is not None:
@@ -812,6 +816,7 @@ class Accelerator(FunctionControl):
 
         Raises:
             ConfigurationError: Some batches of a window have a weight and others do not.
+            UnsupportedTypeError: The loss is no tensor.
 
         Examples:
             The gradient of the mean over all tokens, where batches have different numbers of them:
@@ -823,7 +828,12 @@ class Accelerator(FunctionControl):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        self._runtime.backward(loss, weight, kwargs)
+        try:
+            self._runtime.backward(loss, weight, kwargs)
+        except Exception:
+            fits = hasattr(loss, "backward")
+            expect(fits, loss, "Gradients are computed of a tensor", "Pass the loss itself, before .item() or float().")
+            raise
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Run the fused backward and update of a LOMO optimizer.
@@ -873,6 +883,10 @@ class Accelerator(FunctionControl):
         Returns:
             The norm before, a scalar tensor.
 
+        Raises:
+            ConfigurationError: `max_norm` is negative.
+            UnsupportedTypeError: A model was passed instead of its parameters.
+
         Examples:
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             >>> for images, labels in loader:
@@ -882,6 +896,8 @@ class Accelerator(FunctionControl):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
+        if max_norm.__class__ in _NUMBERS and max_norm < 0:
+            raise _negative("max_norm", max_norm)
         runtime = self._runtime
         strategy = runtime.strategy
         if strategy.number_format.scaler is not None:
@@ -895,12 +911,18 @@ class Accelerator(FunctionControl):
             parameters: A tensor, or tensors, whose gradients are clipped.
             clip_value: Largest absolute value that a gradient element keeps.
 
+        Raises:
+            ConfigurationError: `clip_value` is negative.
+            UnsupportedTypeError: A model was passed instead of its parameters.
+
         Examples:
             >>> model, optimizer = accelerator.prepare(model, optimizer)
             >>> accelerator.backward(model(torch.rand(2, 64)).sum())
             >>> if accelerator.sync_gradients:
             ...     accelerator.clip_grad_value_(model.parameters(), 0.5)
         """
+        if clip_value.__class__ in _NUMBERS and clip_value < 0:
+            raise _negative("clip_value", clip_value)
         runtime = self._runtime
         self.unscale_gradients()
         runtime.strategy.clip_grad_value_(Clip(_listed(parameters), clip_value, models=runtime.models))
@@ -1423,7 +1445,17 @@ class Accelerator(FunctionControl):
 
 
 def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
-    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    if isinstance(parameters, torch.Tensor):
+        return [parameters]
+    fits = not isinstance(parameters, torch.nn.Module)
+    expect(fits, parameters, "Clipping takes the parameters whose gradients it clips", "Pass model.parameters().")
+    return list(parameters)
+
+
+def _negative(name: str, limit: float) -> ConfigurationError:
+    return ConfigurationError(
+        f"Gradients clipped to a negative limit would turn around; got {name}={limit}. Pass one above 0."
+    )
 
 
 def _check_setting(name: str, value: object, kind: type, *, optional: bool = False) -> None:

@@ -73,7 +73,11 @@ __all__ = [
     "UnknownBatchSizeError",
     "UnsafeCheckpointError",
     "UnsupportedTypeError",
+    "expect",
 ]
+
+_PLAIN = (str, bytes, int, float, list, tuple, dict)
+_SHORT = 40
 
 
 class AccelError(Exception):
@@ -338,3 +342,22 @@ class UnknownBatchSizeError(DataError, AttributeError):
 
     Give the loader a `batch_size`, or do not ask for the size.
     """
+
+
+def expect(fits: bool, value: object, needed: str, todo: str) -> None:
+    """Refuse a value of a type that cannot be meant, in place of whatever error it led to.
+
+    Raises:
+        UnsupportedTypeError: It does not fit; the message says what is needed, what was found and what to do.
+    """
+    if not fits:
+        raise UnsupportedTypeError(f"{needed}; got {_shown(value)}. {todo}") from None
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name, text = type(value).__name__, repr(value) if isinstance(value, _PLAIN) else ""
+    if value is None or 0 < len(text) <= _SHORT:
+        return "None" if value is None else f"{text} ({name})"
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

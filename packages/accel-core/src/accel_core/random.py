@@ -11,7 +11,7 @@ import torch
 
 from accel_core.comm import collectives
 from accel_core.devices import registry
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect
 from accel_core.options.enums import RNGType
 from accel_core.process import rendezvous
 from accel_core.process.world import current, ensure
@@ -32,6 +32,9 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
             (tensor parallel) draw the same. The part is known once an Accelerator was made; before, the rank is added.
         deterministic: Make torch use algorithms that give the same result each time, and raise where it has none.
 
+    Raises:
+        UnsupportedTypeError: The seed is no whole number.
+
     Examples:
         >>> set_seed(0)
         >>> first = torch.rand(2)
@@ -39,6 +42,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         >>> bool((first == torch.rand(2)).all())
         True
     """
+    expect(hasattr(seed, "__index__"), seed, "A seed is a whole number", "Write it as one: set_seed(42).")
     if device_specific:
         world = current()
         seed += rendezvous.locate().rank if world is None else loss_part(world)

@@ -48,7 +48,13 @@ from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = ["UNSET", "Arguments", "arguments_now", "resolve"]
 
-UNSET: Any = object()
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Any = _Unset()
 """Stands for an argument that nobody gave."""
 
 _RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs)
@@ -327,7 +333,7 @@ def _choice(
     if settled is not None and choice.strategy is not settled.strategy:
         raise ConfigurationError(
             f"This process already trains with the engine {settled.strategy.name!r}; {choice.strategy.name!r} was "
-            "asked for. Use one engine for all Accelerators, or call AcceleratorState._reset_state() in between."
+            "asked for. Use one engine for all Accelerators, or train in another process."
         )
     return choice
 

@@ -27,6 +27,7 @@ from accel_core.plugins.project import ProjectConfiguration
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
+from accel_core.strategies import slips
 from accel_core.strategies.bundle import Bundle, Kind, kind_of
 from accel_core.strategies.parts import Kit
 from accel_core.strategies.strategy import Strategy
@@ -173,6 +174,8 @@ class Runtime:
             self.strategy.prepare(bundle, kit)
         for slot in bundle.others:
             slot.result = kit.prepare_other(slot.given)
+            if slot.result is slot.given:
+                slips.warn_of_unprepared(slot.given)
         roll_call.start(self.world, self.strategy.process_groups)
         for slot in bundle.recognised:
             slot.result._is_accelerate_prepared = True  # by this name libraries ask

@@ -1,14 +1,20 @@
 """Ranks that are in different operations, and threads that are in two at once, are told so in normal mode too."""
 
+import atexit
+import logging
+import os
+import re
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 
 from accel_core.accelerator import Accelerator
-from accel_core.comm import collectives, objects
+from accel_core.comm import collectives, objects, roll_call, transport
 from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError, UnsupportedTypeError
+from accel_core.process import world as process_world
 from accel_core.process.world import ensure
 from accel_core.state.process import PartialState, wait_for_everyone
 from accel_core.testing import limits, world
@@ -83,16 +89,128 @@ def test_models_that_differ_between_ranks():
         accelerator.prepare(model)
 
 
+def end():
+    """Do what the end of a process does; ranks of a test live on until all are done."""
+    process_world.destroy()
+    process_world._left = None
+
+
 @world(2)
 def test_a_rank_that_has_ended():
-    """A rank whose fellow has left gets an error that names its own operation and line, not the backend's alone."""
+    """A rank whose fellow ended in good order is asked the question that finds the mistake."""
+    if ensure().rank:
+        end()
+        return
+    asked = rf"^rank 1 ended without calling gather \(.*{HERE}.*\); is the call inside `if accelerator.is_main_process`"
+    with pytest.raises(RemoteRankError, match=asked) as caught:
+        collectives.gather(torch.ones(1))
+    assert caught.value.__suppress_context__
+
+
+@world(2)
+def test_the_end_of_a_fork_is_not_that_of_its_rank():
+    """A process that a rank forked says nothing when it ends, so the rank is not taken for one that ended."""
+    state = PartialState(cpu=True)
+    child = os.fork()
+    if child == 0:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert collectives.gather(torch.tensor([state.process_index])).tolist() == [0, 1]
+    assert process_world.ended(2) == {}
+
+
+@world(2)
+def test_a_main_rank_that_has_ended():
+    """Another rank than the main one is not asked for the main process."""
+    if not ensure().rank:
+        end()
+        return
+    with pytest.raises(RemoteRankError, match=r"^rank 0 ended without calling .*; is the call inside an `if` on the"):
+        wait_for_everyone()
+
+
+@world(2)
+def test_a_rank_that_has_ended_by_an_error():
+    """An error by which a rank ended is named to those that wait for it."""
+    if ensure().rank:
+        try:
+            raise ValueError("no data here")
+        except ValueError:
+            end()
+        return
+    with pytest.raises(
+        RemoteRankError, match=rf"^gather at .*{HERE}.* because rank 1 failed: ValueError: no data here\."
+    ):
+        collectives.gather(torch.ones(1))
+
+
+@world(2)
+def test_a_rank_that_has_ended_without_a_word(tmp_path):
+    """A rank whose fellow was killed gets an error that names its own operation and line, not the backend's alone."""
     rank = ensure().rank
     torch.distributed.barrier()  # before it, a rank that leaves could leave while the other still joins
     if rank:
-        torch.distributed.destroy_process_group()
+        torch.distributed.destroy_process_group()  # as a rank that is killed does, and tells nobody
+        assert limits.wait_until((tmp_path / "seen").exists)
         return
     with pytest.raises(RemoteRankError, match=rf"gather at .*{HERE}.*lost the other ranks on rank 0: .*; got "):
         collectives.gather(torch.ones(1))
+    (tmp_path / "seen").touch()
+
+
+class _Heard(logging.Handler):
+    """Keeps what is logged, and leaves a file."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.texts = file, []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+        self.file.touch()
+
+
+@world(2)
+def test_a_rank_that_went_on_to_another_collective(tmp_path):
+    """Where a rank waits for one that went on to a collective of torch, the hang and its cause are told once."""
+    accelerator = Accelerator(cpu=True)
+    group, told = torch.distributed.new_group(), tmp_path / "told"
+    roll_call.start(ensure(), [group])
+    accelerator.wait_for_everyone()
+    transport._PATIENCE = timedelta(seconds=0.1)
+    heard = _Heard(told)
+    transport.logger.addHandler(heard)
+    total = torch.ones(1)
+    if accelerator.process_index:
+        work = torch.distributed.all_reduce(total, group=group, async_op=True)
+        assert limits.wait_until(told.exists)
+        accelerator.gather(torch.ones(1))
+        work.wait()
+        return
+    accelerator.gather(torch.ones(1))
+    torch.distributed.all_reduce(total, group=group)
+    assert total.item() == accelerator.num_processes
+    assert len(heard.texts) == 1
+    assert re.search(
+        rf"hangs: rank 1 went on without calling gather \(.*{HERE}.*`if accelerator.is_main", heard.texts[0]
+    )
+
+
+@world(3)
+def test_a_rank_that_is_late(tmp_path):
+    """Ranks that ask where a slow one is go on when it comes, and nothing is told."""
+    accelerator = Accelerator(cpu=True)
+    transport._PATIENCE = timedelta(seconds=0.1)
+    heard = _Heard(tmp_path / "told")
+    transport.logger.addHandler(heard)
+    for slow in (2, 0, 1):
+        torch.distributed.all_reduce(torch.ones(1))
+        if accelerator.process_index == slow:
+            time.sleep(0.4)
+        assert accelerator.gather(torch.tensor([accelerator.process_index])).tolist() == [0, 1, 2]
+    accelerator.save_state(tmp_path / "saved")
+    assert heard.texts == []
 
 
 def gather_in_thread(results, name=None):

@@ -186,3 +186,24 @@ def test_env_shows_versions(accel, tmp_path: Path) -> None:
     assert shown["environment"]["ACCEL_API_TOKEN"] == "(hidden)"
     assert shown["configuration"] == {"num_processes": 2}
     assert "hush" not in done.stdout
+
+
+GATHERED_ALONE = """
+import torch
+from accel_core.accelerator import Accelerator
+accelerator = Accelerator(cpu=True)
+if accelerator.is_main_process:
+    accelerator.gather(torch.ones(2))
+"""
+
+
+def test_a_gather_of_the_main_process_alone_is_named(accel, script) -> None:
+    """The commonest mistake is one question and the line of the script, without the lines of accel and torch."""
+    done = accel("launch", "--cpu", "--num-processes", "2", script(GATHERED_ALONE))
+    assert done.returncode == 1
+    question = "rank 1 ended without calling gather ("
+    assert done.stderr.count(question) == 1, done.stderr
+    shown = done.stderr[done.stderr.index("Traceback") :]
+    assert "train.py:6 in <module>); is the call inside `if accelerator.is_main_process`?" in shown
+    assert shown.count('File "') == 1, shown
+    assert "pair.cc" not in done.stderr

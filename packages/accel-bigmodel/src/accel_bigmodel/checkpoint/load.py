@@ -28,6 +28,7 @@ __all__ = ["LoadOptions", "LoadedKeys", "load", "load_checkpoint_in_model", "loa
 
 logger = get_logger(__name__)
 
+_SHOWN = 3
 _INDEX = "_accel_offload_index"
 
 
@@ -199,7 +200,14 @@ def load(
     if index:
         model.__dict__[_INDEX] = {**loading_index(model), **index}
     retie_parameters(model, placement.tied)
-    if plan.unexpected:
+    if plan.missing and next(plan.targets, None) is None:
+        logger.warning(
+            "The checkpoint at %s holds none of the weights of %s, which stays as it was; got %s where the model has "
+            "%s. Load a checkpoint of this model, or rename what it holds%s.",
+            checkpoint, type(model).__name__, ", ".join(plan.unexpected[:_SHOWN]) or "no weights",
+            ", ".join(plan.missing[:_SHOWN]), _prefix_between(plan),
+        )  # fmt: skip
+    elif plan.unexpected:
         logger.warning(
             "Some weights of the checkpoint at %s were not used when initializing %s: %s. This may or may not be an "
             "issue - make sure that the checkpoint does not have unnecessary parameters, or that the model definition "
@@ -207,6 +215,18 @@ def load(
             checkpoint, type(model).__name__, plan.unexpected,
         )  # fmt: skip
     return LoadedKeys(plan.missing, plan.unexpected)
+
+
+def _prefix_between(plan: _Plan) -> str:
+    """Return what all names of one side begin with and the other's do not, in words; empty where that is not all."""
+    for longer, shorter, whose in (
+        (plan.unexpected, plan.missing, "of the checkpoint"), (plan.missing, plan.unexpected, "of the model")
+    ):  # fmt: skip
+        for name in shorter[:1]:
+            prefix = next((long.removesuffix(name) for long in longer if long.endswith(f".{name}")), None)
+            if prefix is not None:
+                return f": the names {whose} begin with {prefix!r}"
+    return ""
 
 
 def _plan(placement: Placement, source: Checkpoint, options: LoadOptions) -> _Plan:

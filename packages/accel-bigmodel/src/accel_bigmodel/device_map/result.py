@@ -81,6 +81,14 @@ class Plan:
     shares: tuple[DeviceShare, ...]
     main: Device
 
+    def __repr__(self) -> str:
+        held = ", ".join(f"{share.device}: {written_size(share.weights)}" for share in self.shares)
+        return f"Plan({len(self.parts)} parts of {written_size(self.nbytes)}; {held})"
+
+    def _repr_html_(self) -> str:
+        """Draw the plan, for notebooks."""
+        return self.svg()
+
     @property
     def device_map(self) -> dict[str, Device]:
         """The map for `dispatch_model`, as short as it can be."""

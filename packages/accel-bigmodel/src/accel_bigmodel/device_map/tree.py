@@ -1,5 +1,6 @@
 """A model as a tree of sizes: counted in one pass, its nodes made where they are looked at."""
 
+import difflib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -12,11 +13,14 @@ from accel_bigmodel.device_map.ties import declared_ties, declares_ties
 from accel_bigmodel.sizes import Dtype
 from accel_core._lazy import without_collection
 from accel_core._records import record
+from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
 __all__ = ["Node", "Tree", "build_tree", "no_split_classes"]
+
+logger = get_logger(__name__)
 
 _AnyDtype = torch.dtype | CustomDtype | None
 
@@ -265,7 +269,21 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
         return size
 
     visit(model, "")
+    _compare_names(no_split, sorted({kind.__name__ for kind in kinds}))
     return found
+
+
+def _compare_names(no_split: frozenset[str], names: list[str]) -> None:
+    """Warn, once, of classes that must not be split if the model has none; lists that fit in part are models' own."""
+    if not no_split or not no_split.isdisjoint(names):
+        return
+    close = [each for name in sorted(no_split) for each in difflib.get_close_matches(name, names, n=1)]
+    advice = f"Did you mean {close[0]!r}?" if close else f"Name some of: {', '.join(names[:8])}."
+    logger.warning_once(
+        "Layers can be kept whole only by the names of their classes; got no_split_module_classes=%s, of which the "
+        "model has none, so any layer may be split. %s",
+        *(", ".join(sorted(no_split)), advice),
+    )
 
 
 def _with_declared(ties: list[list[Node]], declaring: list[Node], no_split: frozenset[str]) -> list[list[Node]]:

@@ -123,3 +123,10 @@ def test_a_model_that_cannot_be_traced_says_how_to_go_on() -> None:
 def test_sizes_are_written_with_a_unit(count: int, text: str) -> None:
     """Bytes are written in the largest unit that leaves a number above one."""
     assert written_size(count) == text
+
+
+def test_a_plan_shows_itself() -> None:
+    """A plan is one line in a shell, and its drawing in a notebook."""
+    plan = plan_device_map(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"cpu": "1KiB"})
+    assert repr(plan) == "Plan(2 parts of 576 B; cpu: 576 B)"
+    assert plan._repr_html_() == plan.svg()

@@ -124,9 +124,10 @@ class LoadRequest:
 
         Raises:
             ConfigurationError: No folder was given, and none follows from the project.
+            UnsupportedTypeError: It is not a path.
         """
         if self.input_dir is not None:
-            return Path(os.path.expanduser(self.input_dir))
+            return names.folder_of(self.input_dir)
         if not self.run.project.automatic_checkpoint_naming:
             raise ConfigurationError(
                 "load_state needs to know where from; input_dir is None and automatic naming is off. Pass a folder."
@@ -198,10 +199,10 @@ def _check_keywords(request: LoadRequest) -> None:
             inspect.signature(method).bind({}, strict=False, **given)
         except TypeError as error:
             raise ConfigurationError(
-                f"load_state passes {', '.join(sorted(given))} on to the models' load_state_dict; got one of "
-                f"{type(model).__name__} that does not take it ({error}). Leave it out, or pass it in load_kwargs, "
-                "which reads optimizers and schedules."
-            ) from error
+                "load_state takes input_dir, load_kwargs and strict, and passes other keywords on to the models' "
+                f"load_state_dict; got {', '.join(sorted(given))}, which that of {type(model).__name__} does not take "
+                f"({error}). Pass the folder as input_dir, and in load_kwargs what reads optimizers and schedules."
+            ) from None
 
 
 def _compare(reading: Reading) -> None:

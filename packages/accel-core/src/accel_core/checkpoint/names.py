@@ -11,6 +11,7 @@ import re
 import string
 from pathlib import Path
 
+from accel_core.errors import expect
 from accel_core.options.engines import PUBLIC, engines
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "custom_name",
     "dataloader_name",
     "engine_of",
+    "folder_of",
     "found_in",
     "fresh_id",
     "is_model",
@@ -157,6 +159,17 @@ def custom_name(index: int) -> str:
 def is_model(name: str) -> bool:
     """Return whether `name` is a file of whole weights that `save_state` writes."""
     return _MODELS.fullmatch(name) is not None
+
+
+def folder_of(given: str | os.PathLike[str]) -> Path:
+    """Return the folder that a user named.
+
+    Raises:
+        UnsupportedTypeError: It is not a path.
+    """
+    fits = isinstance(given, str | os.PathLike)
+    expect(fits, given, "A checkpoint is a folder", "Pass its path as a text or a Path.")
+    return Path(os.path.expanduser(given))
 
 
 def belongs_to_checkpoint(name: str) -> bool:

@@ -130,6 +130,14 @@ class RestoreReport:
         left = len(lines) - _SHOWN
         return "\n".join([*lines[:_SHOWN], f"and {left} more"] if left > 0 else lines)
 
+    def _repr_html_(self) -> str:
+        """Write the report as a table, for notebooks."""
+        cells = [(name, "restored", "") for name in self.restored] + [(name, "in part", "") for name in self.partial]
+        cells += [(each.component, each.kind, f"{each.detail} (rank {each.rank})") for each in self.findings[:_SHOWN]]
+        rows = ["".join(f"<td>{_escaped(text)}</td>" for text in row) for row in cells]
+        title = f"{_escaped(str(self.folder))}, world size {self.world_size}"
+        return f"<table><caption>{title}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
     def error(self) -> CheckpointError | None:
         """Return the error for the worst finding, or `None` where nothing forbids a strict restore."""
         kinds = {found.kind for found in self.findings}
@@ -143,6 +151,10 @@ class RestoreReport:
 
     def _of(self, kind: Kind) -> list[Finding]:
         return [found for found in self.findings if found.kind == kind]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def finding_of(error: Exception, component: str, rank: int) -> Finding:

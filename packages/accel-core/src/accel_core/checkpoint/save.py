@@ -132,6 +132,7 @@ def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | 
 
     Raises:
         ConfigurationError: No folder was given, and none follows from the project.
+        UnsupportedTypeError: It is not a path.
     """
     if project.automatic_checkpoint_naming:
         return project.checkpoints_folder() / f"checkpoint_{project.iteration}"
@@ -140,7 +141,7 @@ def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | 
             "save_state needs to know where to; output_dir is None and automatic naming is off. "
             "Pass a folder, or use ProjectConfiguration(automatic_checkpoint_naming=True)."
         )
-    return Path(os.path.expanduser(output_dir))
+    return names.folder_of(output_dir)
 
 
 def _refuse_keywords(given: Mapping[str, object]) -> None:

@@ -11,11 +11,13 @@ __all__ = [
     "decode_view",
     "disagreement_message",
     "encode_view",
+    "ended_message",
     "failures_text",
     "listed_failures",
     "lost_message",
     "ranks_text",
     "remote_message",
+    "stuck_message",
 ]
 
 _DIFFERENCES_SHOWN = 8
@@ -65,6 +67,24 @@ def lost_message(operation: str, site: str, rank: int, failure: BaseException) -
         f"timeout of the process group, or is in an operation that accel did not start; got {failure}. "
         "Look for the first error in the output of the other ranks; ACCELERATE_DEBUG_MODE=1 names where each rank is."
     )
+
+
+def ended_message(operation: str, site: str, rank: int, ended: Mapping[int, str]) -> str:
+    """Write the error message for an operation that other ranks, some by an error of their own, ended without."""
+    failed = {other: text for other, text in ended.items() if text}
+    if failed:
+        return remote_message(f"{operation} at {site}", rank, failed)
+    return f"{ranks_text(ended)} ended without calling {operation} ({site}); {_guess(rank)}"
+
+
+def stuck_message(operation: str, site: str, rank: int, gone: Iterable[int]) -> str:
+    """Write the warning of a rank that waits for others which have gone on, as far as they come without it."""
+    return f"The run hangs: {ranks_text(gone)} went on without calling {operation} ({site}); {_guess(rank)}"
+
+
+def _guess(rank: int) -> str:
+    place = "`if accelerator.is_main_process`" if rank == 0 else "an `if` on the rank"
+    return f"is the call inside {place}? Call it on every rank."
 
 
 def disagreement_message(views: Sequence[RankView]) -> str:

@@ -27,7 +27,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -49,6 +49,7 @@ _HERE = "is here"
 _PAST = "has gone on to a later collective"
 _ENDED = "has left the process group"
 _SILENT = "gave no sign"
+_CALL, _ASK = "call", "ask"
 _STOP = "null"
 _ABSENT = 2**32
 """What an absent rank adds to the number of answers, in which a rank that is here counts 1."""
@@ -56,6 +57,8 @@ _FOREVER = timedelta(days=3650)
 _SHORTEST, _LONGEST = 0.001, 0.05
 """Seconds between two looks at this process while another rank waits for its answer."""
 _LEAVING = 5.0
+_ASKING = 2
+"""How many ranks ask where the others are when they wait for long: two, as one may be the rank that is missed."""
 _generations = itertools.count()
 
 
@@ -94,6 +97,8 @@ class RollCall:
         self._thread = threading.Thread(target=self._listen, name="accel-roll-call", daemon=True)
         self._thread.start()
         process_world.before_leaving(self.stop)
+        if self._rank < _ASKING:
+            self.place.ask = self.missed_by
 
     def watch(self, group: dist.ProcessGroup) -> None:
         """Take what this rank begins on a further process group as evidence of where it is."""
@@ -101,18 +106,41 @@ class RollCall:
         if group.size() < self._size:
             self._peers |= {*dist.get_process_group_ranks(group)} - {self._rank}
 
+    def missed_by(self, is_over: Callable[[], bool]) -> list[int]:
+        """Return which ranks went past the frame that this one waits in, or left; none if the wait is over before."""
+        said: dict[int, str] = {}
+        with contextlib.suppress(RuntimeError):  # from a store that is gone
+            number = self._begin(_ASK, self.place.before_frame())
+            with self._changed:
+                while self._closed is None and number not in self._absent and not is_over():
+                    self._changed.wait(_LONGEST)
+                said = self._absent.pop(number, {})
+        return [rank for rank, word in said.items() if word in (_PAST, _ENDED)]
+
+    def _begin(self, kind: str, place: tuple[int, dict[str, int]] | None = None) -> int:
+        """Answer the next call of a kind by being here, or at another place, and return its number.
+
+        A rank that waits in a frame asks, and comes to no call meanwhile; who calls comes to no frame. So the first one
+        to use a number says which of the two it is, and who wants the other answers that it is elsewhere.
+        """
+        while True:
+            with self._changed:
+                number, self._number = self._number, self._number + 1
+                self._changed.notify_all()
+            fits = self._store.compare_set(f"{number}/kind", "", kind).decode() == kind
+            self._answer(number, self._rank, _HERE if fits else ELSEWHERE, place)
+            if fits:
+                return number
+
     def call(self, operation: str) -> dict[int, str]:
         """Wait until it is known of every rank whether it comes to the same call.
 
         Raises:
             RemoteRankError: Nothing was heard of a rank before the process group's timeout.
         """
-        with self._changed:
-            if self._closed is not None:
-                return self._closed
-            number, self._number = self._number, self._number + 1
-            self._changed.notify_all()
-        self._answer(number, self._rank, _HERE)
+        if self._closed is not None:
+            return self._closed
+        number = self._begin(_CALL)
         seconds = self._patience.total_seconds()
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed is not None or number in self._absent, seconds):
@@ -147,12 +175,13 @@ class RollCall:
                 self._store.set(awaited, json.dumps({self._rank: _ENDED}))
         self._thread.join(_LEAVING)
 
-    def _answer(self, number: int, rank: int, word: str) -> None:
-        self._store.set(f"{number}/{rank}", json.dumps((word, *self.place.now())))
+    def _answer(self, number: int, rank: int, word: str, place: tuple[int, dict[str, int]] | None = None) -> None:
+        place = place or self.place.now()
+        self._store.set(f"{number}/{rank}", json.dumps((word, *place)))
         total = self._store.add(f"{number}/answers", 1 if word == _HERE else _ABSENT)
         absent, here = divmod(total, _ABSENT)
         if word == _HERE and here == 1:
-            self._wake(number, json.dumps(self.place.now()))
+            self._wake(number, json.dumps(place))
         if here and here + absent == self._size:
             self._conclude(number, absent)
 
@@ -173,7 +202,7 @@ class RollCall:
                 self._answer(number + 1, rank, word)
         self._write(number, {rank: word for rank, word in words.items() if word != _HERE})
         # Everybody answered this call, so nobody waits for what was written of the last but one.
-        for key in ("answers", "absent", *range(self._size)) if number > 1 else ():
+        for key in ("answers", "absent", "kind", *range(self._size)) if number > 1 else ():
             self._store.delete_key(f"{number - 2}/{key}")
 
     def _write(self, number: int, absent: dict[int, str]) -> None:

@@ -17,12 +17,14 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import re
 import struct
 import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -34,8 +36,10 @@ from accel_core.comm.disagreement import (
     decode_view,
     disagreement_message,
     encode_view,
+    ended_message,
     lost_message,
     remote_message,
+    stuck_message,
 )
 from accel_core.errors import (
     CollectiveError,
@@ -47,7 +51,7 @@ from accel_core.errors import (
 )
 from accel_core.process import callsite
 from accel_core.process.desync_check import DesyncCheck
-from accel_core.process.world import World
+from accel_core.process.world import World, ended
 
 __all__ = [
     "BACKGROUND",
@@ -66,6 +70,8 @@ __all__ = [
     "ranks_know",
 ]
 
+logger = logging.getLogger(__name__)
+
 _E = TypeVar("_E", bound=BaseException)
 BACKGROUND = "background"
 """The lane of a thread that works while the main one trains, so that its frames come at another time on each rank."""
@@ -83,6 +89,8 @@ _MEMORY = 8
 _GATHERED_AT_ONCE = 32 * 2**20
 """Bytes up to which the contents of all ranks, each padded to the longest, travel together; above, one by one."""
 _DIGITS = re.compile(r"\d+")
+_PATIENCE = timedelta(seconds=5)
+"""How long ranks wait in a frame before the first two of them ask where the others are."""
 
 
 def digest_of(text: str) -> bytes:
@@ -114,13 +122,16 @@ class Place:
 
     Attributes:
         frames: Number of frames begun.
+        ask: Finds out which ranks do not come to the frame that this one waits in; `None` where nobody can.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.frames = 0
+        self.ask: Callable[[Callable[[], bool]], list[int]] | None = None
         self._counters: dict[str, Callable[[], int]] = {}
         self._before: list[int] = []
+        self._earlier: list[int] = []
         self.watch(group)
 
     def watch(self, group: Any) -> None:
@@ -133,7 +144,7 @@ class Place:
 
     def advance(self) -> None:
         """Note that a frame begins. What was begun before it is counted no more: at a frame, all ranks are alike."""
-        self._before = [count() for count in self._counters.values()]
+        self._earlier, self._before = self._before, [count() for count in self._counters.values()]
         self.frames += 1
 
     def now(self) -> tuple[int, dict[str, int]]:
@@ -141,6 +152,11 @@ class Place:
         frames, before = self.frames, self._before
         begun = ((name, count()) for name, count in self._counters.items())
         return frames, {name: count - earlier for (name, count), earlier in zip(begun, before, strict=False)}
+
+    def before_frame(self) -> tuple[int, dict[str, int]]:
+        """Return what `now` gave when the last frame began: where ranks are that did not come to it."""
+        begun = zip(self._counters, self._before, self._earlier, strict=False)
+        return self.frames - 1, {name: count - earlier for name, count, earlier in begun}
 
 
 _place: Place | None = None
@@ -336,10 +352,17 @@ class Transport:
         try:
             collective(*args, group=self._group)
         except RuntimeError as failure:
-            raise self._lost(self._operation(), failure) from failure
+            self._lose(self._operation(), failure)
 
-    def _lost(self, operation: str, failure: RuntimeError) -> RemoteRankError:
-        return RemoteRankError(lost_message(operation, callsite.find(), self.world.rank, failure))
+    def _lose(self, operation: str, failure: RuntimeError) -> NoReturn:
+        """Raise what explains best why the backend failed: ranks that said how they ended, else its own words."""
+        site, rank = callsite.find(), self.world.rank
+        gone = ended(self.world.size)
+        if not gone:
+            raise RemoteRankError(lost_message(operation, site, rank, failure)) from failure
+        error = RemoteRankError(ended_message(operation, site, rank, gone))
+        callsite.show_program_alone(error)
+        raise error from None
 
     def _operation(self) -> str:
         """Return the operation under way, and note that the others have been met in it."""
@@ -365,13 +388,26 @@ class Transport:
             # The group's own method: what torch.distributed wraps around it, to log and to time it, costs 0.1 ms.
             work = self._gather(self._received, self._send)
             if work is not None:
-                work.wait()
+                self._wait(work, operation)
         except RuntimeError as failure:
-            raise self._lost(operation, failure) from failure
+            self._lose(operation, failure)
         if self.on_host:
             return [self._incoming[at : at + _HEADER.size] for at in self._starts]
         table = memory_of(self._rows[:, : _HEADER.size].cpu().contiguous())
         return [table[at : at + _HEADER.size] for at in range(0, len(table), _HEADER.size)]
+
+    def _wait(self, work: Any, operation: str) -> None:
+        """Wait for the others, and say so once it is known that some of them went on without this rank."""
+        ask = None if self._place is None or not self.on_host else self._place.ask
+        try:
+            work.wait(*([] if ask is None else [_PATIENCE]))
+        except RuntimeError:
+            if ask is None or work.is_completed():
+                raise
+            gone = ask(work.is_completed)
+            if gone and not work.is_completed():
+                logger.warning(stuck_message(operation, callsite.find(), self.world.rank, gone))
+            work.wait()
 
     def _write(self, content: bytes | memoryview) -> None:
         if self.on_host:

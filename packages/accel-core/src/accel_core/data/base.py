@@ -146,6 +146,12 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
     _drop_last = Setting[bool]("drop_last")
     _non_blocking = Setting[bool]("non_blocking")
 
+    def __repr__(self) -> str:
+        spec, size = self.spec, self._own_batch_size()
+        batches = f"batches of {size}" if size else "batches of any size"
+        ranks = f"{', split among' if spec.split else ' on each of'} {spec.ranks} ranks" if spec.ranks > 1 else ""
+        return f"{type(self).__name__}({type(self.dataset).__name__}, {batches}{ranks}, device={self.device})"
+
     @property
     def gradient_state(self) -> GradientState:  # type: ignore[override]
         """The state that the steps of all loaders are noted in."""

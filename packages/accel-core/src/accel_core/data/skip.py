@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.settings import LoaderSettings
+from accel_core.errors import expect
 
 __all__ = ["SkipBatchSampler", "SkipDataLoader", "skip_first_batches"]
 
@@ -77,6 +78,9 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
     Returns:
         A loader of the same kind.
 
+    Raises:
+        UnsupportedTypeError: It is no loader.
+
     Examples:
         >>> rest = skip_first_batches(loader, 3)
         >>> len(loader), len(rest)
@@ -93,6 +97,8 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         # What is left of a loaded position is the order of its epoch.
         skipping.pending = None if replay is None else {**replay, "offset": 0, "steps": 0}
         return skipping  # type: ignore[no-any-return]
+    fits = hasattr(dataloader, "dataset")
+    expect(fits, dataloader, "Batches are skipped of a loader", "Pass a DataLoader, prepared or not.")
     if isinstance(dataloader.dataset, IterableDataset):
         return SkipDataLoader.adopt(  # type: ignore[return-value]
             dataloader, settings=LoaderSettings(skip_batches=num_batches)

@@ -58,6 +58,11 @@ class AcceleratedScheduler:
         # A schedule of the user's own may name its end and count no steps: it knows itself what follows its end.
         self._has_end = getattr(scheduler, "total_steps", None) is not None and hasattr(scheduler, "_step_count")
 
+    def __repr__(self) -> str:
+        rates = [group.get("lr") for optimizer in self.optimizers for group in optimizer.param_groups]
+        when = "when its optimizers step" if self.step_with_optimizer else "at each call"
+        return f"AcceleratedScheduler({type(self.scheduler).__name__}, lr={rates}, steps {when})"
+
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule as far as the optimizers moved.
 

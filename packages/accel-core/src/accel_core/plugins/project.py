@@ -22,6 +22,9 @@ class ProjectConfiguration:
         iteration: Number of the next checkpoint.
         save_on_each_node: Save on the main process of every machine instead of on the first machine only.
 
+    Raises:
+        ConfigurationError: `total_limit` is below 0.
+
     Examples:
         >>> project = ProjectConfiguration("run", automatic_checkpoint_naming=True, total_limit=2)
         >>> project.logging_dir
@@ -37,6 +40,10 @@ class ProjectConfiguration:
 
     def __post_init__(self) -> None:
         """Fill the logging folder."""
+        if isinstance(self.total_limit, int) and self.total_limit < 0:
+            raise ConfigurationError(
+                f"A number of checkpoints is not negative; got total_limit={self.total_limit}. Write None to keep all."
+            )
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | None = None) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import multiprocessing.util
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from accel_core._records import record
 from accel_core._torch import default_store
 from accel_core.devices import registry
 from accel_core.devices.device import Device
-from accel_core.errors import ConfigurationError, StateError
+from accel_core.errors import CollectiveError, ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.host.affinity import set_numa_affinity
 from accel_core.options.engines import flagged
@@ -30,7 +31,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 from accel_core.process.store import LOOPBACK_METHOD, listens_on_loopback
 
-__all__ = ["GroupNeeds", "World", "before_leaving", "current", "destroy", "ensure", "forget"]
+__all__ = ["GroupNeeds", "World", "before_leaving", "current", "destroy", "ended", "ensure", "forget"]
 
 _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 """Process-group backends that move tensors on the CPU, whatever else they move."""
@@ -39,7 +40,9 @@ _LETTING_GO = 0.02
 """Seconds that threads of a process group have to let go of tensors once it was left."""
 _JOINING = timedelta(seconds=30)
 """How long a rank that ends early waits until all others are connected."""
+_TOLD, _ENDED = 1000, "ended"
 _joins = itertools.count(1)
+_join_key = ""
 _left: object = None
 _leaving: list[Callable[[], None]] = []
 
@@ -258,29 +261,48 @@ def _join(
             f"The process group and the environment have as many ranks; got {dist.get_world_size()} and {place.size}. "
             "Start all processes with one launcher."
         )
-    if "gloo" in backend and place.size > 1:
-        _connected(place.size)
+    if place.size > 1:
+        _joined(place, connects="gloo" in backend)
     return backend
 
 
-def _connected(size: int) -> None:
-    """Tell the other ranks that this one is connected to all of them, and let it end only when all have said so.
+def _joined(place: rendezvous.ProcessEnv, *, connects: bool) -> None:
+    """Have this rank say how it ends to those that may wait for it, and let it end only when all are connected.
 
     gloo connects each pair of ranks, and a rank that is done may end while another still connects: that one would fail
     with "Connection closed by peer".
     """
-    store = default_store()
-    word = f"accel/connected/{next(_joins)}"
-    if store.add(word, 1) == size:
+    global _join_key
+    store, word = default_store(), f"accel/joined/{next(_joins)}"
+    _join_key = word
+    if connects and store.add(word, 1) == place.size:
         store.set(f"{word}/all", "yes")
-    waited_for = [f"{word}/all"]
+    waited_for, process = [f"{word}/all"] if connects else [], os.getpid()
 
-    def wait() -> None:
+    def leave() -> None:
+        if os.getpid() != process:  # a fork of this one, which has its connection to the store
+            return
+        failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
         with contextlib.suppress(dist.DistError):  # the store went with its rank: nobody is left to wait for
+            if not isinstance(failure, CollectiveError):  # which is another rank's failure
+                failed = failure is not None and not isinstance(failure, SystemExit)
+                how = f"{type(failure).__name__}: {failure}"[:_TOLD] if failed else _ENDED
+                store.compare_set(f"{word}/{place.rank}", "", how)
             while waited_for:
                 store.wait([waited_for.pop()], _JOINING)
 
-    before_leaving(wait)
+    before_leaving(leave)
+
+
+def ended(size: int) -> dict[int, str]:
+    """Return which of so many ranks ended or left the process group, each with its error; an empty text without one."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(RuntimeError, ValueError):  # the store went with its rank, or the group is gone
+        store = default_store()
+        for rank in range(size):
+            if store.check([f"{_join_key}/{rank}"]):
+                found[rank] = store.get(f"{_join_key}/{rank}").decode(errors="replace")
+    return {rank: "" if how == _ENDED else how for rank, how in found.items()}
 
 
 def _backend_for(device: str, backend: str, needs: GroupNeeds) -> str:

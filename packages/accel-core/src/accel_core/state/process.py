@@ -108,8 +108,8 @@ class PartialState(FunctionControl):
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"`PartialState` object has no attribute `{name}`. This happens if `PartialState._reset_state()` was "
-                "called while the object lived. Make a new PartialState() or Accelerator()."
+                f"`PartialState` object has no attribute `{name}`. This happens if the process's state was "
+                "reset while the object lived. Make a new PartialState() or Accelerator()."
             )
         raise AttributeError(f"'PartialState' object has no attribute '{name}'")
 

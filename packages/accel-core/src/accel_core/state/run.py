@@ -68,7 +68,7 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
         if wanted not in (None, settled):
             raise ConfigurationError(
                 f"A process cannot change its mixed precision; got {wanted!r} in one that trains in {settled!r}. "
-                "Use one precision for all Accelerators, or call AcceleratorState._reset_state() in between."
+                "Use one precision for all Accelerators, or train in another process."
             )
         world = current()
         if cpu and world is not None and world.device.type != "cpu":
@@ -201,8 +201,8 @@ class AcceleratorState(ProcessControl):
     def __getattr__(self, name: str) -> Any:
         if name in self._known_attributes:
             raise StateResetError(
-                f"`AcceleratorState` object has no attribute `{name}`. This happens if "
-                "`AcceleratorState._reset_state()` was called while the object lived. Make a new Accelerator()."
+                f"`AcceleratorState` object has no attribute `{name}`. This happens if the "
+                "run's state was reset while the object lived. Make a new Accelerator()."
             )
         raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")
 

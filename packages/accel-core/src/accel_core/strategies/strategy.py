@@ -28,7 +28,7 @@ from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
-from accel_core.strategies import placement, recipe
+from accel_core.strategies import placement, recipe, slips
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 
@@ -213,6 +213,7 @@ class Strategy(ABC):
             if not self.receives_weights and (self.parts.device_placement if slot.place is None else slot.place):
                 placement.refuse_empty(slot.given)
         self.check_optimizers(bundle)
+        slips.warn_of_strange(bundle, self._names)
         for slot in bundle.loaders:
             self.check_loader(slot.given)
         for slot in bundle.models:

@@ -171,7 +171,9 @@ def filter_trackers(
     """
     if log_with is None:
         return []
-    wanted = [log_with] if isinstance(log_with, str | LoggerType | GeneralTracker) else list(log_with)
+    wanted: list[Any] = [log_with]
+    if isinstance(log_with, Iterable) and not isinstance(log_with, str | LoggerType | GeneralTracker):
+        wanted = list(log_with)
     chosen: list[Any] = []
     for item in wanted:
         if isinstance(item, GeneralTracker):

@@ -75,6 +75,7 @@ class TrackerHub:
         self._recorder: Recorder | None = None
         self._seq = 0
         self._errors: list[TrackerError] = []
+        self._told_of_start = False
 
     @property
     def log_with(self) -> list[Any]:
@@ -202,6 +203,13 @@ class TrackerHub:
             kwargs = {name: dict(given) for name, given in (log_kwargs or {}).items()}
             self._log(snapshot(dict(values)), step, kwargs, None)
             self._raise_pending()
+        elif self._log_with and self.is_main and self.run_id is None and not self._told_of_start:
+            self._told_of_start = True
+            self._warn(
+                "Values were logged before init_trackers, and are not stored; got %s. Call "
+                'accelerator.init_trackers("my-project") first.',
+                ", ".join(map(str, values)),
+            )
 
     def get(self, name: str | LoggerType, unwrap: bool = False) -> Any:
         """Return a tracker by its name, a moment after it has what was logged before.

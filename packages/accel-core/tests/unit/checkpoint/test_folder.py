@@ -625,7 +625,7 @@ def test_a_keyword_that_no_model_takes_is_refused_by_a_load(
     run = make_run(2)
     before = state_of(run)
     with pytest.raises(
-        ConfigurationError, match=r"passes nonsense on .* unexpected keyword argument 'nonsense'\)\. Leave"
+        ConfigurationError, match=r"got nonsense, .* unexpected keyword argument 'nonsense'\)\. Pass the folder"
     ):
         load_state(run, tmp_path / "ckpt", nonsense=1)
     assert differing(before, state_of(run)) == []

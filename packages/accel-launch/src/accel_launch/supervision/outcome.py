@@ -111,8 +111,9 @@ def last_traceback(tail: bytes) -> str:
     while True:
         before = text[:start]
         chained = re.search(
-            rf"{re.escape(marker)}(?:(?!{re.escape(marker)}).)*?\n\n(?:During handling of the above exception, another "
-            r"exception occurred|The above exception was the direct cause of the following exception):\n\n[^\n]*$",
+            rf"{re.escape(marker)}(?:(?!{re.escape(marker)}).)*?\n\n(?:\[rank\d+\]: ?)?(?:During handling of the above "
+            r"exception, another exception occurred|The above exception was the direct cause of the following "
+            r"exception):\n\n[^\n]*$",
             before,
             re.DOTALL,
         )

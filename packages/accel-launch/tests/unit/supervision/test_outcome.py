@@ -27,6 +27,9 @@ CHAIN = (
     + "Traceback (most recent call last):\n  File \"b.py\", line 2\nKeyError: 'two'\n"
 )
 
+MARKED_CHAIN = "\n".join(f"[rank0]: {line}" if line else "" for line in CHAIN.rstrip("\n").split("\n")) + "\n"
+"""As torch's `sys.excepthook` prints it."""
+
 
 @pytest.mark.parametrize(
     ("tail", "expected"),
@@ -37,6 +40,7 @@ CHAIN = (
         ("[rank1]: " + PLAIN, "[rank1]: " + PLAIN),
         (PLAIN + "handled\n" + PLAIN.replace("one", "last"), PLAIN.replace("one", "last")),
         ("log\n" + CHAIN, CHAIN),
+        ("log\n" + MARKED_CHAIN, MARKED_CHAIN),
         (PLAIN + "terminate called without an active exception\n", PLAIN),
     ],
 )

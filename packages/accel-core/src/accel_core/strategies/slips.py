@@ -1,0 +1,57 @@
+"""What passes through `prepare` and is hardly meant: each gets one warning, from the main process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from accel_core.logging import get_logger
+from accel_core.optim.rebind import ParameterNames
+from accel_core.strategies.bundle import Bundle, kind_of
+
+__all__ = ["warn_of_strange", "warn_of_unprepared"]
+
+logger = get_logger(__name__)
+
+
+def warn_of_unprepared(given: object) -> None:
+    """Warn of an object that `prepare` gives back as it is, although it is one, or holds some, that it prepares."""
+    if isinstance(given, type):
+        if issubclass(given, Module | Optimizer | DataLoader):
+            _warn(f"the class {given.__name__}", f"Pass an instance, {given.__name__}(...).")
+    elif isinstance(given, list | tuple | Mapping):
+        items = given.values() if isinstance(given, Mapping) else given
+        held = [type(item).__name__ for item in items if kind_of(item)]
+        if held:
+            advice = "prepare(*objects)" if items is given else "prepare(*objects.values())"
+            _warn(f"a {type(given).__name__} with {', '.join(held)}", f"Pass each as an argument of its own: {advice}.")
+    elif isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
+        _warn(f"the dataset {type(given).__name__}", "Pass a loader of it: DataLoader(dataset, batch_size=...).")
+
+
+def _warn(found: str, advice: str) -> None:
+    logger.warning(
+        "prepare() prepares models, optimizers, loaders and schedules; got %s, which comes back as it is. %s",
+        *(found, advice),
+    )
+
+
+def warn_of_strange(bundle: Bundle, names: ParameterNames) -> None:
+    """Warn of optimizers of other models only, beside models that no optimizer of the bundle trains."""
+    own = {id(each): slot for slot in bundle.models for each in slot.given.parameters() if each.requires_grad}
+    trained, strange = set(), []
+    for slot in bundle.optimizers:
+        held = [each for group in slot.given.param_groups for each in group["params"]]
+        trained |= {id(own[id(each)]) for each in held if id(each) in own}
+        if held and own.keys().isdisjoint(map(id, held)) and len(names.strange(slot.given)) == len(held):
+            strange.append(type(slot.given).__name__)
+    idle = {type(slot.given).__name__ for slot in own.values() if id(slot) not in trained}
+    if strange and idle:
+        logger.warning(
+            "An optimizer trains the parameters that it was made of; got %s without one of %s, which stays as it is. "
+            "Make the optimizer of the model that is passed to prepare(), from model.parameters().",
+            *(", ".join(strange), ", ".join(sorted(idle))),
+        )

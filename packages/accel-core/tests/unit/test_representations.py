@@ -1,0 +1,51 @@
+"""Objects show themselves: what they are made of, in one line, and reports as tables."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.report import Finding, RestoreReport
+
+
+class Stream(IterableDataset[int]):
+    """Nothing."""
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        """Yield nothing."""
+        return iter(())
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_prepared_objects_name_what_they_hold() -> None:
+    """Loaders name their data, batches, ranks and device; schedules their own class and the present rate."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=4)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    assert repr(loader) == "DataLoaderShard(TensorDataset, batches of 4, device=cpu)"
+    assert repr(schedule) == "AcceleratedScheduler(StepLR, lr=[0.1], steps when its optimizers step)"
+    assert "AcceleratedOptimizer(SGD" in repr(optimizer)
+    stream = accelerator.prepare(DataLoader(Stream(), batch_size=None))
+    assert repr(stream).startswith("DataLoader")
+
+
+def test_the_signature_of_an_accelerator_is_readable() -> None:
+    """A default that stands for nothing given has a name, and no address."""
+    shown = str(inspect.signature(Accelerator))
+    assert "= UNSET" in shown
+    assert "object at" not in shown
+
+
+def test_a_restore_report_is_a_table_in_a_notebook() -> None:
+    """Each component and finding is a row, with what a name holds written as text."""
+    report = RestoreReport(Path("run"), 2, ["model 0"], ["optimizer 0"], [Finding("optimizer 0", "missing", "a<b>", 1)])
+    html = report._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "a&lt;b&gt; (rank 1)" in html
+    assert "run, world size 2" in html

@@ -1,0 +1,218 @@
+"""Slips of a beginner: each gets one warning or one named error that says the fix, and nothing raw."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import AccelError, ConfigurationError, UnsupportedTypeError, expect
+from accel_core.plugins.project import ProjectConfiguration
+from accel_core.random import set_seed
+from accel_core.tracking.tracker import GeneralTracker
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+class Net(nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+
+class Numbers(Dataset[int]):
+    """Three numbers."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Silent(GeneralTracker):
+    """A tracker that stores nothing."""
+
+    name, requires_logging_directory, tracker = "silent", False, None
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store nothing."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Store nothing."""
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def _with_gradients(model: nn.Module) -> nn.Module:
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return model
+
+
+def _tracked() -> None:
+    accelerator = Accelerator(cpu=True, log_with=Silent())
+    for step in range(3):
+        accelerator.log({"loss": 1.0}, step=step)
+
+
+Slip = Callable[[Accelerator], object]
+
+REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
+    ("set_seed text", lambda _: set_seed("42"), UnsupportedTypeError, r"got '42' \(str\).*set_seed\(42\)"),  # type: ignore[arg-type]
+    ("set_seed None", lambda _: set_seed(None), UnsupportedTypeError, r"got None.*set_seed\(42\)"),  # type: ignore[arg-type]
+    ("clip a model", lambda a: a.clip_grad_norm_(Net(), 1.0), UnsupportedTypeError, r"got a Net.*\.parameters\(\)"),
+    (
+        "clip values of a model",
+        lambda a: a.clip_grad_value_(Net(), 1.0),
+        UnsupportedTypeError,
+        r"got a Net.*\.parameters\(\)",
+    ),
+    (
+        "a negative norm",
+        lambda a: a.clip_grad_norm_(_with_gradients(Net()).parameters(), -1.0),
+        ConfigurationError,
+        r"max_norm=-1\.0",
+    ),
+    ("a norm of -1", lambda a: a.clip_grad_norm_([], -1), ConfigurationError, r"max_norm=-1"),
+    (
+        "a negative value",
+        lambda a: a.clip_grad_value_(_with_gradients(Net()).parameters(), -1.0),
+        ConfigurationError,
+        r"clip_value=-1\.0",
+    ),
+    ("backward of a number", lambda a: a.backward(1.0), UnsupportedTypeError, r"got 1\.0 \(float\).*\.item\(\)"),
+    ("backward of nothing", lambda a: a.backward(None), UnsupportedTypeError, r"got None"),
+    ("profile", lambda a: a.profile("x").__enter__(), UnsupportedTypeError, r"got 'x' \(str\).*ProfileKwargs"),
+    ("skip", lambda a: a.skip_first_batches("x", 1), UnsupportedTypeError, r"got 'x' \(str\).*DataLoader"),
+    ("log_with", lambda _: Accelerator(cpu=True, log_with=3), ConfigurationError, r"No tracker is named 3"),
+    ("save_state", lambda a: a.save_state(5), UnsupportedTypeError, r"got 5 \(int\).*path"),
+    ("load_state", lambda a: a.load_state(5), UnsupportedTypeError, r"got 5 \(int\).*path"),
+    (
+        "load_state with another name for the folder",
+        lambda a: (a.prepare(Net()), a.load_state(path="x")),
+        ConfigurationError,
+        r"got path.*input_dir",
+    ),
+    ("total_limit", lambda _: ProjectConfiguration(total_limit=-1), ConfigurationError, r"total_limit=-1"),
+]
+
+WARNED: list[tuple[str, Slip, str]] = [
+    ("a list", lambda a: a.prepare([(model := Net()), _sgd(model)]), r"got a list with Net, SGD.*prepare\(\*"),
+    ("a dict", lambda a: a.prepare({"model": Net()}), r"got a dict with Net.*\.values\(\)"),
+    ("a class", lambda a: a.prepare(Net), r"got the class Net.*Net\("),
+    ("a dataset", lambda a: a.prepare(Numbers()), r"Numbers.*DataLoader\("),
+    ("an optimizer of another model", lambda a: a.prepare(Net(), _sgd(Net())), r"SGD.*Net.*model\.parameters\(\)"),
+    ("logging before init_trackers", lambda _: _tracked(), r"before init_trackers"),
+    ("gathering a text", lambda a: a.gather("x"), r"several processes.*gather_object"),
+    ("gathering a number", lambda a: a.gather({"loss": torch.ones(1), "step": 3}), r"several processes.*gather_object"),
+]
+
+
+def _heard(slip: Slip, caplog: pytest.LogCaptureFixture) -> list[str]:
+    accelerator = Accelerator(cpu=True)
+    with caplog.at_level(logging.WARNING), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        slip(accelerator)
+    return [*(str(each.message) for each in warned), *(record.getMessage() for record in caplog.records)]
+
+
+@pytest.mark.parametrize(("slip", "error", "says"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_a_slip_is_refused_by_name(slip: Slip, error: type[AccelError], says: str) -> None:
+    """What cannot work raises accel's error, alone, with what was found and what to write instead."""
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(error) as caught:
+        slip(accelerator)
+    assert re.search(says, str(caught.value))
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(("slip", "says"), [row[1:] for row in WARNED], ids=[row[0] for row in WARNED])
+def test_a_slip_that_passes_in_accelerate_is_warned_of_once(
+    slip: Slip, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What comes back unchanged, or trains nothing, gives one warning with the fix."""
+    heard = _heard(slip, caplog)
+    assert len(heard) == 1, heard
+    assert re.search(says, heard[0])
+
+
+def _frozen_beside(accelerator: Accelerator) -> None:
+    prompt = nn.Parameter(torch.zeros(2))
+    accelerator.prepare(Net().requires_grad_(False), torch.optim.SGD([prompt], 0.1))
+
+
+def _two_models(accelerator: Accelerator) -> None:
+    first, second = Net(), Net()
+    accelerator.prepare(first, second, _sgd(second), _sgd(first))
+
+
+def _one_after_the_other(accelerator: Accelerator) -> None:
+    model = Net()
+    optimizer = _sgd(model)
+    accelerator.prepare(model)
+    accelerator.prepare(Net().requires_grad_(False), optimizer)
+
+
+RIGHT: list[tuple[str, Slip]] = [
+    ("other objects", lambda a: a.prepare(None, 3, "x", [1, 2], {"rate": 0.1}, [torch.ones(2)])),
+    ("a parameter beside a frozen model", _frozen_beside),
+    ("two models", _two_models),
+    ("one after the other", _one_after_the_other),
+    ("a loader", lambda a: a.prepare(DataLoader(Numbers()))),
+    ("logging without trackers", lambda a: a.log({"loss": 1.0})),
+    ("gathering a nest", lambda a: a.gather({"loss": [torch.ones(1), (torch.ones(2),)]})),
+    ("an evaluated model", lambda a: a.prepare(Net(), DataLoader(Numbers()))),
+    ("a step beside its model", lambda a: a.clip_grad_norm_(_with_gradients(Net()).parameters(), 0)),
+]
+
+
+@pytest.mark.parametrize("use", [row[1] for row in RIGHT], ids=[row[0] for row in RIGHT])
+def test_right_use_is_not_warned_of(use: Slip, caplog: pytest.LogCaptureFixture) -> None:
+    """Uses that look like slips and are none pass without a word."""
+    assert _heard(use, caplog) == []
+
+
+def test_a_refused_clip_changes_no_gradient() -> None:
+    """A negative limit, which would turn gradients around, leaves them as they were."""
+    accelerator, model = Accelerator(cpu=True), _with_gradients(Net())
+    for clip in (accelerator.clip_grad_norm_, accelerator.clip_grad_value_):
+        with pytest.raises(ConfigurationError):
+            clip(model.parameters(), -1.0)
+    assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_errors_of_torch_in_backward_pass_through() -> None:
+    """A tensor that torch refuses to differentiate keeps torch's error."""
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        Accelerator(cpu=True).backward(torch.ones(()))
+
+
+def test_a_path_object_is_a_folder(tmp_path: Path) -> None:
+    """A `Path` is taken for a folder as a text is."""
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.load_state(accelerator.save_state(tmp_path / "saved")).missing == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("x", "'x' (str)"), (None, "None"), (Net, "the class Net"), ([1], "[1] (list)"), ("y" * 99, "a str")],
+)
+def test_what_was_found_is_shown(value: object, shown: str) -> None:
+    """An unexpected value is shown by its text where that is short, else by its type."""
+    with pytest.raises(UnsupportedTypeError) as caught:
+        expect(False, value, "A number is needed", "Pass one.")
+    assert str(caught.value) == f"A number is needed; got {shown}. Pass one."

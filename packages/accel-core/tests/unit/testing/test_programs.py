@@ -53,7 +53,9 @@ def test_a_program_finds_what_a_new_python_finds(tmp_path: Path) -> None:
 
 def test_a_signal_reaches_the_program(tmp_path: Path) -> None:
     """Ctrl-C ends it as it ends any program that does not handle it."""
-    source = "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it\n"
+    source = (
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored by a shell's job
+    )
     (tmp_path / "program.py").write_text(f"{source}open('ready', 'w').close()\ntime.sleep(3600)\n")
     with Program([sys.executable, "program.py"], cwd=tmp_path, text=True, stderr=subprocess.PIPE) as process:
         assert limits.wait_until((tmp_path / "ready").exists)

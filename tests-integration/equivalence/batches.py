@@ -105,7 +105,7 @@ def main() -> None:
 
     library, ranks = sys.argv[1], int(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (library, ranks, folder), nprocs=ranks)
+        torch.multiprocessing.start_processes(work, (library, ranks, folder), nprocs=ranks, start_method="fork")
         found = [Path(folder, f"{rank}.json").read_text() for rank in range(ranks)]
     print(json.dumps([json.loads(text) for text in found]))
 

@@ -129,7 +129,7 @@ def main() -> None:
     ranks = int(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         for action in ("interrupted", "resumed"):
-            torch.multiprocessing.spawn(work, (ranks, folder, action), nprocs=ranks)
+            torch.multiprocessing.start_processes(work, (ranks, folder, action), nprocs=ranks, start_method="fork")
         found = [json.loads(Path(folder, f"resumed-{rank}.json").read_text()) for rank in range(ranks)]
     print(json.dumps(found))
 

@@ -5,6 +5,7 @@ What it gives was recorded. Set ACCEL_PEER_PYTHON to a Python that has accelerat
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from recorded import PEER, theirs
 
 from accel_core.testing import limits
+from accel_core.testing.programs import Program
 
 PROGRAM = Path(__file__).with_name("batches.py")
 LIVE = pytest.mark.full("the original live")
@@ -22,7 +24,9 @@ def batches(python: str, library: str, ranks: int) -> list[dict[str, object]]:
     """Run the program and return what each rank found."""
     # The variable may name a tree of this project, which the original must not find.
     path = "" if library == "accelerate" else os.environ.get("PYTHONPATH", "")
-    done = limits.run([python, str(PROGRAM), library, str(ranks)], env={**os.environ, "PYTHONPATH": path}, quiet=24)
+    start = Program if python == sys.executable else subprocess.Popen
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = limits.run([python, str(PROGRAM), library, str(ranks)], env=environment, quiet=24, started_by=start)
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
     return found

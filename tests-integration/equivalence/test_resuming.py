@@ -5,6 +5,7 @@ What it gives was recorded. Set ACCEL_PEER_PYTHON to a Python that has accelerat
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from recorded import PEER, theirs
 
 from accel_core.testing import limits
+from accel_core.testing.programs import Program
 
 PROGRAM = Path(__file__).with_name("resuming.py")
 LIVE = pytest.mark.full("the original live")
@@ -21,7 +23,9 @@ NEEDED = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a Pyt
 
 def resumed(python: str, ranks: int, path: str) -> list[dict[str, Any]]:
     """Run the program with packages from `path`, and return what each rank read."""
-    done = limits.run([python, str(PROGRAM), str(ranks)], env={**os.environ, "PYTHONPATH": path}, quiet=60)
+    start = Program if python == sys.executable else subprocess.Popen
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = limits.run([python, str(PROGRAM), str(ranks)], env=environment, quiet=60, started_by=start)
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found

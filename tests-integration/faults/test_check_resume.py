@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.testing import limits, requires
+from accel_core.testing.programs import ProgramAndRanks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 
@@ -56,7 +57,7 @@ class Own(torch.utils.data.Sampler):
 def check(script: Path, *options: str) -> tuple[int, str]:
     """Run the command; return its exit status and what it printed."""
     command = [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *options, str(script)]
-    done = limits.run(command, quiet=24)
+    done = limits.run(command, quiet=24, started_by=ProgramAndRanks)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -22,7 +22,8 @@ from accel_core.state import reset_all
 from accel_core.testing import limits
 
 SAVER = str(Path(__file__).with_name("saver.py"))
-KILLS = int(os.environ.get("ACCEL_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("ACCEL_TEST_KILLS", "12"))
+"""How often the ranks die at a random instant; more often until each phase of a save was hit."""
 RANKS = 2
 WIDTH = 16
 PHASES = ["make room", "write", "agree", "prepare", "manifest", "flush", "put in place", "commit", "place", "delete"]

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from accel_core.testing import limits
+from accel_core.testing.programs import Program
 
 PEER = os.environ.get("ACCEL_PEER_PYTHON")
 SCRIPT = str(Path(__file__).with_name("exchange.py"))
@@ -37,9 +38,8 @@ def act(library: str, action: str, directory: Path, size: int) -> None:
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
             environment |= {"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [LIBRARIES[library], SCRIPT, library, action, str(directory)]
-        ranks.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
+        start = subprocess.Popen if library == "accelerate" else Program  # the original's Python is another one
+        ranks.append(start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     outputs = [limits.communicate(process, quiet=12)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0] * size, "\n".join(outputs)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.testing import limits, requires
+from accel_core.testing.programs import ProgramAndRanks
 
 HERE = Path(__file__).parent
 
@@ -17,7 +18,8 @@ HERE = Path(__file__).parent
 def _run(script: str, *words: str, processes: int = 1) -> str:
     """Run a script through `accel launch` and return what it printed."""
     command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(processes)]
-    done = limits.run([*command, str(HERE / script), *words], env=os.environ | {"OMP_NUM_THREADS": "1"}, quiet=18)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = limits.run([*command, str(HERE / script), *words], env=environment, quiet=18, started_by=ProgramAndRanks)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -9,7 +9,8 @@
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include "collectives.h"
 

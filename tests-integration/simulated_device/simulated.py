@@ -37,7 +37,7 @@ def build() -> Any:
             "accel_simulated_device",
             [str(SOURCE)],
             build_directory=str(folder),
-            extra_cflags=["-O1"],
+            extra_cflags=["-O0"],
             verbose=False,
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from accel_core.testing import limits
+from accel_core.testing.programs import Program
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
@@ -26,9 +27,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     gathered: dict[str, Any] = {}
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
     for names in (("mixed", "spread", "budget"), ("refused", "gradients", "back", "prepared"), ("full",), ("tight",)):
-        done = limits.run(
-            [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names], cwd=HERE, quiet=30
-        )
+        words = [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names]
+        done = limits.run(words, cwd=HERE, quiet=30, started_by=Program)
         assert done.returncode == 0, done.stderr
         gathered.update(json.loads(done.stdout.splitlines()[-1]))
     return gathered
@@ -111,7 +111,7 @@ def test_two_ranks_save_and_load(tmp_path: Path) -> None:
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
         settings = {"ACCELERATE_DEBUG_RDV_FILE": tmp_path / "meeting", "ACCELERATE_TORCH_DEVICE": f"simgpu:{rank}"}
         ranks.append(
-            subprocess.Popen(
+            Program(
                 [sys.executable, "rank.py", str(tmp_path)],
                 cwd=HERE,
                 env=os.environ | {name: str(value) for name, value in (places | settings).items()},

@@ -10,7 +10,7 @@ import pytest
 
 from accel_core.testing import limits
 from accel_core.testing.guards import *  # noqa: F403
-from accel_core.testing.programs import Program
+from accel_core.testing.programs import ProgramAndRanks
 
 Accel = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -22,7 +22,7 @@ _OF_GLOO = re.compile(r".*(\[Gloo\]|peer ranks|is connected to).*|[\d\s]*")
 def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
     """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests.
 
-    The command itself is forked with torch loaded, unless `forked=False`; the ranks that it starts are processes as
+    The command and the ranks that it starts are forked with torch loaded; with `forked=False` they are processes as
     every user's.
     """
 
@@ -32,7 +32,7 @@ def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
         command = [sys.executable, "-m", "accel_launch", *words]
         environment = {**variables, **(more or {})}
         options = {"quiet": quiet, "cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL}
-        return limits.run(command, started_by=Program if forked else subprocess.Popen, **options)
+        return limits.run(command, started_by=ProgramAndRanks if forked else subprocess.Popen, **options)
 
     return run
 

@@ -167,7 +167,7 @@ def test_a_launch_inside_of_a_killed_one_ends_too(tmp_path: Path, variables: dic
 def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> None:
     """Without progress for so long, the stacks of all ranks are printed and the run ends."""
     name = script("import time\nprint('working', flush=True)\ndef stuck_here():\n    time.sleep(3600)\nstuck_here()\n")
-    done = accel("launch", "--cpu", "--num-processes", ranks, "--watchdog", "1.5", name)
+    done = accel("launch", "--cpu", "--num-processes", ranks, "--watchdog", "1.5", name, forked=False)
     assert done.returncode == 134
     assert done.stderr.count("in stuck_here") == int(ranks)
     assert all(f"Stacks of rank {rank}:\n" in done.stderr for rank in range(int(ranks)))
@@ -212,7 +212,9 @@ for batch in loader:
 def test_watchdog_goes_by_the_training_loop(accel, script, tmp_path: Path) -> None:
     """A loop that trains for long without output goes on; once it hangs it is ended, though a thread prints on."""
     seconds = 1.5 * limits.slowness()
-    done = accel("launch", "--cpu", "--watchdog", str(seconds), script(SILENT_THEN_STUCK), str(seconds + 0.8))
+    done = accel(
+        "launch", "--cpu", "--watchdog", str(seconds), script(SILENT_THEN_STUCK), str(seconds + 0.8), forked=False
+    )
     assert (tmp_path / "trained").exists(), done.stderr
     assert done.returncode == 134
     assert "in stuck_here" in done.stderr

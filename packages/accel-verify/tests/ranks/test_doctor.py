@@ -30,7 +30,7 @@ def test_findings_of_this_machine(accel) -> None:
 
 def test_a_problem_is_the_exit_status(accel) -> None:
     """A person sees the problem above its remedy, and the sum at the end; without torch no rank is started."""
-    done = accel("doctor", "--timeout", "0.01", "--config-file", "none.yaml")
+    done = accel("doctor", "--timeout", "0.01", "--config-file", "none.yaml", forked=False)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     place = lines.index("  problem  There is no configuration file none.yaml")

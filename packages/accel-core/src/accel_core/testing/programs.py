@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import io
+import logging
 import multiprocessing
 import os
+import random
 import runpy
 import signal
+import subprocess
 import sys
 import threading
+import traceback
+import weakref
 from collections.abc import Sequence
 from multiprocessing import process as processes
+from multiprocessing import util
 from multiprocessing.connection import Connection
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 from accel_core.testing.world import server
 
-__all__ = ["Program"]
+__all__ = ["Program", "ProgramAndRanks"]
+
+_path: list[str] = []
+"""What Python looks through for modules after the program's own folder."""
 
 
 class Program(Popen[str]):
@@ -29,13 +39,17 @@ class Program(Popen[str]):
     process that it was forked from.
     """
 
+    _with_ranks = False
+
     def _execute_child(self, args: Sequence[str], *settings: Any) -> None:
         cwd, env, pipes = settings[4], settings[5], settings[9:15]
         ends = (pipes[0], pipes[3], pipes[5])
         streams = [Connection(os.dup(number if end == -1 else end)) for number, end in enumerate(ends)]
         place = os.fspath(cwd or os.getcwd())
         self._process = server().Process(
-            target=_run, args=(args[1:], place, dict(env or os.environ), sys.path, streams), daemon=True
+            target=_begin,
+            args=(self._with_ranks, args[1:], place, dict(env or os.environ), sys.path, streams),
+            daemon=True,
         )
         self._process.start()
         for stream in streams:
@@ -55,6 +69,60 @@ class Program(Popen[str]):
         return self.returncode
 
 
+class ProgramAndRanks(Program):
+    """A program whose own Python programs, such as the ranks that it launches, are forked from it.
+
+    They are its children, in sessions of their own where it asks for them, and load neither torch nor accel again. For
+    tests of what ranks do; how ranks are started is tested with `Program`.
+    """
+
+    _with_ranks = True
+
+
+def _begin(with_ranks: bool, *program: Any) -> None:
+    """Be a program, whose children are forked from it if they are to be."""
+    _path[:] = program[-2]
+    if with_ranks:
+        subprocess.Popen._execute_child = _fork  # type: ignore[attr-defined]
+    _run(*program)
+
+
+_start_anew = Popen._execute_child  # type: ignore[attr-defined]
+
+
+def _fork(process: Any, args: Any, *settings: Any) -> None:
+    """Fork a child that is to be a Python program; start any other as ever."""
+    words = [] if isinstance(args, (str, bytes, os.PathLike)) else [os.fspath(word) for word in args]
+    program = next((word for word in words[1:] if word != "-u"), "-")
+    first, kept, cwd, env, shell, pipes = settings[1], *settings[3:6], settings[8], settings[9:15]
+    if words[:1] != [sys.executable] or (program[0] == "-" and program != "-m") or first or kept or shell:
+        _start_anew(process, args, *settings)
+        return
+    process.pid = os.fork()
+    if process.pid:
+        process._child_created = True
+        process._close_pipe_fds(*pipes)
+        return
+    try:
+        gc.freeze()  # what the parent left would close its files under their numbers
+        _forget_the_parent()
+        if settings[-2]:
+            os.setsid()
+        streams = [os.dup(number if end == -1 else end) for number, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        signal.set_wakeup_fd(-1)
+        for each in signal.valid_signals():
+            if callable(signal.getsignal(each)):
+                signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
+        random.seed()
+        _run(words[1:], os.fspath(cwd or os.getcwd()), dict(os.environ if env is None else env), list(_path), [])
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
 def _run(words: list[str], folder: str, variables: dict[str, str], path: list[str], streams: list[Connection]) -> None:
     """Be the program, to its end."""
     for number, stream in enumerate(streams):
@@ -62,6 +130,9 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
         stream.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb", 0, closefd=False), write_through=True)
+    if words[0] == "-u":
+        sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
+        del words[0]
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
@@ -89,6 +160,16 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
+
+
+def _forget_the_parent() -> None:
+    """Leave to the parent what it has to do at its end, such as to delete its temporary folders."""
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    atexit._clear()
+    atexit.register(logging.shutdown)
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
 
 
 def _forget_the_server() -> None:

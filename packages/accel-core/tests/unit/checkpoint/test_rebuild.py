@@ -106,7 +106,7 @@ _ATTACKS: dict[str, Any] = {
     "unwritten memory by way of a type": Named(
         "torch._tensor", "_rebuild_from_type_v2", Word("torch", "Tensor"), Word("torch", "Tensor"), (4096,), {}
     ),
-    "gigabytes of zeros": Named("builtins", "bytearray", 2**31 - 1),
+    "zeros that the file does not hold": Named("builtins", "bytearray", 2**27),
     "a tensor behind its storage": tensor("FloatStorage", "a", (17,), (1,)),
     "a tensor far behind its storage": tensor("FloatStorage", "a", (2,), (2**30,)),
     "a tensor before its storage": tensor("FloatStorage", "a", (4,), (1,), -4),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.testing import limits
-from accel_core.testing.programs import Program
+from accel_core.testing.programs import Program, ProgramAndRanks
 
 TOLD = (
     "import multiprocessing, os, sys\n"
@@ -63,3 +63,40 @@ def test_a_signal_reaches_the_program(tmp_path: Path) -> None:
         _, errors = limits.communicate(process)
     assert process.returncode == -signal.SIGINT
     assert errors.endswith("KeyboardInterrupt\n")
+
+
+OUTER = (
+    "import atexit, os, signal, subprocess, sys, tempfile\n"
+    "signal.signal(signal.SIGTERM, lambda *_: print('of the parent'))\n"
+    "atexit.register(print, 'the parent ends', flush=True)\n"
+    "with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, 'said'), 'w') as said:\n"
+    "    words = [sys.executable, '-u', 'inner.py', folder]\n"
+    "    given = {'stdin': subprocess.DEVNULL, 'stdout': said, 'start_new_session': True, 'env': {'MINE': '1'}}\n"
+    "    child = subprocess.Popen(words, **given)\n"
+    "    status = child.wait()\n"
+    "    print(status, open(said.name).read(), os.listdir(folder))\n"
+    "print(subprocess.run(['echo', 'any other'], capture_output=True, text=True).stdout)\n"
+)
+INNER = (
+    "import multiprocessing, os, signal, sys\n"
+    "def work(): print('of a worker', flush=True)\n"
+    "if __name__ == '__main__':\n"
+    "    worker = multiprocessing.get_context('fork').Process(target=work)\n"
+    "    worker.start(); worker.join()\n"
+    "    own = [os.getsid(0) == os.getpid(), signal.getsignal(signal.SIGTERM)]\n"
+    "    print(own, os.environ['MINE'], 'PATH' in os.environ, [sys.stdin.read()])\n"
+    "    os.kill(os.getpid(), signal.SIGTERM)\n"
+)
+
+
+def test_ranks_of_a_program_are_its_children(tmp_path: Path) -> None:
+    """A child has its own session, signals, variables, streams and end; it ends nothing that is the parent's."""
+    (tmp_path / "outer.py").write_text(OUTER)
+    (tmp_path / "inner.py").write_text(INNER)
+    told = []
+    for kind in (subprocess.Popen, ProgramAndRanks):
+        done = limits.run([sys.executable, "outer.py"], cwd=tmp_path, started_by=kind, check=True)
+        assert done.stderr == ""
+        told.append(done.stdout)
+    assert told[0] == told[1]
+    assert told[0].startswith("-15 of a worker\n[True, <Handlers.SIG_DFL: 0>] 1 False ['']")

@@ -46,7 +46,7 @@ PROGRAMS = {
     "trl_command": Client("`trl sft` and `trl dpo`", "trl"),
     "diffusion": Client("offloaded and mapped models", "diffusers"),
     "diffusion_loop": Client("training loop; one process and two ranks", "diffusers"),
-    "unconditional": Client("`train_unconditional.py`, saved and resumed; one process and two ranks", "diffusers"),
+    "scripts": Client("published training scripts, saved and resumed; one process and two ranks", "diffusers"),
     "diffusion_offload": Client("offload and device maps, simulated accelerator", "diffusers"),
     "encoder": Client("encoding and training; one process and two ranks", "sentence-transformers"),
     "fewshot": Client("training a classifier on few samples", "setfit"),
@@ -132,7 +132,8 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict
 def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, peer: str) -> Callable[..., Pair]:
     """Return a function that runs a client, by name, on both sides, on as many processes as it or the caller says.
 
-    With phases, the client runs once for each, in the same folder, and what it found in the last one counts.
+    With phases, which are words for its command line, the client runs once for each, in the same folder, and what it
+    found in the last one counts.
     """
 
     def run(name: str, ranks: int | None = None, phases: tuple[str, ...] = ()) -> Pair:
@@ -143,7 +144,7 @@ def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
         path = os.environ.get("PYTHONPATH", "")  # may name a tree of this project, which the original must not find
         for side, python, packages in (("ours", sys.executable, path), ("theirs", peer, "")):
             begun = time.monotonic()
-            runs = [[*words, phase] for phase in phases] or [words]
+            runs = [[*words, *phase.split()] for phase in phases] or [words]
             found.append([run_client(python, each, folder / side, PYTHONPATH=packages) for each in runs][-1])
             row.seconds.append(time.monotonic() - begun)
         return Pair(*found)
@@ -223,8 +224,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line("|---|---|---|---|---|")
     for name, program in PROGRAMS.items():
         if name in rows:
-            seconds = [f"{taken:.1f}" for taken in rows[name].seconds] + ["", ""]
-            cells = (_library(program.library), program.title, _result(rows[name].outcomes), *seconds[:2])
+            taken = rows[name].seconds  # ours and the original's by turns
+            seconds = [f"{sum(taken[side::2]):.1f}" if taken else "" for side in (0, 1)]
+            cells = (_library(program.library), program.title, _result(rows[name].outcomes), *seconds)
             terminalreporter.write_line(f"| {' | '.join(cells)} |")
 
 

@@ -39,7 +39,7 @@ _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 _LETTING_GO = 0.02
 """Seconds that threads of a process group have to let go of tensors once it was left."""
 _JOINING = timedelta(seconds=30)
-"""How long a rank that ends early waits until all others are connected."""
+"""How long a rank waits until all others are connected."""
 _TOLD, _ENDED = 1000, "ended"
 _joins = itertools.count(1)
 _join_key = ""
@@ -267,31 +267,32 @@ def _join(
 
 
 def _joined(place: rendezvous.ProcessEnv, *, connects: bool) -> None:
-    """Have this rank say how it ends to those that may wait for it, and let it end only when all are connected.
+    """Wait until all ranks are connected, and have this one say how it ends to those that may wait for it.
 
-    gloo connects each pair of ranks, and a rank that is done may end while another still connects: that one would fail
-    with "Connection closed by peer".
+    gloo connects each pair of ranks, and a rank that is done could end while another still connects: that one would
+    fail with "Connection closed by peer".
     """
     global _join_key
-    store, word = default_store(), f"accel/joined/{next(_joins)}"
+    store, word, process = default_store(), f"accel/joined/{next(_joins)}", os.getpid()
     _join_key = word
-    if connects and store.add(word, 1) == place.size:
-        store.set(f"{word}/all", "yes")
-    waited_for, process = [f"{word}/all"] if connects else [], os.getpid()
+    if connects:
+        if store.add(word, 1) == place.size:
+            store.set(f"{word}/all", "yes")
+        with contextlib.suppress(dist.DistError):  # a rank died meanwhile, which the first collective says
+            store.wait([f"{word}/all"], _JOINING)
 
     def leave() -> None:
-        if os.getpid() != process:  # a fork of this one, which has its connection to the store
-            return
         failure = sys.exc_info()[1] or getattr(sys, "last_value", None)
-        with contextlib.suppress(dist.DistError):  # the store went with its rank: nobody is left to wait for
-            if not isinstance(failure, CollectiveError):  # which is another rank's failure
-                failed = failure is not None and not isinstance(failure, SystemExit)
+        # A fork has this process's connection to the store. A collective's failure is another rank's.
+        if os.getpid() == process and not isinstance(failure, CollectiveError):
+            failed = failure is not None and not isinstance(failure, SystemExit)
+            with contextlib.suppress(dist.DistError):
                 how = f"{type(failure).__name__}: {failure}"[:_TOLD] if failed else _ENDED
                 store.compare_set(f"{word}/{place.rank}", "", how)
-            while waited_for:
-                store.wait([waited_for.pop()], _JOINING)
 
-    before_leaving(leave)
+    # Rank 0's own store may end before the others do, and torch would print a warning for each of them.
+    if place.rank == 0 or environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        before_leaving(leave)
 
 
 def ended(size: int) -> dict[int, str]:

@@ -332,7 +332,7 @@ def load_fsdp_model(
 def save_fsdp_optimizer(
     fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: object,
-    optimizer: object,
+    optimizer: torch.optim.Optimizer,
     model: nn.Module,
     output_dir: str | os.PathLike[str],
     optimizer_index: int = 0,
@@ -360,7 +360,7 @@ def save_fsdp_optimizer(
 def load_fsdp_optimizer(
     fsdp_plugin: FullyShardedDataParallelPlugin,
     accelerator: object,
-    optimizer: object,
+    optimizer: torch.optim.Optimizer,
     model: nn.Module,
     input_dir: str | os.PathLike[str],
     optimizer_index: int = 0,

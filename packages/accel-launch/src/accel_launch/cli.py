@@ -52,7 +52,7 @@ BUILT_IN: dict[str, _Entry] = {
     "merge-weights": _Entry(
         "Convert", "Merge the pieces of a checkpoint's weights into whole files.", package="accel-parallel"
     ),
-    "to-fsdp2": _Entry("Convert", "Turn a configuration for FSDP1 into one for FSDP2.", "accel_launch.to_fsdp2"),
+    "to-fsdp2": _Entry("Convert", "Turn a configuration for FSDP1 into one for FSDP2.", package="accel-parallel"),
     "estimate-memory": _Entry("Look", "Estimate how much memory a model needs.", package="accel-bigmodel"),
     "plan": _Entry("Look", "Plan where a model's weights go.", package="accel-bigmodel"),
     "trackers": _Entry("Look", "Show and replay what trackers recorded.", package="accel-trackers"),

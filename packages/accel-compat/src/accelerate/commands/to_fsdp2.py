@@ -1,6 +1,6 @@
 """The names of `accelerate.commands.to_fsdp2` in Accelerate, imported from where accel defines them."""
 
-from accel_launch.to_fsdp2 import (
+from accel_parallel.to_fsdp2 import (
     ARGUMENT_KEY_MAPPING,
     ARGUMENT_VALUE_MAPPING,
     ConversionStatus,

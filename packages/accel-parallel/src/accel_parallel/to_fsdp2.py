@@ -9,18 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError
-from accel_launch.command import Command
 from accel_launch.settings.file import load, write
 
 __all__ = [
     "ARGUMENT_KEY_MAPPING",
     "ARGUMENT_VALUE_MAPPING",
-    "COMMAND",
     "ConversionStatus",
+    "add_arguments",
     "convert_config_to_fsdp2",
+    "help",
     "load_config",
+    "name",
+    "run",
     "to_fsdp2_command",
 ]
+
+name = "to-fsdp2"
+help = "Turn a configuration for FSDP1 into one for FSDP2."
+run = "accel_parallel.to_fsdp2:to_fsdp2_command"
 
 _logger = logging.getLogger(__name__)
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -155,10 +161,8 @@ def to_fsdp2_command(args: argparse.Namespace) -> None:
         write(config, place)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
     parser.add_argument("--config_file", required=True, help="The file to convert, or a folder of such files.")
     parser.add_argument("--overwrite", action="store_true", help="Write over a file that exists.")
     parser.add_argument("--output_file", default=None, help="Where to write; the file itself with --overwrite.")
-
-
-COMMAND = Command("to-fsdp2", "Turn a configuration for FSDP1 into one for FSDP2.", _add_arguments, to_fsdp2_command)

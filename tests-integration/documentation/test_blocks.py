@@ -166,7 +166,11 @@ def test_the_examples_of_docstrings_run(tmp_path: Path) -> None:
 
 
 def _is_printed(line: str, printed: list[str]) -> bool:
-    """Return whether a line that is shown was printed, or its beginning where it ends in three dots."""
+    """Return whether a line that is shown was printed, or its beginning where it ends in three dots.
+
+    How wide columns are depends on what else is set.
+    """
+    line, *printed = (re.sub(r"(?<=\S) {2,}", "  ", each) for each in (line, *printed))
     return any(each == line or (line.endswith("...") and each.startswith(line[:-3])) for each in printed)
 
 

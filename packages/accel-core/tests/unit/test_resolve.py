@@ -64,6 +64,9 @@ SHARDED = table.Engine(
 class SpedPlugin:
     """The plugin of the other."""
 
+    def select(self, _from_accelerator_state: bool = False) -> None:
+        """Be the selected one of several, as a plugin of DeepSpeed is."""
+
 
 SPED = table.Engine(
     "deepspeed",

@@ -46,9 +46,9 @@ _ACTIONS = {
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
 
-    def __init__(self, prog: str, **sizes: int) -> None:
+    def __init__(self, *words: Any, **sizes: Any) -> None:
         sizes.setdefault("max_help_position", 34)
-        super().__init__(prog, **sizes)
+        super().__init__(*words, **sizes)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:

@@ -199,7 +199,7 @@ if accelerator.is_main_process:
 
 def test_a_gather_of_the_main_process_alone_is_named(accel, script) -> None:
     """The commonest mistake is one question and the line of the script, without the lines of accel and torch."""
-    done = accel("launch", "--cpu", "--num-processes", "2", script(GATHERED_ALONE))
+    done = accel("launch", "--cpu", "--num-processes", "2", script(GATHERED_ALONE), forked=False)
     assert done.returncode == 1
     question = "rank 1 ended without calling gather ("
     assert done.stderr.count(question) == 1, done.stderr

@@ -93,7 +93,7 @@ def test_questions_about_megatron(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Degrees, micro batches, clipping and the rest are asked about, written, and found again by a launch."""
-    answers = ["", "several GPUs", "", "", "no", "Megatron-LM", "2", "2", "4", "0.5", "yes", "no", "yes"]
+    answers = ["", "several GPUs", "", "no", "Megatron-LM", "2", "2", "4", "0.5", "yes", "no", "yes"]
     text = configure(monkeypatch, home / "c.yaml", *answers, "8", *[""] * 6)
     assert "distributed_type: MEGATRON_LM" in text
     values = explained(capsys, home / "c.yaml")

@@ -291,7 +291,8 @@ def _joined(place: rendezvous.ProcessEnv, *, connects: bool) -> None:
                 store.compare_set(f"{word}/{place.rank}", "", how)
 
     # Rank 0's own store may end before the others do, and torch would print a warning for each of them.
-    if place.rank == 0 or environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    file_store = environ.text("ACCELERATE_DEBUG_RDV_FILE") is not None
+    if place.rank == 0 or file_store or environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
         before_leaving(leave)
 
 

@@ -79,15 +79,15 @@ class _Forked:
             try:
                 return function(*args)
             except BaseException as error:
-                above = error.__traceback__
-                self._note("".join(traceback.format_exception(error.with_traceback(above and above.tb_next))))
+                when, above = time.monotonic(), error.__traceback__
+                self._note(when, "".join(traceback.format_exception(error.with_traceback(above and above.tb_next))))
                 raise
 
         return run
 
-    def _note(self, raised: str) -> None:
+    def _note(self, when: float, raised: str) -> None:
         attempt, rank = int(text("TORCHELASTIC_RESTART_COUNT") or 0), int(text("RANK") or 0)
-        note = {"attempt": attempt, "when": time.monotonic(), "rank": rank, "traceback": raised}
+        note = {"attempt": attempt, "when": when, "rank": rank, "traceback": raised}
         begun = self._notes / f"{attempt}-{rank}.begun"
         begun.write_text(json.dumps(note))
         begun.replace(begun.with_suffix(".json"))  # whole or not there: a rank may be stopped while it writes

@@ -242,6 +242,7 @@ TASKS = {
     "Options for the Accelerator": [
         "accel_core.plugins",
         "accel_parallel.plugin",
+        "accel_deepspeed.plugin",
         "accel_megatron.plugin",
         "accel_core.options",
     ],

@@ -307,17 +307,28 @@ class Strategy(ABC):
         return model
 
     def is_prepared(self, model: torch.nn.Module) -> bool:
-        """Return whether a model that is not compiled was prepared before, so that `adopt` is all it needs."""
+        """Return whether a model that is not compiled was prepared before, so that `adopt` is all it needs.
+
+        Args:
+            model: The model, or the inside of a compiled one.
+        """
         return isinstance(model, self.containers)
 
     def adopt(self, model: torch.nn.Module) -> None:
-        """Take over a model that was prepared before, here or by its user."""
+        """Take over a model that was prepared before, here or by its user.
+
+        Args:
+            model: The prepared model.
+        """
         self._names.remember(self._bare(model))
 
     def plan(self, model: torch.nn.Module) -> Any:
         """Return what later steps have to know of a model as it is, for `plans`; refuse one that cannot be prepared.
 
-        It is called once for a model, compiled or not, on every rank, and changes nothing.
+        It is called once for a model, on every rank, and changes nothing.
+
+        Args:
+            model: The model, compiled or not.
 
         Raises:
             PreparationError: The model cannot be prepared.
@@ -325,7 +336,11 @@ class Strategy(ABC):
         return None
 
     def has_planned(self, model: torch.nn.Module) -> bool:
-        """Return whether a model was planned in this `prepare`, and has the same parameters since."""
+        """Return whether a model was planned in this `prepare`, and has the same parameters since.
+
+        Args:
+            model: The model, compiled or not.
+        """
         inside = recipe.inside(model)
         return inside in self.plans and self._planned.get(inside) == [*map(id, inside.parameters())]
 
@@ -335,19 +350,44 @@ class Strategy(ABC):
         self._planned[inside] = [*map(id, inside.parameters())]
 
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Exchange layers or parameters of a model as its number format asks, in place."""
+        """Exchange layers or parameters of a model as its number format asks, in place.
+
+        Args:
+            model: The model, not compiled.
+
+        Returns:
+            The same model, or another in its place.
+        """
         return self.number_format.convert(model)
 
     def place(self, model: torch.nn.Module) -> None:
-        """Move a model to the device of this process."""
+        """Move a model to the device of this process.
+
+        Args:
+            model: The model, which is changed.
+        """
         placement.move(model, self.world.device)
 
     def split(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Change a model inside, before its blocks are compiled, as where several ranks share one replica."""
+        """Change a model inside, before its blocks are compiled, as where several ranks share one replica.
+
+        Args:
+            model: The model on its device.
+
+        Returns:
+            The same model, or another in its place.
+        """
         return model
 
     def compile_blocks(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Compile the repeated blocks of a model, if the run compiles by region."""
+        """Compile the repeated blocks of a model, if the run compiles by region.
+
+        Args:
+            model: The model, split if it is to be.
+
+        Returns:
+            The model whose blocks are compiled, or the model as it was.
+        """
         return recipe.compile_blocks(model, self.parts.compilation)
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:

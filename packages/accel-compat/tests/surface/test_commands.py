@@ -1,6 +1,7 @@
 """Every option of the original's command line is one of the same command here, with the same name and default."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def test_option_of_the_original_is_here(place: str) -> None:
     words, option = place.split()[:-1], OPTIONS[place]
     parser = parser_of(words)
     for known in absent():
-        if option["dest"].startswith(f"{known.word}_"):  # named whether the engine's switch is given or not
+        own = known.options and re.fullmatch(known.options, option["dest"])
+        if own or option["dest"].startswith(f"{known.word}_"):  # named whether the engine's switch is given or not
             for said in ([], [f"--use_{known.word}"]):
                 with pytest.raises(MissingDependencyError, match=f"pip install {known.package}"):
                     parser.parse_args([*said, option["flags"][0], "1", "s.py"])

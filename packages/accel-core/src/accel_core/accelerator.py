@@ -19,7 +19,14 @@ from accel_core.comm.trigger import Trigger
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError, expect
+from accel_core.errors import (
+    AccelError,
+    ConfigurationError,
+    EngineUnavailableError,
+    PreparationError,
+    StateError,
+    expect,
+)
 from accel_core.kit import AcceleratorKit
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
@@ -830,6 +837,8 @@ class Accelerator(FunctionControl):
         """
         try:
             self._runtime.backward(loss, weight, kwargs)
+        except AccelError:
+            raise
         except Exception:
             fits = hasattr(loss, "backward")
             expect(fits, loss, "Gradients are computed of a tensor", "Pass the loss itself, before .item() or float().")

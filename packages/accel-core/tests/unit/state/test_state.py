@@ -12,6 +12,7 @@ from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.state import AcceleratorState, GradientState, PartialState, is_initialized
+from accel_core.testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -65,6 +66,7 @@ def test_state_of_a_run_before_there_is_one_is_refused() -> None:
     assert Accelerator(mixed_precision="bf16").state.mixed_precision == "bf16"
 
 
+@requires("engine:deepspeed")
 def test_label_follows_the_environment_of_the_moment() -> None:
     """Consumers set ACCELERATE_USE_DEEPSPEED for a moment and read the label."""
     with patch_environment(ACCELERATE_USE_DEEPSPEED="true"):

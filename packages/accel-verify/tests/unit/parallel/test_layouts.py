@@ -43,8 +43,8 @@ def test_a_name_says_how_many_ranks_read_how_many_parts(name: str, ranks: int, p
         pytest.param("dp2xtp2", marks=requires("engine:fsdp")),
         pytest.param("cp2xtp2", marks=requires("engine:fsdp")),
         pytest.param("hsdp2x2xtp2", marks=requires("engine:fsdp")),
-        "zero3",
-        "zero2x4xsp2",
+        pytest.param("zero3", marks=requires("engine:deepspeed")),
+        pytest.param("zero2x4xsp2", marks=requires("engine:deepspeed")),
     ],
 )
 def test_the_launcher_takes_what_a_layout_asks_for(name: str) -> None:

@@ -1456,8 +1456,8 @@ class Accelerator(FunctionControl):
 def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
     if isinstance(parameters, torch.Tensor):
         return [parameters]
-    fits = not isinstance(parameters, torch.nn.Module)
-    expect(fits, parameters, "Clipping takes the parameters whose gradients it clips", "Pass model.parameters().")
+    if isinstance(parameters, torch.nn.Module):
+        expect(False, parameters, "Clipping takes the parameters whose gradients it clips", "Pass model.parameters().")
     return list(parameters)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accel_core._records import record
 from accel_core.mesh.layout import Layout
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Clip", "Kit", "Parts", "PrecisionRequest"]
 
 
-@record(frozen=True)
-class Clip:
+class Clip(NamedTuple):
     """Gradients to clip.
 
     Attributes:

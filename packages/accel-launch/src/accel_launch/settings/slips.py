@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from accel_core.options.engines import engines
 from accel_launch.settings.devices import SEVERAL_DEVICES, count_gpus
 from accel_launch.settings.model import ELASTIC, HARDWARE, PROCESSES
 from accel_launch.settings.resolve import Settings
@@ -23,11 +24,18 @@ _FLAGS = {
 
 
 def slips(settings: Settings) -> Iterator[str]:
-    """Yield a warning for each of these: flags of the launcher after the script, and GPUs chosen where none are."""
+    """Yield a warning for a flag of the launcher after the script, an engine that --cpu leaves out, and absent GPUs."""
     written = _misplaced(settings)
     if written is not None:
         yield written
     kind = settings.config.get("distributed_type")
+    left_out = next((each for each in engines().values() if each.switch and each.label == kind), None)
+    if left_out is not None and settings["cpu"] and not settings[left_out.switch]:
+        yield (
+            f"distributed_type of {settings.file} is left out, as in Accelerate, because hardware is chosen elsewhere; "
+            f"got {kind} and cpu from {settings.source('cpu')}. The run trains without {left_out.title}; pass "
+            f"--{left_out.switch.replace('_', '-')} as well to train with it."
+        )
     named = settings["gpu_ids"] not in (None, "all") and kind not in SEVERAL_DEVICES[1:]
     if named and not settings["cpu"] and not count_gpus(settings.inherited):
         yield (

@@ -527,3 +527,17 @@ def test_unknown_shell_is_refused() -> None:
     assert cli.main(["completion"]) == 2
     with pytest.raises(ConfigurationError):
         cli.find_command("nothing-like-it")
+
+
+@requires("engine:fsdp")
+@pytest.mark.parametrize("words", [["--cpu"], ["--cpu", "--use-fsdp"], []])
+def test_an_engine_that_cpu_leaves_out_is_named(
+    home: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """A file's engine does not count where the command line chooses hardware: one warning names the flag."""
+    (home / "s.py").touch()
+    (home / "f.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\n")
+    assert cli.main(["launch", "--dry-run", "--config-file", str(home / "f.yaml"), *words, "s.py"]) == 0
+    said = capsys.readouterr().err
+    assert ("trains without FSDP; pass --use-fsdp as well" in said) is (words == ["--cpu"])
+    assert said.count("\n") == (words == ["--cpu"])

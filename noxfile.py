@@ -88,7 +88,7 @@ class Package:
 PACKAGES = {p.name: p for p in map(Package.read, sorted((ROOT / "packages").glob("*/pyproject.toml")))}
 PACKAGES = dict(sorted(PACKAGES.items(), key=lambda item: len(item[1].siblings)))  # bottom up, as pip wants them
 BARE = ["accel-deepspeed"]
-"""Packages that lie beside all others without their library: others would load it, and its own session has it."""
+"""Packages installed without the library they require, which others would load. `nox -s deepspeed` installs it."""
 
 TOGETHER = [name for name in PACKAGES if name not in BARE]
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]

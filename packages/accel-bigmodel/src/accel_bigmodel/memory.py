@@ -34,7 +34,7 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
 
     Raises:
         ConfigurationError: When a device is none, or a size cannot be read.
-        UnsupportedTypeError: When `max_memory` is no mapping.
+        UnsupportedTypeError: When `max_memory` is not a mapping.
 
     Examples:
         >>> get_max_memory({"cpu": "2GB", "disk": "1GiB"})

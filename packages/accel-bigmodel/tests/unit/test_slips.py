@@ -38,7 +38,7 @@ def _net() -> nn.Module:
 
 @pytest.fixture
 def heard(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Return what is warned of, with nothing said before."""
+    """Return the warnings, with none of earlier tests."""
     from accel_bigmodel.device_map import tree
 
     tree.logger.__dict__.pop("_said", None)
@@ -57,7 +57,7 @@ def test_limits_in_a_list_are_refused(place: Any) -> None:
 def test_classes_that_no_module_has_are_warned_of_once(
     named: list[str], advice: str, heard: pytest.LogCaptureFixture
 ) -> None:
-    """A class that the model lacks keeps nothing whole: that is said once, with the classes that there are."""
+    """A class that the model lacks keeps nothing whole: one warning names the classes that the model has."""
     for _ in range(2):
         infer_auto_device_map(_net(), {"cpu": 1000}, no_split_module_classes=named)
     assert [advice in record.getMessage() for record in heard.records] == [True]

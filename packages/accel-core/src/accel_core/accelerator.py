@@ -823,7 +823,7 @@ class Accelerator(FunctionControl):
 
         Raises:
             ConfigurationError: Some batches of a window have a weight and others do not.
-            UnsupportedTypeError: The loss is no tensor.
+            UnsupportedTypeError: The loss is not a tensor.
 
         Examples:
             The gradient of the mean over all tokens, where batches have different numbers of them:
@@ -1463,7 +1463,7 @@ def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Ten
 
 def _negative(name: str, limit: float) -> ConfigurationError:
     return ConfigurationError(
-        f"Gradients clipped to a negative limit would turn around; got {name}={limit}. Pass one above 0."
+        f"Gradients clipped to a negative limit would turn around; got {name}={limit}. Pass 0 or more."
     )
 
 

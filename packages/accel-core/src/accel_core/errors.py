@@ -345,10 +345,10 @@ class UnknownBatchSizeError(DataError, AttributeError):
 
 
 def expect(fits: bool, value: object, needed: str, todo: str) -> None:
-    """Refuse a value of a type that cannot be meant, in place of whatever error it led to.
+    """Raise an error for an argument of the wrong type, in place of the Python error that it led to.
 
     Raises:
-        UnsupportedTypeError: It does not fit; the message says what is needed, what was found and what to do.
+        UnsupportedTypeError: `fits` is false; the message says what is needed, what was found and what to do.
     """
     if not fits:
         raise UnsupportedTypeError(f"{needed}; got {_shown(value)}. {todo}") from None

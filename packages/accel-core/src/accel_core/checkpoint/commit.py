@@ -203,7 +203,7 @@ def saves_of(target: Path) -> list[FoundSave]:
     if committed is not None:
         # The target may be a mixture now, whatever its own manifest says.
         return [committed]
-    # A first save, written beside, which a crash kept from its place.
+    # A first save that a crash left next to its target, before it was put in place.
     staged = [path for path in _siblings(target) if path.name.startswith(STAGING)]
     beside = [found_save(path, committed=False, foreign=False) for path in staged]
     found = journal.prepared() + [save for save in beside if save.whole]

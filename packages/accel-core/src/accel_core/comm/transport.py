@@ -355,7 +355,7 @@ class Transport:
             self._lose(self._operation(), failure)
 
     def _lose(self, operation: str, failure: RuntimeError) -> NoReturn:
-        """Raise what explains best why the backend failed: ranks that said how they ended, else its own words."""
+        """Raise an error that names the ranks that ended, if they noted it, and what the backend said otherwise."""
         site, rank = callsite.find(), self.world.rank
         gone = ended(self.world.size)
         if not gone:

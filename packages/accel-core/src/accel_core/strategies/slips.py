@@ -1,4 +1,4 @@
-"""What passes through `prepare` and is hardly meant: each gets one warning, from the main process."""
+"""Arguments of `prepare` that are probably mistakes, and still can be meant: one warning each, on the main process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _warn(found: str, advice: str) -> None:
 
 
 def warn_of_strange(bundle: Bundle, names: ParameterNames) -> None:
-    """Warn of optimizers of other models only, beside models that no optimizer of the bundle trains."""
+    """Warn of optimizers that train none of the models passed with them, if a model has no other optimizer."""
     own = {id(each): slot for slot in bundle.models for each in slot.given.parameters() if each.requires_grad}
     trained, strange = set(), []
     for slot in bundle.optimizers:

@@ -130,7 +130,7 @@ def _run(body: Callable[[list[Any], Path, dict[str, str]], None], wanted: list[A
 
 
 def _command(command: str, folder: Path) -> tuple[int, str]:
-    """Return the exit status of a command and what it printed; `python FILE` and `accel` run in forks, which is quick."""
+    """Return the exit status of a command and what it printed; `python FILE` and `accel` are forked."""
     if re.fullmatch(r"python \w+\.py[\w\s-]*", command):
         return 0, _run(scene.run_file, command.split()[1:], folder)
     environment = os.environ | {

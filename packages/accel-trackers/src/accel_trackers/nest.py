@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 __all__ = ["DEEPEST", "Kind", "Path", "walk"]
 
 DEEPEST = 100
-"""How many containers may lie in one another; what is deeper is taken for a leaf."""
+"""How deep containers may be nested; anything deeper counts as a leaf."""
 
 Kind = Literal["dict", "list", "tuple", "dataclass"]
 Path = tuple[object, ...]

@@ -17,7 +17,7 @@ from accel_trackers import values as sorting
 __all__ = ["TensorBoardTracker"]
 
 _PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|null|nan|inf|y)$)[a-z][a-z0-9_./]*", re.IGNORECASE)
-"""Words that no reader of YAML takes for anything but a text."""
+"""Words that every YAML reader takes as text."""
 
 
 class TensorBoardTracker(GeneralTracker):

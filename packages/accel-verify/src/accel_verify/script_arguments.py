@@ -21,7 +21,7 @@ def check_script(target: str) -> None:
     script += ".py" if colon else ""
     if not Path(script).is_file():
         raise ConfigurationError(
-            f"There is no such script; got {script!r}. Pass the path of a script, or script.py:function."
+            f"The script does not exist; got {script!r}. Pass the path of a script, or script.py:function."
         )
 
 
@@ -86,7 +86,7 @@ class ScriptArguments(argparse.Action):
         missing = self._missing(namespace)
         split = [word for word in words if word in missing and missing != list(self._needed)]
         if split:
-            parser.error(f"{split[0]} stands after the script; write it before, beside the other options.")
+            parser.error(f"{split[0]} comes after the script. Write it before the script, with the other options.")
         if missing == list(self._needed):
             ends = (at for at, word in enumerate(words) if word.partition("=")[0] in self._needed)
             end = next(ends, len(words))

@@ -52,7 +52,7 @@ class SpawnedRankError(ProcessRaisedException, LaunchError):
 
 
 class SpawnedRankExitError(ProcessExitedException, LaunchError):
-    """A rank of `debug_launcher` ended by a signal or with an exit code, told as `torch.multiprocessing` does."""
+    """A rank of `debug_launcher` ended by a signal or with an exit code, as `torch.multiprocessing` reports it."""
 
 
 class _Forked:
@@ -90,7 +90,7 @@ class _Forked:
         note = {"attempt": attempt, "when": when, "rank": rank, "traceback": raised}
         begun = self._notes / f"{attempt}-{rank}.begun"
         begun.write_text(json.dumps(note))
-        begun.replace(begun.with_suffix(".json"))  # whole or not there: a rank may be stopped while it writes
+        begun.replace(begun.with_suffix(".json"))  # complete or absent, because a rank may be stopped while it writes
 
     def first_exception(self) -> tuple[int, str] | None:
         """Return the rank that raised first in the last attempt, and its traceback; None where none raised."""
@@ -109,7 +109,7 @@ class _Forked:
 
 
 class _ForkedAgent(LocalElasticAgent):
-    """torch's agent, telling a person when it starts the ranks again."""
+    """torch's agent, which says so when it restarts the ranks."""
 
     def __init__(self, forked: _Forked, spec: WorkerSpec, prefix: str | None) -> None:
         logs = DefaultLogsSpecs(log_dir=str(forked.logs))
@@ -196,7 +196,7 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
 
     Raises:
         SpawnedRankError: A process raised; the message ends with the traceback of the one that did so first.
-        SpawnedRankExitError: A process was killed, or left with an exit code other than 0.
+        SpawnedRankExitError: A process was killed, or exited with a code other than 0.
     """
     with _forked() as forked:
         try:
@@ -213,6 +213,6 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
 
 
 def _pid_of(error: ProcessException) -> int:
-    """Return the process that failed, which torch up to 2.6 calls otherwise than its error's own slot."""
+    """Return the process that failed; up to torch 2.6 the attribute has another name than the error's own slot."""
     found: int = error.pid if hasattr(error, "pid") else error.error_pid
     return found

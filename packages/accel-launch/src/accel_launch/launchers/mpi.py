@@ -25,7 +25,7 @@ def flavor(program: str) -> str:
     """Return which MPI a program belongs to.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It is not one of the supported ones.
     """
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     for word in _FLAGS:

@@ -1,4 +1,4 @@
-"""What is checked between machines before processes start, so that a wrong address costs seconds and not a timeout."""
+"""Checks between machines before processes start, so that a wrong address costs seconds instead of a timeout."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
     """Check that machine 0 can be reached, or on machine 0 that its port is free.
 
     Raises:
-        LaunchError: The name is unknown, the port is taken, or nobody answers.
+        LaunchError: The name is unknown, the port is taken, or machine 0 does not answer.
     """
     try:
         socket.getaddrinfo(host, port)
@@ -60,7 +60,7 @@ def _try_to_reach(host: str, port: int) -> str | None:
 
 
 def own_address(host: str, port: int) -> str | None:
-    """Return the address of this machine on the network that leads to machine 0, or None where none does."""
+    """Return the address of this machine on the network that reaches machine 0, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, port))

@@ -17,7 +17,7 @@ def check_script(settings: Settings) -> None:
     """Refuse a script that cannot be started.
 
     Raises:
-        ConfigurationError: There is no such file, it is a folder, or `--module` and `--no-python` are both said.
+        ConfigurationError: The file does not exist or is a folder, or both `--module` and `--no-python` are given.
     """
     if settings["module"] and settings["no_python"]:
         raise ConfigurationError(
@@ -35,7 +35,7 @@ def check_script(settings: Settings) -> None:
         )
     if not path.exists():
         raise ConfigurationError(
-            f"There is no such script; got {str(path)!r} in {Path.cwd()}. Check the path; pass -m for a module."
+            f"The script does not exist; got {str(path)!r} in {Path.cwd()}. Check the path; pass -m for a module."
         )
 
 
@@ -98,7 +98,7 @@ def _require(engine: Engine, asked: str) -> None:
 
 
 def _own_launcher(settings: Settings) -> Any:
-    """Return the launcher of the run's engine, where it has one that claims the run."""
+    """Return the engine's own launcher if it claims the run."""
     found = (load(engine.launcher)() for engine in switched(settings) if engine.launcher)
     return next((launcher for launcher in found if launcher.claims(settings)), None)
 

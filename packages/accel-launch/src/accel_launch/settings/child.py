@@ -15,7 +15,7 @@ _MESH = "use_parallelism_config"
 
 
 def active(engine: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether a run uses what settings belong to, by the name in `Setting.engine`."""
+    """Return whether a run uses the engine that settings belong to, by the name in `Setting.engine`."""
     if engine == "fp8":
         return bool(settings["mixed_precision"] == "fp8")
     return engine == "dynamo" or bool(settings[_MESH if engine == "parallelism" else engines()[engine].switch])
@@ -27,7 +27,7 @@ def switched(settings: Mapping[str, Any]) -> list[Engine]:
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that tell the training side about the settings."""
+    """Return the variables that carry the settings to the training process."""
     found = {
         "ACCELERATE_USE_CPU": str(bool(settings["cpu"])),
         "ACCELERATE_MIXED_PRECISION": settings["mixed_precision"] or "no",
@@ -75,7 +75,7 @@ def _threads(settings: Settings) -> int:
 
 
 def physical_cores() -> int:
-    """Return the number of cores of this machine, where the two threads of one core count once."""
+    """Return the number of cores of this machine, counting the threads of one core once."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             blocks = file.read().split("\n\n")

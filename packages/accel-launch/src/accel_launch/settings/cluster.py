@@ -17,7 +17,7 @@ def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
 
     Raises:
         ConfigurationError: SLURM started several tasks on a machine, each of which would start processes; or a variable
-            that counts something holds no number.
+            that counts something is not a number.
     """
     for reader in _READERS:
         said = reader(environment)

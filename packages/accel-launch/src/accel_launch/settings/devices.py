@@ -13,7 +13,7 @@ _VISIBLE = {row.label.value: row.visible_variable for row in HARDWARE if row.nam
 _GPU = DistributedType.MULTI_GPU.value
 
 SEVERAL_DEVICES = tuple(sorted(_VISIBLE, key=lambda label: (label != _GPU, label)))
-"""What a configuration file calls several devices of a kind, the most usual kind first."""
+"""What a configuration file calls several devices of a kind, the most common kind first."""
 
 
 def visible_variable(label: object) -> str:

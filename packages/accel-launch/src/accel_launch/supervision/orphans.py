@@ -33,7 +33,7 @@ RUN_VARIABLE = "ACCEL_RUN_ID"
 
 
 class RunMark:
-    """The sign that every process of one run bears, by which those that outlive it are found.
+    """The mark of every process of one run, by which those that outlive it are found.
 
     Attributes:
         run_id: Name of the run.
@@ -90,7 +90,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def kill_orphans(run_id: str, *, grace: float = 2.0) -> list[int]:
-    """End what is left of a run: SIGTERM first, SIGKILL after a while."""
+    """End what is left of a run: SIGTERM first, SIGKILL after a grace period."""
     left = find_orphans(run_id)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
@@ -182,7 +182,7 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
 
 
 def _close_files(keep: int) -> None:
-    # Whoever reads the launcher's output through a pipe waits until nobody holds the other end any more.
+    # A reader of the launcher's output through a pipe waits until every holder has closed the other end.
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

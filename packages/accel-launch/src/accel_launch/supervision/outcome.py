@@ -1,4 +1,4 @@
-"""How processes ended: exit code, signal, killed by the system for memory, and which was first."""
+"""How processes ended: exit code, signal or out of memory, and which one failed first."""
 
 import contextlib
 import re
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 TRY_AGAIN = 75
-"""Exit code of a process that ended in good order and wants to be started again: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a process that saved its state and asks to be restarted: EX_TEMPFAIL of sysexits.h."""
 
 _TRACEBACK_COUNTS_FOR = 60.0
 _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILINE)
-"""What C++ prints where threads of a library are still at work when a process that raised an exception ends."""
+"""What C++ prints if threads of a library still run when a process that raised an exception ends."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def last_traceback(tail: bytes) -> str:
 
 
 def without_crash(text: str) -> str:
-    """Return what a process printed up to a crash on its way out."""
+    """Return what a process printed before a crash at exit."""
     return _CRASH_AT_EXIT.split(text)[0]
 
 
@@ -143,7 +143,7 @@ def _may_have_raised(status: int) -> bool:
 
 
 def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
-    """Return the failure that came first, or None where every process ended well or was stopped."""
+    """Return the first failure, or None if every process exited with 0 or was stopped."""
     failures = [outcome for outcome in outcomes if outcome.status != 0 and not outcome.stopped]
     return min(failures, key=lambda outcome: outcome.failed_at, default=None)
 
@@ -157,7 +157,7 @@ def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
 def outcomes(
     logs: Mapping[int, RankLog], statuses: Mapping[int, int], stopped: Iterable[int], memory: MemoryKills
 ) -> list[ExitOutcome]:
-    """Put together how the processes of this machine ended."""
+    """Collect how the processes of this machine ended."""
     ended_by_us = set(stopped)
     found = []
     for rank, status in sorted(statuses.items()):
@@ -179,7 +179,7 @@ def outcomes(
 
 
 def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:
-    """Return whether every process left with the exit code that asks for the run to be started again."""
+    """Return whether every process exited with the code that asks for a restart of the run."""
     return {outcome.status for outcome in outcomes} == {TRY_AGAIN}
 
 

@@ -1,4 +1,4 @@
-"""What is said when a run failed: for a person on the terminal, and for a machine as JSON."""
+"""The report of a failed run: for a person on the terminal, and for a machine as JSON."""
 
 import contextlib
 import json
@@ -35,11 +35,11 @@ __all__ = [
 _FOLDER = "accel-failure-"
 _KEPT_DAYS = 7
 _NOT_A_STACK = re.compile(r"^(?:Fatal Python error: Aborted\n+|Extension modules: .*\n?)", re.MULTILINE)
-"""What Python prints around stacks because the signal that asks for them counts as a crash."""
+"""What Python prints around stacks, because it treats the signal that asks for them as a crash."""
 
 
 def report_left_behind(pids: Sequence[int]) -> None:
-    """Say which processes outlived the ranks that started them, and were ended."""
+    """Print which processes outlived the ranks that started them and were ended."""
     say(f"accel launch: ended processes that outlived their ranks: {', '.join(map(str, pids))}")
 
 
@@ -100,7 +100,7 @@ def report_failure(
 
 
 def report_restart(outcomes: Sequence[ExitOutcome], message: str, attempt: int, most: int) -> None:
-    """Tell a person that the ranks are started again, and why."""
+    """Print that the ranks are restarted, and why."""
     first = first_failure(outcomes)
     if first is not None:
         named = f"rank {first.rank} failed first: {first.how}; all ranks start again (restart {attempt} of {most})"
@@ -123,7 +123,7 @@ def pass_on(text: str) -> None:
 
 
 def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
-    """Show in at most five lines how a run went, as far as its ranks told."""
+    """Show in at most five lines how a run went, from what its ranks recorded."""
     lines = [f"accel launch: the run ended after {seconds:.1f} s"]
     if facts.get("samples") and facts.get("seconds"):
         lines.append(f"  speed       {facts['samples'] / facts['seconds']:.4g} samples/s on all ranks together")
@@ -140,7 +140,7 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
 
 
 def _resuming(words: Sequence[str], script: str, checkpoint: str) -> str:
-    """Return the command line that starts a run again from its checkpoint, as far as the script's text tells."""
+    """Return the command line that resumes a run from its checkpoint, as far as the script's text shows how."""
     words = list(words)
     with contextlib.suppress(OSError):
         text = Path(script).read_text(errors="replace")
@@ -203,7 +203,7 @@ def _summary(
         kept = f" (kept for {_KEPT_DAYS} days)" if path.parent.name.startswith(_FOLDER) else ""
         lines.append(f"  record: {path}{kept}")
     if want_restart(outcomes):
-        lines.append(f"Every rank left with exit code {outcomes[0].status}, to be tried again: start the run again.")
+        lines.append(f"Every rank exited with {outcomes[0].status} and asks to be restarted: start the run again.")
     elif first is not None:
         lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colors))
     return "\n".join(lines) + _below(message)

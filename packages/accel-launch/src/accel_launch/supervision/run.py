@@ -1,4 +1,4 @@
-"""Runs one command and sees it through."""
+"""Runs one command and waits for its end."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def supervise(
     with Supervisor(settings, command, hold=one_rank) as supervisor:
         ends = {name: followed.child_end for name, followed in supervisor.follow(0, 0).items()}
         flush_output()
-        supervisor.signals.install()  # first, so that no signal ends the launcher and leaves the process alone
+        supervisor.signals.install()  # first, so that no signal ends the launcher and leaves the process running
         try:
             process = subprocess.Popen(
                 list(command),

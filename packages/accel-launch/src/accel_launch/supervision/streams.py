@@ -52,12 +52,12 @@ class RankLog:
     def keep(self, chunk: bytes) -> None:
         """Remember a piece of what the process printed."""
         self.heard_at = time.monotonic()
-        # A read may end inside of the words that begin a traceback.
+        # A read may end inside the words that begin a traceback.
         seam = len(self.tail) - len(TRACEBACK)
         self.tail += chunk
         if TRACEBACK in self.tail[max(0, seam) :]:
             self.traceback_at = self.heard_at
-        # Not at every piece, as each cut moves a MiB.
+        # Not at every piece, because each cut moves a MiB.
         if len(self.tail) > 2 * _TAIL:
             del self.tail[:-_TAIL]
 
@@ -122,7 +122,7 @@ class Streams:
             path = os.ttyname(child_end)
         else:
             source, child_end = os.pipe()
-            # torch's agent takes names of files; this one opens the pipe that is there.
+            # torch's agent takes file names; this one opens the existing pipe.
             path = f"/dev/fd/{child_end}"
         file = None if self._logs is None else self._logs.open(f"rank{log.rank}.{stream}.log")
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
@@ -170,7 +170,7 @@ class Streams:
             hold.keep_all()
 
     def take_held(self, log: RankLog) -> bytes:
-        """Return what is held back of a rank, which is then passed on no more. Call it when the rank has ended."""
+        """Return what is held back of a rank, and drop it. Call it when the rank has ended."""
         return b"".join(hold.take() for hold in self._holds_of(log))
 
     def release(self, log: RankLog) -> None:
@@ -189,7 +189,7 @@ class Streams:
             _write_all(followed.sink, followed.hold.take())
 
     def _release_old(self) -> float | None:
-        """Pass on what processes went on after, and return in how many seconds to look again; None for never."""
+        """Pass on tracebacks that their processes survived, and return the seconds until the next look, or None."""
         waits = []
         for followed in list(self._followed):
             if not followed.hold or followed.log.ended_at is not None:
@@ -213,7 +213,7 @@ class Streams:
                 elif isinstance(key.data, RankLog):
                     self._forget(key.fd)
                     key.data.ended_at = time.monotonic()
-                    # Whoever is told of the end finds what the process printed before it.
+                    # Read first, so that what the process printed is complete when its end is reported.
                     self._drain_rank(key.data)
                     if self.on_end is not None:
                         self.on_end(key.data)
@@ -267,7 +267,7 @@ def _write_all(descriptor: int, chunk: bytes) -> None:
 def _write_some(descriptor: int, view: memoryview) -> int | None:
     try:
         return os.write(descriptor, view)
-    # Whoever shares a terminal or a pipe can make it non-blocking for all, also for the launcher.
+    # Any process that shares a terminal or a pipe can make it non-blocking for all, the launcher included.
     except BlockingIOError:
         time.sleep(0.005)
         return 0

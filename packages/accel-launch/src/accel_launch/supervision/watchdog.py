@@ -1,4 +1,4 @@
-"""Ends a run in which nothing happens any more, and shows where every process stood.
+"""Ends a run that hangs, and shows where every process was.
 
 What counts as progress depends on what a rank shows. While it reads a prepared loader, batches and optimizer steps
 count (`accel_core.host.heartbeat`), from its second batch on; before and after, and for a script that does not use
@@ -54,7 +54,7 @@ class Watchdog:
         self._thread.start()
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """Return what a process needs in its environment; an earlier attempt's signs of life are forgotten."""
+        """Return the variables that a process needs; an earlier attempt's progress is forgotten."""
         found = {"PYTHONFAULTHANDLER": "1"}
         if heartbeat.Sensor.possible():
             sensor = self._sensors.get(local_rank)
@@ -65,7 +65,7 @@ class Watchdog:
         return found
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._done.set()
         self._thread.join()
         for sensor in self._sensors.values():

@@ -40,7 +40,7 @@ class Probe:
         except subprocess.TimeoutExpired:
             self._process.kill()
             printed = self._process.communicate()[0]
-            ended = f"no end of it within {seconds:g} s"
+            ended = f"no result within {seconds:g} s"
         answers = [json.loads(line) for line in printed.splitlines()]
         errors = {answer["module"]: answer["error"] for answer in answers if "module" in answer}
         begun = [answer["begun"] for answer in answers if "begun" in answer] or list(self._distributions)[:1]

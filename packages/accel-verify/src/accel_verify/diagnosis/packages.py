@@ -16,7 +16,7 @@ _OURS = ("accel-core", "accel-launch", "accel-bigmodel", "accel-trackers", "acce
 _DROP_IN = "accelerate"
 _NOT_FOR_RUNS = {"test", "testing"}
 _WITHOUT_EXTRA = ("torchao", "transformer_engine", "transformers")
-"""Libraries that accel uses where they are, and that no package of it has as an extra."""
+"""Libraries that accel uses if they are installed, and that none of its packages has as an extra."""
 
 
 def check_packages() -> list[DoctorFinding]:

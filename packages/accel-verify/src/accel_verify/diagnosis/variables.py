@@ -35,7 +35,7 @@ _BESIDE_SETTINGS = {
     "ACCEL_RUN_CARD",
     "ACCEL_RUN_ID",
 }
-"""Variables that no flag of `accel launch` stands for."""
+"""Variables that no flag of `accel launch` sets."""
 
 KNOWN: frozenset[str] = frozenset(
     {setting.environment for setting in ALL if setting.environment}

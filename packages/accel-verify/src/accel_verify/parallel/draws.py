@@ -27,7 +27,7 @@ _METHODS = (
     "random_", "uniform_",
 )  # fmt: skip
 _ORDERS = ("torch.utils.data.", "accel_core.", "accel_verify.")
-"""Modules whose own draws decide which samples are read; a sample's rows are compared in their stead."""
+"""Modules whose draws decide which samples are read; instead of the draws, the rows of a sample are compared."""
 
 
 class DrawWatch:

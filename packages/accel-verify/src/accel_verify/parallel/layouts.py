@@ -58,8 +58,8 @@ def requested_layout(text: str) -> RequestedLayout:
 def _requested(spec: LayoutSpec) -> RequestedLayout:
     if spec.ranks < 2:
         raise ConfigurationError(
-            f"A layout that is compared with one process has several; got {spec.name!r}. Give it at least 2 ranks, as "
-            "in dp2 or fsdp2xtp2."
+            f"A layout to compare with one process needs at least 2 ranks; got {spec.name!r}. Write for example dp2 "
+            "or fsdp2xtp2."
         )
     words = ["--num-processes", str(spec.ranks)]
     if spec.zero_stage is not None:

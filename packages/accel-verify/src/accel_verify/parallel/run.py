@@ -32,7 +32,7 @@ __all__ = ["VerifyRequest", "check_one_process", "run", "variables_of", "verdict
 
 _MOST_ON_CPU = 8
 _GRACE_S = 30.0
-"""How long ranks may go on when one has ended well: past its last step, a script may fail on one of them alone."""
+"""How long ranks may go on once one has exited with 0: after its last step, a script may fail on one rank only."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ def check_one_process(request: VerifyRequest, ended: RanksEnded, found: Recorded
         return
     if ended.timed_out:
         raise LaunchError(
-            f"The script did not make its steps on one process in time; got {request.timeout:g} s for {request.steps} "
-            "optimizer steps. Pass a longer --timeout, or fewer --steps."
+            f"The script did not finish its steps on one process in time; got {request.timeout:g} s for "
+            f"{request.steps} optimizer steps. Pass a longer --timeout, or fewer --steps."
         )
     if ended.failed is not None:
         raise LaunchError(

@@ -128,4 +128,4 @@ def _launch_line(args: argparse.Namespace, good: bool, limit: int, clocked: dict
         words = [] if limit or count_gpus(environ.snapshot()) else ["--cpu", "--num-processes", "2"]
     words += [] if args.mixed_precision is None else ["--mixed-precision", args.mixed_precision]
     line = shlex.join(["accel", "launch", *words, args.script, *args.script_arguments])
-    return line if good else f"{line}, until that is mended"
+    return line if good else f"{line}, until that is fixed"

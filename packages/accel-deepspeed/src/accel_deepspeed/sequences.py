@@ -202,7 +202,7 @@ def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None
         made["batch_sampler" if loader.batch_sampler is shard else "sampler"] = again
     shared_out = _SharedOut(collate, sharing)
     made["collate_fn"] = CountedCollate(shared_out) if isinstance(loader.collate_fn, CountedCollate) else shared_out
-    # What torch forbids to set on a loader: it has not begun to read.
+    # torch forbids setting this on a loader; it is safe here because reading has not begun.
     loader.__dict__.update(made, _iterator=None)
     loader.settings = dataclasses.replace(loader.settings, parts=layout.parts, cut=True)
 

@@ -89,7 +89,7 @@ def read(folder: Path, name: str) -> Any:
 
     Raises:
         CheckpointError: The file is damaged, or reading it would run code.
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
     """
     with torch.serialization.safe_globals(classes()):
         return pickles.read_object(folder, name)

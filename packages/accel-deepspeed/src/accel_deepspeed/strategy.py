@@ -404,7 +404,7 @@ class DeepSpeedStrategy(Strategy):
         Raises:
             ConfigurationError: There are other arguments, which DeepSpeed does not take.
             StateError: The loss comes from no engine.
-            UnsupportedTypeError: The loss is no tensor, such as the `None` of a model that was given no labels.
+            UnsupportedTypeError: The loss is not a tensor, such as the `None` of a model that was given no labels.
         """
         accumulation = self.parts.accumulation
         divide = kwargs.pop("scale_wrt_gas", True) and not accumulation.is_weighted

@@ -1,4 +1,4 @@
-"""Weights, packed or not, put into a model whose layers were replaced."""
+"""Loads weights, packed or not, into a model whose layers were replaced."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class WeightLoader:
             )
 
     def _is_packed(self, place: _Place, source: Checkpoint) -> bool:
-        """Return whether the checkpoint holds a weight that is packed already, in whatever way."""
+        """Return whether the checkpoint holds a weight that is already packed, in any way."""
         if place.form is None:
             return False
         path = place.source.rpartition(".")[0]
@@ -186,7 +186,7 @@ class WeightLoader:
     def _put_packed(self, place: _Place, made: nn.Parameter) -> None:
         assert place.form is not None, "packed"
         for name in place.names:
-            # Also of a layer that is needed in memory under another name: the hook on this one reads the folder.
+            # Also for a layer that is needed in memory under another name, because this one's hook reads the folder.
             if str(device_of(name, self._devices)) == "disk":
                 assert self._folder is not None, "checked"
                 write_parts(place.form, made, name, self._folder, self.index)

@@ -36,7 +36,7 @@ class EightBits:
         return is_instance(parameter, "Int8Params")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights and scales, packed or yet to be."""
+        """Count the bytes of weights and scales once they are packed."""
         return parameter.numel() + _FLOAT * parameter.shape[0]
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
@@ -117,7 +117,7 @@ class FourBits:
         return is_instance(parameter, "Params4bit")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights, scales and code books, packed or yet to be."""
+        """Count the bytes of weights, scales and code books once they are packed."""
         state = _state(parameter)
         if state is not None:
             count = parameter.nbytes + state.absmax.nbytes + state.code.nbytes
@@ -233,7 +233,7 @@ def _state(parameter: torch.Tensor) -> Any:
 
 
 def _shape(parameter: torch.Tensor) -> torch.Size | None:
-    """Return the shape of 4-bit weights before they were packed, where the parameter knows it."""
+    """Return the shape of 4-bit weights before they were packed, if the parameter knows it."""
     state = _state(parameter)
     if state is not None:
         return torch.Size(state.shape)

@@ -1,4 +1,4 @@
-"""Any Python value as JSON and back: the notation of spool files and of what a flat configuration cannot show.
+"""Any Python value as JSON and back: the notation of spool files, and of what a flat configuration cannot show.
 
 Whatever JSON has stays as it is. The rest becomes a mapping with one key that begins with `$`. Values of classes that
 reading back must not import (enumerations, dataclasses, anything else) come back as `Described`.
@@ -39,7 +39,7 @@ _ARRAY_KINDS = "?biufcSUMm"
 
 @record(frozen=True)
 class Described:
-    """What is known of a value whose class is not imported when it is read back.
+    """What is known about a value whose class is not imported when it is read back.
 
     Attributes:
         type: Dotted name of its class.
@@ -147,7 +147,7 @@ def _encode_tensor(tensor: torch.Tensor) -> Json:
 def _decode_tensor(written: dict[str, Any]) -> torch.Tensor:
     dtype = _dtype(written["dtype"])
     shape, data = _shape(written["shape"]), bytearray(_bytes(written["data"]))
-    # Checked here and not left to torch: a shape without data would be memory that nobody wrote.
+    # Checked here and not by torch: a shape without data would expose uninitialized memory.
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a tensor of shape {shape} and {dtype} with {len(data)} bytes")
     if not data:
@@ -188,7 +188,7 @@ def _shape(sizes: list[int]) -> list[int]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    # By name from a closed list: as an attribute of torch, any function of it could be named.
+    # Looked up in a closed list: as an attribute of torch, the name could be any of its functions.
     if name not in _DTYPES:
         raise ValueError(f"a dtype {name!r}")
     return _DTYPES[name]
@@ -243,7 +243,7 @@ def decode(written: Json) -> Any:
     try:
         return _decode(written)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        # Whatever a reader above says of what it was given; RecursionError is a RuntimeError.
+        # Any error of the readers above; RecursionError is a RuntimeError.
         raise ValueError(f"not the notation of a spool file: {error}") from error
 
 

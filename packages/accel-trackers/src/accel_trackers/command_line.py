@@ -19,11 +19,11 @@ _MARKS = "•+xo*#@%"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry `show` or `replay` out.
+    """Run `show` or `replay`.
 
     Raises:
-        ConfigurationError: A name or number has no meaning here.
-        TrackerError: There is no such file or folder.
+        ConfigurationError: A name or number is not valid.
+        TrackerError: The file or folder does not exist.
     """
     return _show(arguments) if arguments.verb == "show" else _replay(arguments)
 

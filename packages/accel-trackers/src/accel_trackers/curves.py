@@ -35,7 +35,7 @@ def read_runs(place: Path) -> tuple[list[Run], list[str]]:
     """Read all runs below a path, the oldest first.
 
     Raises:
-        MissingDependencyError: Event files are there and tensorboard is not.
+        MissingDependencyError: There are event files, and tensorboard is not installed.
     """
     events = [place] if place.is_file() and "tfevents" in place.name else []
     events = events or sorted(path for path in place.rglob("*tfevents*") if path.is_file())
@@ -78,7 +78,7 @@ def _from_events(folder: Path, place: Path) -> Run | str:
         }
         started = float(events.FirstEventTimestamp())
     except Exception as error:
-        # Its reader raises whatever the first wrong byte brings up: errors of protobuf, of files, of its own.
+        # A wrong byte can raise any error: protobuf's, a file's, or the reader's own.
         what = describe_error(error)
         return f"The event files in {folder} cannot be read by tensorboard; it raised {what}. Remove them."
     name = str(folder.relative_to(place)) if folder != place and folder.is_relative_to(place) else folder.name

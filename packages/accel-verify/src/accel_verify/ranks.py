@@ -35,7 +35,7 @@ class RanksEnded:
 
     @property
     def failed(self) -> int | None:
-        """The rank that failed, rather one that failed by itself than one that was ended for it; `None` of success."""
+        """The rank that failed, preferably by itself and not because it was ended; `None` if all succeeded."""
         ranks = [rank for rank, code in enumerate(self.codes) if code]
         return next((rank for rank in ranks if self.codes[rank] > 0), ranks[0] if ranks else None)
 
@@ -46,7 +46,7 @@ class RanksEnded:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Leave in good order on SIGTERM too, where the main thread verifies: ranks are ended, and folders removed."""
+    """On SIGTERM, end the ranks and remove folders; only in the main thread, which alone gets signals."""
     try:
         before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     except ValueError:  # not the main thread
@@ -75,7 +75,7 @@ def run_ranks(
     timeout: float,
     grace: float | None = None,
 ) -> RanksEnded:
-    """Start ranks and wait for them; the first failure ends the others, and none outlives the call."""
+    """Start ranks and wait for them. The first failure ends the others, and none outlives the call."""
     logs = tuple(place / f"{rank}.log" for rank in range(len(commands)))
     ranks: list[subprocess.Popen[bytes]] = []
     mark = RunMark()
@@ -116,7 +116,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float
 
 
 def _show_stacks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Let ranks that are still there print where they stand, by Python's fault handler, and end."""
+    """Make the remaining ranks print their stacks, by Python's fault handler, and end."""
     for process in ranks:
         if process.poll() is None:
             signal_group(process.pid, signal.SIGABRT)
@@ -126,7 +126,7 @@ def _show_stacks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Kill a rank that is still there, with what it started, such as the workers of its loaders; return its code."""
+    """Kill a remaining rank with what it started, such as the workers of its loaders; return its exit code."""
     if process.poll() is None:
         signal_group(process.pid, signal.SIGKILL)
     return process.wait()

@@ -19,7 +19,7 @@ _SHUTDOWN_S = 15.0
 
 
 def check_collective(hardware: str, environment: Mapping[str, str], seconds: float) -> DoctorFinding:
-    """Start two ranks that gather from one another."""
+    """Start two ranks that gather from each other."""
     words = ["launch", hardware, "--num-processes", "2", *own_command("accel_launch.selfcheck", "gather")[1:]]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def check_collective(hardware: str, environment: Mapping[str, str], seconds: flo
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End the launcher, which ends its ranks; what is left of its session is killed."""
+    """End the launcher, which ends its ranks, and kill what is left of its session."""
     process.terminate()
     try:
         process.communicate(timeout=_SHUTDOWN_S)

@@ -19,7 +19,7 @@ _LITTLE_MEMORY = 0.1
 
 
 class Probe:
-    """Imports of torch and of the optional libraries, which go on in another process until they are asked for."""
+    """Imports of torch and of the optional libraries, which run in another process until their result is needed."""
 
     def __init__(self, libraries: list[str] | None = None) -> None:
         names = ["torch", *optional_libraries()] if libraries is None else libraries
@@ -76,7 +76,7 @@ class Probe:
 
 
 def _devices(seen: dict[str, Any]) -> list[DoctorFinding]:
-    """Return what there is to say of the devices that torch sees, and of those that it does not see."""
+    """Return findings about the devices that torch sees, and about those that it does not see."""
     built = f"built for {seen['built']}" if seen["built"] else "built for the CPU"
     findings = [ok(_DEVICES, f"torch {seen['version']}, {built}")]
     findings += [_device(device) for device in seen["devices"]]

@@ -36,7 +36,7 @@ def check_disks(checkpoints: Path) -> list[DoctorFinding]:
 
 
 def _folder(name: str, folder: Path) -> DoctorFinding:
-    """Write to a folder, or to the one in which it would be made, and look at what is free there."""
+    """Write to a folder, or to the one in which it would be created, and check the free space."""
     there = next((place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=there) as file:

@@ -41,7 +41,7 @@ def _address(interface: str) -> str:
 
 
 def _selection(variable: str, said: str, interfaces: list[str]) -> DoctorFinding:
-    """Check that a variable leaves an interface; NCCL takes beginnings of names, = for whole ones and ^ for others."""
+    """Check that a variable leaves an interface; NCCL takes prefixes of names, = for exact names and ^ to exclude."""
     words, nccl = said.split(","), variable.startswith("NCCL")
     others, exact = nccl and said.startswith("^"), not nccl or said.lstrip("^").startswith("=")
     words = [word.lstrip("^=") for word in words] if nccl else words
@@ -71,7 +71,7 @@ def _own_name() -> DoctorFinding:
 
 
 def _loopback() -> DoctorFinding:
-    """Meet over the loopback interface as the ranks of one machine do."""
+    """Connect over the loopback interface as the ranks of one machine do."""
     sent = b"accel"
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -93,7 +93,7 @@ def _loopback() -> DoctorFinding:
 
 
 def check_port(port: int, source: str) -> DoctorFinding:
-    """Examine whether a port that somebody asked for is free."""
+    """Examine whether a requested port is free."""
     try:
         check_free(port)
     except LaunchError as error:

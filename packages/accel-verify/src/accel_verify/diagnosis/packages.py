@@ -83,7 +83,7 @@ def _requirements(ours: Distribution) -> list[tuple[Requirement, str]]:
 
 
 def optional_libraries() -> list[str]:
-    """Return the names of the installed distributions that accel uses and does not always need."""
+    """Return the names of the installed optional distributions that accel uses."""
     extras = {requirement.name for ours in _installed_ours() for requirement, extra in _requirements(ours) if extra}
     return sorted(name for name in {*extras, *_WITHOUT_EXTRA} if _installed(name) is not None)
 

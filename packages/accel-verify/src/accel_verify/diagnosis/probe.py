@@ -1,4 +1,4 @@
-"""Runs in a process of its own: imports libraries one after another, and says what became of each.
+"""Runs in a process of its own: imports libraries one by one, and reports the result of each.
 
 A library that is built for another machine may take Python down instead of raising an error, so the process of the
 command does not import any.
@@ -16,7 +16,7 @@ __all__ = ["main"]
 def main(modules: list[str]) -> None:
     """Import modules, and write a line of JSON before and after each; of torch, also what it sees."""
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)  # what a library prints is no answer
+        os.dup2(2, 1)  # what a library prints is not an answer
         for module in modules:
             print(json.dumps({"begun": module}), file=answers)
             print(json.dumps({"module": module, "error": _trouble_with(module)}), file=answers)

@@ -63,12 +63,12 @@ _OF_PRECISION = {"fp16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as on one process.
+    """A difference from one process.
 
     Attributes:
         step: Optimizer step, from 1.
         kind: What differs: `dropout`, `mask`, `loss`, `gradient`, `clipping`, `learning rate`, `update`, `metrics`.
-        where: Parameter, module or call where it shows; empty where it is none of these.
+        where: Parameter, module or call where it shows; empty if there is none.
         text: What is there and what one process has.
         difference: How far apart values are; `None` where something is wrong whatever the values are.
     """
@@ -103,7 +103,7 @@ class Largest:
 
 
 def tolerance_of(run: RecordedRun) -> Tolerance:
-    """Return how far the values of a run may lie from those of another one in the same number format."""
+    """Return how far the values of a run may differ from those of another one in the same number format."""
     name = _OF_PRECISION.get(run.precision)
     if name is None:
         kinds = {str(value.dtype).removeprefix("torch.") for value in run.tensors(0, "weights").values()}
@@ -159,7 +159,7 @@ def own_draw(one: RecordedRun, ranks: RecordedRun, last: int) -> str | None:
 
 
 class _Noise:
-    """Which elements of each parameter had gradients of a size that counts, in every step so far."""
+    """Which elements of each parameter had gradients above rounding noise, in every step so far."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
@@ -185,7 +185,7 @@ def floor_of(gradients: dict[str, Tensor], tolerance: Tolerance) -> float:
 
 
 def _dropout(ranks: RecordedRun, step: int) -> Iterator[Finding]:
-    """Find ranks that drop the same elements of different data, or different ones of the same."""
+    """Find ranks that drop the same elements of different data, or different elements of the same data."""
     lines = ranks.steps[step - 1]
     seen: dict[str, int] = {}
     for rank in ranks.losers:
@@ -233,7 +233,7 @@ def _losses(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleranc
 
 
 def _apart(one: float, other: float, relative: float) -> bool:
-    return not abs(one - other) <= relative * max(abs(one), abs(other), 1e-12)  # not a number is apart
+    return not abs(one - other) <= relative * max(abs(one), abs(other), 1e-12)  # NaN counts as different
 
 
 def _rows(run: RecordedRun, step: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What random numbers a script draws with torch, and on which line: those that ranks alone draw make losses differ."""
+"""Which random numbers a script draws with torch, and on which line: those that only ranks draw make losses differ."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DrawWatch:
         self._wanted = wanted
 
     def install(self) -> None:
-        """Exchange torch's functions that draw by what watches them."""
+        """Replace torch's functions that draw by watched ones."""
         for owner, names in ((torch, _FUNCTIONS), (Tensor, _METHODS)):
             for name in names:
                 replace(owner, name, self._watched(getattr(owner, name)))
@@ -69,7 +69,7 @@ class DrawWatch:
 
 
 def _line(frame: FrameType | None) -> str | None:
-    """Return the line outside of torch that draws, as FILE:LINE; `None` for what decides which samples are read."""
+    """Return the line outside torch that draws, as FILE:LINE; `None` if the draw decides which samples are read."""
     if frame is None or frame.f_globals.get("__name__", "").startswith(_ORDERS):
         return None
     while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):

@@ -48,7 +48,7 @@ class ForwardWatch:
         self._recurrent: list[nn.Module] = []
 
     def install(self) -> None:
-        """Exchange dropout and attention of torch by what watches them."""
+        """Replace dropout and attention of torch by watched versions."""
         if has_module("accel_parallel"):
             # It binds the attention of torch when it is imported, which has to be torch's own.
             importlib.import_module("accel_parallel.context.attention")
@@ -71,7 +71,7 @@ class ForwardWatch:
             self._handles.append(module.register_forward_hook(hook))
 
     def backward_begins(self, models: list[nn.Module]) -> None:
-        """Note that a forward pass is over: what is computed now is computed again."""
+        """Note that a forward pass is over: what is computed from now on is recomputation."""
         self.listening, self.in_backward = False, True
         modules = [module for model in models for module in model.modules()]
         drops = any(isinstance(each, _DROPOUT_MODULES) and each.p > 0 and each.training for each in modules)

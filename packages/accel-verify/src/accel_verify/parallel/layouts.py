@@ -1,4 +1,4 @@
-"""What each layout that is verified asks of `accel launch`."""
+"""The flags of `accel launch` for each layout to verify."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def requested_layouts(text: str, most: int) -> list[RequestedLayout]:
 
 
 def requested_layout(text: str) -> RequestedLayout:
-    """Return what a layout asks for.
+    """Return the layout of a name.
 
     Raises:
-        ConfigurationError: There is no such layout, or it is one process by itself.
+        ConfigurationError: The layout is unknown, or is a single process.
     """
     return _requested(parse_layout(text))
 

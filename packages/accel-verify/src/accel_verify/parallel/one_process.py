@@ -53,7 +53,7 @@ class _Joined(BatchSampler):
 
 
 def read_for_all(parts: int, *, counts: bool = False) -> None:
-    """Let the Accelerators of this process read, and schedule, for several ranks."""
+    """Make the Accelerators of this process read and schedule for several ranks."""
 
     def prepared(
         prepare: Callable[..., object],

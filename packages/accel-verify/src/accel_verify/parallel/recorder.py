@@ -57,14 +57,14 @@ UNSAVED: dict[str, Callable[..., object]] = {
     "save_model": lambda *args, **kwargs: None,
     "save": lambda *args, **kwargs: None,
 }
-"""Members of Accelerator that do nothing: the script runs several times, and not to its end."""
+"""Members of Accelerator that are disabled, because the script runs several times and not to its end."""
 
 _EMPTY_EPOCHS = 1000
-"""How often a script may begin an epoch after the last step: one that counts steps would do so for ever."""
+"""How often a script may begin an epoch after the last step: one that counts steps would do so forever."""
 
 
 class Finished(SystemExit):
-    """Ends a script that would train on."""
+    """Ends a script that would continue to train."""
 
 
 class StepRecorder:
@@ -91,7 +91,7 @@ class StepRecorder:
         self._gathering = False
 
     def install(self) -> None:
-        """Put the watch into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
+        """Hook into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
         self._forward.install()
         self._draw_watch.install()
         if self._parts:
@@ -254,7 +254,7 @@ class StepRecorder:
         return any(loader is each for each in self._trained_with)
 
     def _trains_on(self) -> None:
-        """Leave out a step after the last one, and end what takes it; a script without a loader ends here."""
+        """Skip a step after the last one and end the script; a script without a loader ends here."""
         self._note_loader()
         if not self._reading:
             raise Finished(0)
@@ -346,7 +346,7 @@ def run_target(target: str, arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it."""
+    """Watch a target to its end; raise what it raises before its last step, unless a strategy refuses it."""
     folder, steps, parts, counts, target, *rest = arguments
     recorder = StepRecorder(Path(folder), int(steps), int(parts), counts=counts == "1")
     recorder.install()

@@ -59,10 +59,10 @@ class VerifyRequest:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out.
+    """Run the command.
 
     Raises:
-        ConfigurationError: An unknown layout, one that is too large, or no such script.
+        ConfigurationError: An unknown layout, one that is too large, or a script that does not exist.
         LaunchError: The script fails on one process, or makes fewer steps.
     """
     report = verify_parallel(
@@ -97,7 +97,7 @@ def verify_parallel(
     """Run a script, or a function, on one process and on layouts of ranks, and compare what happens.
 
     Raises:
-        ConfigurationError: An unknown layout, one that is too large, or no such script.
+        ConfigurationError: An unknown layout, one that is too large, or a script that does not exist.
         LaunchError: The script fails on one process, or makes fewer steps.
     """
     gpus = 0 if cpu else count_gpus(environ.snapshot())
@@ -117,7 +117,7 @@ def _checked(target: str | Callable[[], object]) -> str:
     """Return where a target is, as the recorder takes it.
 
     Raises:
-        ConfigurationError: There is no such script or function, or the function cannot be found by its name.
+        ConfigurationError: The script or function does not exist, or the function cannot be found by its name.
     """
     if callable(target):
         source = inspect.getsourcefile(target)
@@ -155,7 +155,7 @@ def _one_process(request: VerifyRequest, parts: int) -> RecordedRun:
 
 
 def check_one_process(request: VerifyRequest, ended: RanksEnded, found: RecordedRun) -> None:
-    """Refuse to compare with a run on one process that did not make its steps.
+    """Refuse a run on one process that did not make its steps.
 
     Raises:
         LaunchError: It failed, was too slow, or made fewer steps.
@@ -187,7 +187,7 @@ def check_one_process(request: VerifyRequest, ended: RanksEnded, found: Recorded
 def verdict_on(
     request: VerifyRequest, layout: RequestedLayout, one: RecordedRun, ended: RanksEnded, found: RecordedRun
 ) -> Verdict:
-    """Return what became of a layout."""
+    """Return the verdict on a layout."""
     about: dict[str, Any] = {"layout": layout.name, "ranks": layout.ranks, "parts": layout.parts}
     about["numbers"] = run_as_numbers(found)
     if found.refused:
@@ -214,7 +214,7 @@ def verdict_on(
 
 
 def _standing(request: VerifyRequest, ended: RanksEnded) -> str:
-    """Return on which line of the script each rank stood when its time was over, as far as their stacks tell."""
+    """Return the line of the script at which each rank was when the time was over, as far as stacks show it."""
     name = Path(request.target.partition(".py:")[0]).stem + ".py"
     frame = re.compile(rf'File "[^"]*{re.escape(name)}", line (\d+)')
     stood = [
@@ -226,7 +226,7 @@ def _standing(request: VerifyRequest, ended: RanksEnded) -> str:
 
 
 def _state_of(one: RecordedRun, found: RecordedRun, findings: Sequence[Finding]) -> tuple[str, str]:
-    """Return the state of a layout on which all steps were made, and why it is that one."""
+    """Return the state of a layout that made all steps, and the reason."""
     if not findings:
         return "equal", ""
     own = own_draw(one, found, findings[0].step)
@@ -257,7 +257,7 @@ def _recorded(
 
 
 def variables_of(words: Sequence[str], place: Path) -> dict[str, str]:
-    """Return the variables by which `accel launch` would tell ranks of some flags, whatever its file says."""
+    """Return the variables that `accel launch` would set for some flags, whatever its configuration file says."""
     empty = place / "empty.yaml"
     empty.write_text("compute_environment: LOCAL_MACHINE\n")
     return child_environment(settings_from(launch_command_parser().parse_args(["--config-file", str(empty), *words])))

@@ -59,7 +59,7 @@ class ResumeRecorder:
         self._written = first
 
     def install(self) -> None:
-        """Put the watch into Accelerator and into prepared loaders."""
+        """Hook into Accelerator and prepared loaders."""
         wrap(Accelerator, "__init__", self._begun)
         wrap(Accelerator, "load_state", self._loaded)
         for kind in (DataLoaderShard, DataLoaderDispatcher):
@@ -99,7 +99,7 @@ class ResumeRecorder:
         return 0 if accelerator is None or not accelerator._optimizers else _count(accelerator._optimizers[0])
 
     def _boundary(self, before: int) -> None:
-        """Write a line if the batch that was just dealt with ended in an optimizer step; stop after the last."""
+        """Write a line if the batch that was just processed ended in an optimizer step; stop after the last."""
         accelerator = self._accelerator
         if accelerator is None or self._steps_done() == before:
             return
@@ -151,7 +151,7 @@ def _restores_position(accelerator: Accelerator) -> bool:
 
 
 def _seed() -> None:
-    """Seed every generator: whether a script is repeatable at all is not the question, only whether it resumes."""
+    """Seed every generator, because the question is only whether a script resumes, not whether it is repeatable."""
     random.seed(0)
     torch.manual_seed(0)
     if importlib.util.find_spec("numpy") is not None:

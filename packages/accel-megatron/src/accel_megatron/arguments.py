@@ -211,7 +211,7 @@ def build(
             "them from other_megatron_args, or define them in an extra_args_provider."
         )
     found = Namespace(**{**_DEFAULTS, **extra, **given})
-    _settle(found, plugin)
+    _fill_dependent(found, plugin)
     return found
 
 
@@ -244,7 +244,7 @@ def _kinds() -> tuple[Any, ...]:
     )
 
 
-def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
+def _fill_dependent(found: Namespace, plugin: MegatronLMPlugin) -> None:
     """Fill in the arguments that follow from others."""
     found.recompute_activations = bool(plugin.recompute_activations)
     if found.recompute_activations:

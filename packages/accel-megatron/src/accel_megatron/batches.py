@@ -10,7 +10,7 @@ import torch
 from accel_core.comm.batch import send_to_device
 from accel_core.errors import DataError
 from accel_megatron import library
-from accel_megatron.run import Run
+from accel_megatron.run import MegatronRun
 
 __all__ = ["IGNORED", "bert_batch", "check", "decoder_mask", "gpt_batch", "micro_batches", "pair_mask", "t5_batch"]
 
@@ -20,7 +20,7 @@ IGNORED = -100
 Batch = Mapping[str, Any]
 
 
-def check(run: Run, batch: Batch) -> int:
+def check(run: MegatronRun, batch: Batch) -> int:
     """Return the number of samples in a batch.
 
     Raises:
@@ -41,7 +41,7 @@ def check(run: Run, batch: Batch) -> int:
     return samples
 
 
-def _check_lengths(run: Run, batch: Batch) -> None:
+def _check_lengths(run: MegatronRun, batch: Batch) -> None:
     longest = run.arguments.max_position_embeddings
     cut = (run.plugin.tp_degree or 1) if run.arguments.sequence_parallel else 1
     context = run.plugin.context_parallel_size or 1
@@ -59,7 +59,7 @@ def _check_lengths(run: Run, batch: Batch) -> None:
             )
 
 
-def micro_batches(run: Run, batch: Batch) -> Iterator[dict[str, Any]]:
+def micro_batches(run: MegatronRun, batch: Batch) -> Iterator[dict[str, Any]]:
     """Yield the micro batches of a batch, on the device."""
     parts = run.plugin.num_micro_batches or 1
     moved = send_to_device(dict(batch), run.device)
@@ -72,7 +72,7 @@ def micro_batches(run: Run, batch: Batch) -> Iterator[dict[str, Any]]:
         }
 
 
-def gpt_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
+def gpt_batch(run: MegatronRun, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     """Return tokens, labels, loss mask, attention mask and positions of a micro batch of a GPT."""
     if from_megatron:
         tokens, labels = data["tokens"], data["labels"]
@@ -94,7 +94,7 @@ def _positions(tokens: torch.Tensor) -> torch.Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device)[None].expand_as(tokens)
 
 
-def _shifted(run: Run, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _shifted(run: MegatronRun, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the next token of each token, and which of them count: transformers shifts labels in the model.
 
     Raises:
@@ -116,7 +116,7 @@ def _shifted(run: Run, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return following.masked_fill(following == IGNORED, 0), counts.float()
 
 
-def _end_of_document(run: Run) -> int:
+def _end_of_document(run: MegatronRun) -> int:
     arguments = run.arguments
     end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)
     if end is None:
@@ -141,7 +141,7 @@ def bert_batch(data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     return tokens, types, data.get("next_sentence_label"), loss_mask, labels.masked_fill(labels == IGNORED, 0), padding
 
 
-def t5_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
+def t5_batch(run: MegatronRun, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     """Return the tokens of both sides, the loss mask, the labels and the three masks of a micro batch of a T5."""
     if from_megatron:
         names = ("text_enc", "text_dec", "loss_mask", "labels", "enc_mask", "dec_mask", "enc_dec_mask")
@@ -159,7 +159,7 @@ def t5_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     return encoder, decoder, loss_mask, labels.masked_fill(labels == IGNORED, 0), *masks
 
 
-def _moved_right(run: Run, labels: torch.Tensor) -> torch.Tensor:
+def _moved_right(run: MegatronRun, labels: torch.Tensor) -> torch.Tensor:
     """Return the decoder's inputs for given labels: the labels shifted right by one, as in transformers' T5."""
     start = getattr(run.arguments, "decoder_start_token_id", None) or 0
     pad = getattr(run.arguments, "pad_token_id", None) or 0

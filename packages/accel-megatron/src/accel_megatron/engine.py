@@ -14,7 +14,7 @@ from torch import nn
 from accel_core.errors import PreparationError
 from accel_megatron import batches, library
 from accel_megatron.plugin import MegatronLMPlugin
-from accel_megatron.run import Run, current
+from accel_megatron.run import MegatronRun, current
 from accel_megatron.steps import AbstractTrainStep, BertTrainStep, GPTTrainStep, T5TrainStep
 from accel_megatron.wrappers import MegatronLMOptimizerWrapper
 
@@ -285,7 +285,7 @@ class MegatronEngine(nn.Module):
         return dict(zip(self._names, packed.unbind(), strict=True))
 
 
-def _step(accelerator: object, run: Run) -> AbstractTrainStep:
+def _step(accelerator: object, run: MegatronRun) -> AbstractTrainStep:
     """Return the training step of a run: the user's own, or the one for its kind of model."""
     own = run.plugin.custom_train_step_class
     if own is None:
@@ -294,7 +294,7 @@ def _step(accelerator: object, run: Run) -> AbstractTrainStep:
     return made
 
 
-def _output(run: Run, loss: torch.Tensor, logits: torch.Tensor | None) -> object:
+def _output(run: MegatronRun, loss: torch.Tensor, logits: torch.Tensor | None) -> object:
     """Return the output class of the corresponding transformers model, or a tuple if so configured."""
     if not getattr(run.arguments, "model_return_dict", True):
         return (loss,) if logits is None else (loss, logits)

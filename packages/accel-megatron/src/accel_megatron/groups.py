@@ -10,7 +10,7 @@ from accel_core.errors import StateError
 from accel_core.mesh.layout import Layout
 from accel_megatron import library
 from accel_megatron.arguments import Degrees, degrees_of
-from accel_megatron.run import Run
+from accel_megatron.run import MegatronRun
 
 __all__ = ["join", "lay_out", "seed_of"]
 
@@ -22,7 +22,7 @@ def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
     return Layout(rank, tuple(sizes.items()))
 
 
-def join(run: Run) -> None:
+def join(run: MegatronRun) -> None:
     """Create megatron-core's process groups, once per process; every rank calls it.
 
     Raises:
@@ -60,7 +60,7 @@ def _refuse_other_groups(degrees: Degrees) -> None:
         )
 
 
-def seed_of(run: Run) -> int:
+def seed_of(run: MegatronRun) -> int:
     """Return the seed of the run: the `seed` argument, or else the seed of rank 0; the same on every rank."""
     if run.arguments.seed is not None:
         return int(run.arguments.seed)

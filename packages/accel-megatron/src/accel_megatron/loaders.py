@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_megatron import library
-from accel_megatron.run import Run, current
+from accel_megatron.run import MegatronRun, current
 
 __all__ = ["DatasetIterator", "MegatronLMDummyDataLoader", "batch_size_of", "enlarge", "prepare_data_loader"]
 
@@ -70,7 +70,7 @@ class DatasetIterator:
         consumed: The same count, kept up to date.
     """
 
-    def __init__(self, run: Run, dataset: Sequence[Mapping[str, Any]], consumed: int = 0) -> None:
+    def __init__(self, run: MegatronRun, dataset: Sequence[Mapping[str, Any]], consumed: int = 0) -> None:
         self.dataset = dataset
         self.consumed = consumed
         self._micro: int = run.arguments.micro_batch_size
@@ -132,7 +132,7 @@ class MegatronLMDummyDataLoader:
         )
 
 
-def _sizes(run: Run) -> list[int]:
+def _sizes(run: MegatronRun) -> list[int]:
     """Return how many samples of each dataset a run needs.
 
     Raises:

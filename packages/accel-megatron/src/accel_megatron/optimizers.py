@@ -12,7 +12,7 @@ from accel_core.errors import ConfigurationError, PreparationError
 from accel_megatron import library
 from accel_megatron.arguments import configured, number_format
 from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
-from accel_megatron.run import Run
+from accel_megatron.run import MegatronRun
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, ParamKey
@@ -70,7 +70,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
-def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
+def build_optimizer(run: MegatronRun, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
     """Return megatron-core's optimizer for a model."""
     arguments, optimizers = run.arguments, library.core("optimizer")
     config = configured(
@@ -94,7 +94,7 @@ def _momentum(optimizer: torch.optim.Optimizer, config: object = None) -> None:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
-def _overrides(run: Run, config: OptimizerConfig) -> dict[ParamKey, dict[str, Any]]:
+def _overrides(run: MegatronRun, config: OptimizerConfig) -> dict[ParamKey, dict[str, Any]]:
     """Return how parameters are grouped: megatron-core's default, unless the plugin has conditions."""
     optimizers = library.core("optimizer")
     plugin = run.plugin
@@ -135,7 +135,7 @@ def refuse_schedule(schedule: object) -> None:
         )
 
 
-def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+def build_schedule(run: MegatronRun, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Return megatron-core's schedule for an optimizer; it counts samples.
 
     Raises:

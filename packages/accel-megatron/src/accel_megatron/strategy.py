@@ -21,13 +21,13 @@ from accel_core.process.world import GroupNeeds
 from accel_core.strategies.bundle import Bundle, Kind, Slot
 from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
-from accel_megatron import arguments, groups, loaders, making, models, optimizers
+from accel_megatron import arguments, build, groups, loaders, models, optimizers
 from accel_megatron.engine import MegatronEngine
 from accel_megatron.format import EngineFormat
 from accel_megatron.loaders import MegatronLMDummyDataLoader
 from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_megatron.row import ENGINE
-from accel_megatron.run import Run, start
+from accel_megatron.run import MegatronRun, start
 from accel_megatron.wrappers import MegatronLMOptimizerWrapper, MegatronLMSchedulerWrapper
 
 __all__ = ["MegatronStrategy"]
@@ -49,7 +49,7 @@ class MegatronStrategy(Strategy):
         super().__init__(parts)
         self.plugin: MegatronLMPlugin = parts.plugin
         self.plugin.set_mixed_precision(self.number_format.name)
-        self._run = Run(self.plugin, self.world, self.layout, Namespace())
+        self._run = MegatronRun(self.plugin, self.world, self.layout, Namespace())
         start(self._run)
         self._engine: MegatronEngine | None = None
 
@@ -186,8 +186,8 @@ class MegatronStrategy(Strategy):
             self._describe(self.plugin, new[0].given, optimizer, schedule, bundle)
             self._run.optimizer = optimizer[0].given if optimizer else None
             self._run.schedule = schedule[0].given if schedule else None
-            making.initialize(None)
-            engine = MegatronEngine(None, *making.prepare_model_optimizer_scheduler(None))
+            build.initialize(None)
+            engine = MegatronEngine(None, *build.prepare_model_optimizer_scheduler(None))
             self._keep(engine, new[0], optimizer, schedule, kit)
         self._prepare_loaders(bundle.loaders, kit)
         for slot in bundle.models + bundle.optimizers + bundle.schedulers:

@@ -232,7 +232,8 @@ def _state_of(one: RecordedRun, found: RecordedRun, findings: Sequence[Finding])
     own = own_draw(one, found, findings[0].step)
     if own is None or any(finding.certain for finding in findings):
         return "differs", ""
-    return "not comparable", f"{own}. Draw them for each sample, or for all ranks from one seed and use each its part."
+    remedy = "Draw them per sample; or draw them for all ranks from one seed, and let each rank use its part."
+    return "not comparable", f"{own}. {remedy}"
 
 
 def _recorded(

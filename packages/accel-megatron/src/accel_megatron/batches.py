@@ -43,10 +43,11 @@ def check(run: MegatronRun, batch: Batch) -> int:
 
 def _check_lengths(run: MegatronRun, batch: Batch) -> None:
     longest = run.arguments.max_position_embeddings
+    # It splits activations along the tokens.
     cut = (run.plugin.tp_degree or 1) if run.arguments.sequence_parallel else 1
     context = run.plugin.context_parallel_size or 1
-    parts = cut * (2 * context if context > 1 else 1)
-    learned = run.arguments.position_embedding_type == "learned_absolute"
+    parts = cut * (2 * context if context > 1 else 1)  # a rank has one chunk from each end, for equal causal work
+    learned = run.arguments.position_embedding_type == "learned_absolute"  # only a table of positions has an end
     for name in ("input_ids", "tokens", "labels", "decoder_input_ids"):
         value = batch.get(name)
         if not isinstance(value, torch.Tensor) or value.ndim < 2:
@@ -84,7 +85,7 @@ def gpt_batch(run: MegatronRun, data: Batch, *, from_megatron: bool) -> tuple[An
         positions = data.get("position_ids", _positions(tokens))
     found = {"tokens": tokens, "labels": labels, "loss_mask": loss_mask, "position_ids": positions}
     if (run.plugin.context_parallel_size or 1) > 1:
-        found = library.core("utils").get_batch_on_this_cp_rank(found)
+        found = library.core("utils").get_batch_on_this_cp_rank(found)  # in megatron-core's order of chunks
     # Without an explicit mask, megatron-core's attention is causal.
     mask = data.get("attention_mask") if from_megatron else None
     return found["tokens"], found["labels"], found["loss_mask"], mask, found["position_ids"]
@@ -102,7 +103,7 @@ def _shifted(run: MegatronRun, data: Batch) -> tuple[torch.Tensor, torch.Tensor]
     """
     tokens, mask = data["input_ids"], data.get("attention_mask")
     labels = data.get("labels")
-    if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
+    if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):  # a 1 after a 0: padding on the left
         raise DataError(
             "Megatron's GPT masks padding only at the end of sequences; got an attention_mask with padding before "
             "tokens. Set tokenizer.padding_side='right'."
@@ -113,6 +114,7 @@ def _shifted(run: MegatronRun, data: Batch) -> tuple[torch.Tensor, torch.Tensor]
     counts = following != IGNORED
     if run.plugin.eod_mask_loss:
         counts &= tokens != _end_of_document(run)
+    # Megatron-core looks up every label, even those that the loss mask leaves out.
     return following.masked_fill(following == IGNORED, 0), counts.float()
 
 
@@ -146,6 +148,7 @@ def t5_batch(run: MegatronRun, data: Batch, *, from_megatron: bool) -> tuple[Any
     if from_megatron:
         names = ("text_enc", "text_dec", "loss_mask", "labels", "enc_mask", "dec_mask", "enc_dec_mask")
         encoder, decoder, loss_mask, labels, *stored = (data[name] for name in names)
+        # Stored masks are 1 where a token may be attended to, megatron-core's are true where it is hidden.
         return encoder, decoder, loss_mask.float(), labels, *(mask < 0.5 for mask in stored)
     encoder, labels = data["input_ids"], data["labels"]
     padding = data.get("attention_mask", torch.ones_like(encoder))
@@ -164,7 +167,7 @@ def _moved_right(run: MegatronRun, labels: torch.Tensor) -> torch.Tensor:
     start = getattr(run.arguments, "decoder_start_token_id", None) or 0
     pad = getattr(run.arguments, "pad_token_id", None) or 0
     moved = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
-    return moved.masked_fill(moved == IGNORED, pad)
+    return moved.masked_fill(moved == IGNORED, pad)  # an ignored label is no token of the vocabulary
 
 
 def decoder_mask(length: int, device: torch.device) -> torch.Tensor:

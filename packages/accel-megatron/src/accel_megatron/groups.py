@@ -18,6 +18,7 @@ __all__ = ["join", "lay_out", "seed_of"]
 def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
     """Return the layout of the ranks in megatron-core's order: tensor fastest, then context, data and pipeline."""
     replicas = world_size // (degrees.tensor * degrees.pipeline * degrees.context)
+    # The order in which megatron-core numbers ranks, outermost axis first.
     sizes = {"pp": degrees.pipeline, "dp_replicate": replicas, "cp": degrees.context, "tp": degrees.tensor}
     return Layout(rank, tuple(sizes.items()))
 
@@ -67,4 +68,4 @@ def seed_of(run: MegatronRun) -> int:
     own = torch.initial_seed() % (1 << 31)
     if run.world.size == 1 or not dist.is_initialized():
         return own
-    return int(control.Channel(run.world, "megatron seed").exchange(own)[0])
+    return int(control.Channel(run.world, "megatron seed").exchange(own)[0])  # ranks may be seeded differently

@@ -67,7 +67,7 @@ def configuration(run: MegatronRun, **own: Any) -> Any:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
     }
-    if run.device.type == "cpu":
+    if run.device.type == "cpu":  # else it initializes on the current CUDA device
         fields["use_cpu_initialization"] = True
     if (arguments.pipeline_model_parallel_size or 1) == 1:
         fields["num_layers_in_last_pipeline_stage"] = None
@@ -96,6 +96,7 @@ def _shared(arguments: Namespace) -> dict[str, Any]:
     return {
         "vocab_size": arguments.padded_vocab_size,
         "max_sequence_length": arguments.max_position_embeddings,
+        # Else each rank would have logits of a part of the vocabulary.
         "parallel_output": not getattr(arguments, "return_logits", False),
         "share_embeddings_and_output_weights": not arguments.untie_embeddings_and_output_weights,
         "position_embedding_type": arguments.position_embedding_type,
@@ -173,12 +174,12 @@ def build(run: MegatronRun) -> list[nn.Module]:
     provider = run.plugin.custom_model_provider_function or model_provider_func
     if run.plugin.custom_prepare_model_function is not None:
         return list(run.plugin.custom_prepare_model_function(provider))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the user's own random numbers go on as before
         # On the CPU megatron-core draws whole weights and keeps a part: ranks of one stage have to draw the same.
         torch.manual_seed(seed_of(run) + 100 * run.layout.place(("pp",)))
         with shared_sequences(run.arguments):
             chunks = [chunk.to(run.device) for chunk in _chunks(run, provider)]
-    if number_format(run.arguments) != torch.float32:
+    if number_format(run.arguments) != torch.float32:  # its optimizer then keeps the 32-bit masters
         module = library.core("transformer.module")
         chunks = [module.Float16Module(chunk.config, chunk) for chunk in chunks]
     return [_in_parallel(run, chunk, first=index == 0) for index, chunk in enumerate(chunks)]
@@ -201,6 +202,7 @@ def _chunks(run: MegatronRun, provider: Callable[..., nn.Module]) -> list[nn.Mod
             getattr(state, f"is_pipeline_{end}_stage")(ignore_virtual=False, vp_stage=stage)
             for end in ("first", "last")
         ]
+        # Only our provider knows virtual stages.
         made.append(_gpt(run, ends[0], ends[1], stage) if provider is model_provider_func else provider(*ends))
     return made
 
@@ -216,6 +218,6 @@ def _in_parallel(run: MegatronRun, chunk: nn.Module, *, first: bool) -> nn.Modul
         chunk.config,
         config,
         chunk,
-        disable_bucketing=not first,
+        disable_bucketing=not first,  # communication of later chunks overlaps with computation anyway
     )
     return made

@@ -66,6 +66,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         "lr": groups[0]["lr"],
         "weight_decay": decays[0] if decays else 0.0,
+        # Torch's Adam adds weight decay to the gradient, AdamW to the weight.
         **({"decoupled_weight_decay": type(optimizer).__name__.lower() != "adam"} if adam else {}),
     }
 
@@ -82,7 +83,7 @@ def build_optimizer(run: MegatronRun, chunks: Sequence[nn.Module]) -> MegatronOp
     overrides = _overrides(run, config)
     made = optimizers.get_megatron_optimizer(config, list(chunks), config_overrides=overrides)
     for own in made.chained_optimizers:
-        if getattr(own, "init_state_fn", _momentum) is None:
+        if getattr(own, "init_state_fn", _momentum) is None:  # SGD comes without one
             own.init_state_fn = _momentum
     return made
 
@@ -145,7 +146,7 @@ def build_schedule(run: MegatronRun, optimizer: MegatronOptimizer) -> OptimizerP
     batch = arguments.global_batch_size
     samples = arguments.lr_decay_samples or arguments.train_samples
     steps = arguments.lr_decay_iters or arguments.train_iters
-    decay = steps * batch if steps else samples
+    decay = steps * batch if steps else samples  # megatron-core counts schedules in samples
     if not decay:
         raise ConfigurationError(
             "A Megatron schedule needs the length of the run; got none. Pass total_num_steps to "
@@ -155,7 +156,7 @@ def build_schedule(run: MegatronRun, optimizer: MegatronOptimizer) -> OptimizerP
     if arguments.lr_warmup_fraction is not None:
         warmup = arguments.lr_warmup_fraction * decay
     start, end = arguments.start_weight_decay, arguments.end_weight_decay
-    if arguments.weight_decay_incr_style == "constant":
+    if arguments.weight_decay_incr_style == "constant":  # megatron-core asserts that both ends are equal then
         start = end = arguments.weight_decay
     try:
         return library.core("optimizer_param_scheduler").OptimizerParamScheduler(

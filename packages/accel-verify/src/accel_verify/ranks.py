@@ -37,6 +37,7 @@ class RanksEnded:
     def failed(self) -> int | None:
         """The rank that failed, preferably by itself and not because it was ended; `None` if all succeeded."""
         ranks = [rank for rank, code in enumerate(self.codes) if code]
+        # Negative: ended by a signal, perhaps ours.
         return next((rank for rank in ranks if self.codes[rank] > 0), ranks[0] if ranks else None)
 
     def tail(self, rank: int, lines: int = 30) -> str:
@@ -85,11 +86,12 @@ def run_ranks(
                 ranks.append(
                     subprocess.Popen(
                         command,
+                        # For the stacks of a rank that hangs.
                         env={**environment, **mark.variables(), "PYTHONFAULTHANDLER": "1"},
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,
+                        start_new_session=True,  # a group of its own, so that all it starts can be ended
                     )
                 )
         timed_out = _wait(ranks, timeout, grace)
@@ -119,7 +121,7 @@ def _show_stacks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     """Make the remaining ranks print their stacks, by Python's fault handler, and end."""
     for process in ranks:
         if process.poll() is None:
-            signal_group(process.pid, signal.SIGABRT)
+            signal_group(process.pid, signal.SIGABRT)  # on which the fault handler prints all stacks
     deadline = time.monotonic() + _PRINTING_S
     while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(_POLL_S)

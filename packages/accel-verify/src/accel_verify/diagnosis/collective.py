@@ -24,10 +24,10 @@ def check_collective(hardware: str, environment: Mapping[str, str], seconds: flo
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder) / "empty.yaml"
-        empty.write_text("compute_environment: LOCAL_MACHINE\n")
+        empty.write_text("compute_environment: LOCAL_MACHINE\n")  # else the user's own file would be read
         process = subprocess.Popen(
             own_command("accel_launch", *words[:1], "--config-file", str(empty), *words[1:]),
-            env=without_settings(environment),
+            env=without_settings(environment),  # the two ranks test the machine, not the settings
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

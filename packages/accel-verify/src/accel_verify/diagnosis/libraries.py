@@ -14,6 +14,7 @@ __all__ = ["Probe"]
 _LIBRARIES, _DEVICES = "Libraries", "Devices"
 _GIB = 2**30
 _INSTALL_TORCH = "Install the build of torch for your device: https://pytorch.org/get-started/locally."
+# Drivers list their devices here, whatever torch was built for.
 _VENDORS = (("NVIDIA", "/proc/driver/nvidia/gpus"), ("AMD", "/sys/class/kfd/kfd/topology/nodes"))
 _LITTLE_MEMORY = 0.1
 
@@ -24,7 +25,7 @@ class Probe:
     def __init__(self, libraries: list[str] | None = None) -> None:
         names = ["torch", *optional_libraries()] if libraries is None else libraries
         self._distributions = {"torch" if name == "torch" else module_of(name): name for name in names}
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # started early: imports take seconds
             own_command("accel_verify.diagnosis.probe", *self._distributions),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -43,6 +44,7 @@ class Probe:
             ended = f"no result within {seconds:g} s"
         answers = [json.loads(line) for line in printed.splitlines()]
         errors = {answer["module"]: answer["error"] for answer in answers if "module" in answer}
+        # What was begun and not answered is what took Python down.
         begun = [answer["begun"] for answer in answers if "begun" in answer] or list(self._distributions)[:1]
         if begun and begun[-1] not in errors:
             errors[begun[-1]] = ended
@@ -55,7 +57,7 @@ class Probe:
             name = self._distributions[module]
             if not error:
                 continue
-            tell = problem if module == "torch" else warning
+            tell = problem if module == "torch" else warning  # a run may do without the others
             remedy = f"Run `pip install --force-reinstall {name}`" + (
                 "." if module == "torch" else ", or uninstall it."
             )

@@ -55,6 +55,7 @@ class DrawWatch:
         @functools.wraps(original)
         def drawing(*args: object, **kwargs: object) -> object:
             found = original(*args, **kwargs)
+            # Reading a value would break the graph that is being traced, and meta tensors have none.
             if not torch.compiler.is_compiling() and isinstance(found, Tensor) and not found.is_meta and self._wanted():
                 self._note(found, sys._getframe(1))
             return found
@@ -72,7 +73,7 @@ def _line(frame: FrameType | None) -> str | None:
     """Return the line outside torch that draws, as FILE:LINE; `None` if the draw decides which samples are read."""
     if frame is None or frame.f_globals.get("__name__", "").startswith(_ORDERS):
         return None
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):  # up to the caller of a layer
         frame = frame.f_back
     if frame is None:
         return None

@@ -64,6 +64,7 @@ def _requested(spec: LayoutSpec) -> RequestedLayout:
     words = ["--num-processes", str(spec.ranks)]
     if spec.zero_stage is not None:
         words += ["--use-deepspeed", "--zero-stage", str(spec.zero_stage)]
+        # Else its weights cannot be gathered.
         words += ["--zero3-save-16bit-model", "true"] if spec.zero_stage == _GATHERED else []
     elif spec.engine == "fsdp" or min(spec.size("cp"), spec.size("tp")) > 1:
         words += ["--use-fsdp", "--fsdp-version", "2"]

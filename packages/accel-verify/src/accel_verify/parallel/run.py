@@ -136,7 +136,7 @@ def _verify(request: VerifyRequest, layouts: Sequence[RequestedLayout]) -> Repor
     ones: dict[int, RecordedRun] = {}
     verdicts = []
     for layout in layouts:
-        if layout.parts not in ones:
+        if layout.parts not in ones:  # layouts with equally many parts share one
             ones[layout.parts] = _one_process(request, layout.parts)
         progress(f"Running on {layout.name}, {layout.ranks} ranks ...")
         ended, found = _recorded(request, layout.name, layout.ranks, 0, layout.words)
@@ -197,6 +197,7 @@ def verdict_on(
         state, message = _state_of(one, found, findings)
         unended = f"nothing, but did not end{_standing(request, ended)}" if ended.timed_out else None
         note, largest = found.note or unended or one.note, largest_difference(one, found)
+        # By type: texts have numbers.
         of_one = note is not None and one.note is not None and note.split(":")[0] == one.note.split(":")[0]
         about |= {"findings": findings, "largest": largest, "note": note, "note_of_one": of_one}
         return Verdict(**about, state=state, message=message)

@@ -96,7 +96,7 @@ def compare(straight: list[list[dict[str, Any]]], interrupted: list[list[dict[st
     for records in zip(
         *(zip(one, two, strict=True) for one, two in zip(straight, interrupted, strict=True)), strict=True
     ):
-        for aspect in ASPECTS:
+        for aspect in ASPECTS:  # causes first: the first difference found is named
             for rank, (one, two) in enumerate(records):
                 for detail in _differences(one[aspect], two[aspect], aspect):
                     return Difference(one["step"], rank, aspect, detail)
@@ -149,5 +149,5 @@ def _environment(args: argparse.Namespace, rank: int, port: int) -> dict[str, st
         variables["ACCELERATE_USE_CPU"] = "true"
     variables |= rank_variables(rank, args.num_processes, port)
     if args.num_processes > 1:
-        variables.setdefault("OMP_NUM_THREADS", "1")
+        variables.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, and sums do not depend on their number
     return variables

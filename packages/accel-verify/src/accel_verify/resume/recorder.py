@@ -72,12 +72,12 @@ class ResumeRecorder:
 
     def _loaded(self, load: Callable[..., object], *args: object, **kwargs: object) -> object:
         found = load(*args, **kwargs)
-        self._load = NOTHING
+        self._load = NOTHING  # the script restored its state itself
         return found
 
     def _move(self, project: ProjectConfiguration) -> None:
         if project.automatic_checkpoint_naming:
-            if project.logging_dir == project.project_dir:
+            if project.logging_dir == project.project_dir:  # it follows, as where the script left it unset
                 project.logging_dir = self._project
             project.project_dir = self._project
 
@@ -112,7 +112,7 @@ class ResumeRecorder:
             if self._save != NOTHING:
                 automatic = accelerator.project_configuration.automatic_checkpoint_naming
                 accelerator.save_state(None if automatic else self._save)
-            accelerator.wait_for_everyone()
+            accelerator.wait_for_everyone()  # a rank that ends now would take the save of others with it
             raise Finished(0)
 
     def _state(self, accelerator: Accelerator) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _count(optimizer: Any) -> int:
         def counted(*_: object) -> None:
             inner._accel_steps += 1
 
-        inner.register_step_post_hook(counted)
+        inner.register_step_post_hook(counted)  # steps inside an accumulation window do not reach it
     return int(inner._accel_steps)
 
 

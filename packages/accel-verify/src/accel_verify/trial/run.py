@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         timeout=min(args.timeout, _AT_LEAST_S + _TIMES * (time.monotonic() - began)),
     )
     (verdict,) = report.verdicts
+    # A fault of its own on both is no difference.
     good = verdict.state == "equal" and (verdict.note is None or verdict.note_of_one)
     lines = [
         (verdict.state if good or verdict.state != "equal" else "failed", _equality(verdict, good)),
@@ -109,6 +110,7 @@ def _memory(name: str, nbytes: int, clocked: dict[str, Any]) -> str:
     """Describe how much of a GPU a rank needs, and on how many of them the training fits."""
     if not clocked["memory"]:
         return f"unknown: {clocked['trouble']}"
+    # Layouts grow until one fits.
     first, last, fitting = clocked["memory"][0], clocked["memory"][-1], _fitting(clocked, nbytes)
     text = f"{written_size(first['peak'])} of {written_size(nbytes)} on one {name}"
     if fitting is first:

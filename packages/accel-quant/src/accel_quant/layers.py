@@ -74,7 +74,7 @@ def _linear_layers(
     places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
     stay: set[nn.Module] = set()
     unfit: dict[nn.Module, str] = {}
-    for path, parent in model.named_modules(remove_duplicate=False):
+    for path, parent in model.named_modules(remove_duplicate=False):  # a layer under two names is replaced at both
         for name, layer in parent._modules.items():
             full = ".".join(part for part in (prefix, path, name) if part)
             if isinstance(layer, nn.Linear) and not is_instance(layer, "Linear8bitLt", "Linear4bit"):
@@ -98,7 +98,7 @@ def _is_product(layer: nn.Linear) -> bool:
     weight = torch.linspace(-1, 1, 12, device="cpu").reshape(3, 4)
     inputs = torch.linspace(-2, 3, 8, device="cpu").reshape(2, 4)
     bias = None if layer.bias is None else torch.linspace(1, 2, 3, device="cpu")
-    tried = copy.copy(layer)
+    tried = copy.copy(layer)  # the real weights may be empty, or too large to try
     tried.__dict__["_parameters"] = {"weight": weight, "bias": bias}
     tried.in_features, tried.out_features = 4, 3
     try:
@@ -134,7 +134,7 @@ def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> No
 def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     bias = layer.bias is not None
     classes = bitsandbytes().nn
-    with torch.device("meta"):
+    with torch.device("meta"):  # weights that would be thrown away take no memory
         if config.load_in_8bit:
             made: Any = classes.Linear8bitLt(
                 layer.in_features,
@@ -163,7 +163,7 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
             requires_grad=False,
             compress_statistics=config.bnb_4bit_use_double_quant,
             quant_type=config.bnb_4bit_quant_type,
-            module=None if data.is_meta else made,
+            module=None if data.is_meta else made,  # the layer learns of its packed state through it
         )
         # Weights that are packed again for AVX-512 have rounded scales, and could not be saved as they were.
         made.support_avx512bf16_for_cpu = False
@@ -223,7 +223,7 @@ def get_keys_to_not_convert(model: nn.Module) -> list[str]:
     if not tied and is_base_model:
         return []
     children = [name for name, _ in model.named_children()]
-    names = [*tied, *children[-1:]]
+    names = [*tied, *children[-1:]]  # the last child is the output head
     return list(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias") for name in names))
 
 

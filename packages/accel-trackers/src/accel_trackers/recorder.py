@@ -46,10 +46,10 @@ class SpoolRecorder:
         self._told = False
         self._late = False
         self._worker = TrackerWorker("tracker-spool")
-        self._worker.put(lambda: self._open(run))
+        self._worker.put(lambda: self._open(run))  # the caller must not wait for the disk
 
     def _open(self, run: Mapping[str, Any]) -> None:
-        slug = re.sub(r"[^\w.-]+", "-", run["project"]).strip("-.") or "run"
+        slug = re.sub(r"[^\w.-]+", "-", run["project"]).strip("-.") or "run"  # a project may hold path separators
         stem = f"{slug[:60]}-{run['run_id']}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         facts = {"version": FORMAT_VERSION, "started": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
         try:
@@ -99,7 +99,7 @@ class SpoolRecorder:
         # Only if every line was written: otherwise the earlier files may hold the only copy of their entries.
         elif line["kind"] == "resumed" and not self._told:
             for left in self._left:
-                SpoolWriter(left.path).close(keep=False)
+                SpoolWriter(left.path).close(keep=False)  # their entries are in this file now
             self._left = []
 
     def _tell(self, why: str) -> None:
@@ -194,7 +194,7 @@ class SpoolRecorder:
         self._worker.finish(lambda: self._close(keep or bool(unsent)))
         if self._worker.drain(seconds):
             self._worker.close(0.0)
-        lost = {name: len(numbers & self._unwritten) for name, numbers in unsent.items()}
+        lost = {name: len(numbers & self._unwritten) for name, numbers in unsent.items()}  # neither sent nor on disk
         kept = {name: len(numbers) - lost[name] for name, numbers in unsent.items()}
         if any(kept.values()) and not quiet:
             logger.warning(

@@ -77,7 +77,7 @@ class SpoolWriter:
         assert self._file is not None
         size = os.fstat(self._file).st_size
         tail = b""
-        while b"\n" not in tail and len(tail) < size:
+        while b"\n" not in tail and len(tail) < size:  # from the end: a spool may be large
             begin = max(0, size - len(tail) - _BLOCK)
             tail = os.pread(self._file, size - len(tail) - begin, begin) + tail
         last = tail.rpartition(b"\n")[2]
@@ -88,7 +88,7 @@ class SpoolWriter:
         except ValueError:
             os.ftruncate(self._file, size - len(last))
             return size - len(last)
-        return size + os.write(self._file, b"\n")
+        return size + os.write(self._file, b"\n")  # the line is whole, only its end was lost
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line and hand it to the operating system, or leave the file as it is.
@@ -102,7 +102,7 @@ class SpoolWriter:
                 return
             try:
                 written = 0
-                while written < len(data):
+                while written < len(data):  # a signal or a full disk may end a write early
                     written += os.write(self._file, data[written:])
             except OSError:
                 # Half a line would make the next one unreadable, so it is cut; a disk that allows neither is given up.
@@ -131,7 +131,7 @@ class SpoolWriter:
         self.path.unlink(missing_ok=True)
         shutil.rmtree(files_of(self.path), ignore_errors=True)
         with contextlib.suppress(OSError):
-            self.path.parent.rmdir()
+            self.path.parent.rmdir()  # if it is empty
 
 
 def make_own(folder: Path) -> None:
@@ -150,7 +150,7 @@ def make_own(folder: Path) -> None:
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
         owner = place.lstat().st_uid
-        if owner not in (0, os.getuid()):
+        if owner not in (0, os.getuid()):  # lstat: a link of another user is refused too
             raise PermissionError(errno.EPERM, f"{place} belongs to user {owner}")
 
 
@@ -194,6 +194,7 @@ class SpoolFile:
     @property
     def is_written(self) -> bool:
         """Whether another process of this machine, which is still alive, writes the file."""
+        # A process id means nothing on another machine.
         if self.ended or self.host != socket.gethostname() or self.pid == os.getpid():
             return False
         try:
@@ -300,7 +301,7 @@ def _parse(path: Path, content: bytes) -> Iterator[tuple[int, Line]]:
         line = _decoded(text)
         if isinstance(line, dict):
             yield number, line
-        elif text.endswith(b"\n"):
+        elif text.endswith(b"\n"):  # without it, the process ended while it wrote
             raise _damaged(path, number, f"{line}: {_short(text)}")
 
 

@@ -30,7 +30,7 @@ class Left(NamedTuple):
 def left_behind(own: Path, run_id: str, step: int, trackers: list[str]) -> list[Left]:
     """Find what killed processes of a run left next to its new spool file.
 
-    `accel trackers replay` is left what is damaged or ended well, what another machine wrote, and what some tracker
+    `accel trackers replay` is left what is damaged or complete, what another machine wrote, and what some tracker
     lacks that the run no longer has, or that needs a logged file.
     """
     found = []

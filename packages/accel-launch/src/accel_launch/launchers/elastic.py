@@ -54,6 +54,7 @@ class _FollowedStreams(LogsSpecs):
         return ""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        # Torch writes to these instead of files.
         paths: dict[str, dict[int, str]] = {name: dict.fromkeys(envs, "") for name in ("stdout", "stderr")}
         for local_rank, variables in envs.items():
             variables.update({**self._variables, **self._supervisor.variables(local_rank)})
@@ -78,7 +79,7 @@ class _SupervisedAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
         machines = int(worker_group.group_world_size or 1)
-        if machines > 1:
+        if machines > 1:  # one machine has nobody to compare with
             self._machines.met(worker_group.store, int(worker_group.group_rank or 0), machines)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
@@ -112,7 +113,7 @@ class _SupervisedAgent(LocalElasticAgent):
         stale = self._supervisor.streams.ranks.get(log.rank) is not log
         if self._failing or stale or not self._went_wrong(log):
             return
-        self._failing = True
+        self._failing = True  # only the first failure counts
         self._machines.tell(log.rank)
         self._supervisor.kill_after(GRACE_S)
 
@@ -217,7 +218,7 @@ def _rendezvous(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | 
     if backend == "c10d" and settings.is_set("machine_rank"):
         # Without it, torch guesses from names and addresses of this machine whether the store belongs here.
         configuration.setdefault("is_host", str(layout.machine_rank == 0))
-    configuration.setdefault("timeout", 900)
+    configuration.setdefault("timeout", 900)  # seconds that machines may start apart
     return MachinesRendezvous(
         backend,
         f"{host}:{port}",

@@ -40,7 +40,7 @@ class NotebookRankError(ChildFailedError, LaunchError):
 
     def __init__(self, message: str, failures: dict[int, ProcessFailure]) -> None:
         LaunchError.__init__(self, message, failures)
-        self.name, self.failures = "notebook_launcher", failures
+        self.name, self.failures = "notebook_launcher", failures  # torch's own initializer would format a table
 
     def __str__(self) -> str:
         """Return the message."""
@@ -80,6 +80,7 @@ class _Forked:
                 return function(*args)
             except BaseException as error:
                 when, above = time.monotonic(), error.__traceback__
+                # Without this wrapper's own frame.
                 self._note(when, "".join(traceback.format_exception(error.with_traceback(above and above.tb_next))))
                 raise
 
@@ -97,7 +98,7 @@ class _Forked:
         notes = [json.loads(path.read_text()) for path in self._notes.glob("*.json")]
         if not notes:
             return None
-        last = max(note["attempt"] for note in notes)
+        last = max(note["attempt"] for note in notes)  # earlier attempts were restarted
         first = min((note for note in notes if note["attempt"] == last), key=lambda note: float(note["when"]))
         return int(first["rank"]), str(first["traceback"])
 

@@ -68,7 +68,7 @@ class OtherMachines:
             failure = self._heard()
             if not failure:
                 continue
-            if self._told:
+            if self._told:  # it was ours
                 return
             self.failure = failure
             if not self._over.wait(2.0):  # usually the ranks here notice it themselves, and report more about it
@@ -81,4 +81,4 @@ class OtherMachines:
         try:
             return self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else ""
         except RuntimeError:
-            return "machine 0 is gone"
+            return "machine 0 is gone"  # it holds the store

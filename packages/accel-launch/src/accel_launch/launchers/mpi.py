@@ -18,7 +18,7 @@ _FLAGS = {
 }
 """By a word that `mpirun --version` prints: the flags for hosts and for processes per host, and further arguments."""
 
-_NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
+_NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}  # paths of this machine may not exist on another
 
 
 def flavor(program: str) -> str:
@@ -72,7 +72,7 @@ class MpiLauncher(Launcher):
             str(layout.processes),
         ]
         words += more
-        if kind == "Open MPI":
+        if kind == "Open MPI":  # the others pass the environment on by themselves
             for name, value in self.environ(settings).items():
                 if name not in _NOT_FORWARDED:
                     words += ["-x", f"{name}={value}"]

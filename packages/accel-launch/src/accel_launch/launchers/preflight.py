@@ -63,7 +63,7 @@ def own_address(host: str, port: int) -> str | None:
     """Return the address of this machine on the network that reaches machine 0, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, port))
+            probe.connect((host, port))  # UDP sends nothing, but the system chooses an interface
         except OSError:
             return None
         address: str = probe.getsockname()[0]
@@ -77,7 +77,7 @@ def check_free(port: int) -> None:
         LaunchError: It is taken.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that just ended does not occupy it
         try:
             probe.bind(("", port))
         except OSError as error:
@@ -96,6 +96,7 @@ def facts_of_machine(script: str | None, processes: int) -> dict[str, Any]:
         "torch": version("torch"),
         "accel-core": version("accel-core"),
         "accel-launch": version("accel-launch"),
+        # Copies may be outdated on one machine.
         "script": hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else str(script),
         "processes": processes,
     }
@@ -110,7 +111,7 @@ def check_agreement(store: Any, rank: int, size: int, facts: dict[str, Any], *, 
     store.set(f"accel/facts/{rank}", json.dumps(facts))
     everybody = {machine: json.loads(store.get(f"accel/facts/{machine}")) for machine in range(size)}
     for name, value in everybody[0].items():
-        if name == "processes" and elastic:
+        if name == "processes" and elastic:  # machines may differ in size there
             continue
         others = {machine: found[name] for machine, found in everybody.items() if found[name] != value}
         if others:

@@ -59,6 +59,7 @@ class LocalRendezvous(RendezvousHandler):
             self._empty()
         self._round += 1
         store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
+        # The same store serves the ranks.
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
 
     def _empty(self) -> None:
@@ -131,7 +132,7 @@ class MachinesRendezvous(RendezvousHandler):
         """Meet the other machines for the next round of attempts."""
         info: RendezvousInfo = self._inner.next_rendezvous()
         self._round += 1
-        if self._round == 1 or not self.use_agent_store:
+        if self._round == 1 or not self.use_agent_store:  # the first round has nothing to forget
             return info
         # the static rendezvous has one store for all rounds; the others have put the round's number into its keys
         store = PrefixStore(f"round{self._round}", info.store) if self.get_backend() == "static" else info.store

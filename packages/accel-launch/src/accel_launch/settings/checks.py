@@ -27,7 +27,7 @@ def check_script(settings: Settings) -> None:
     if settings["module"] or settings["no_python"]:
         return
     path = Path(str(settings.script))
-    if path.is_dir() and (path / "__main__.py").is_file():
+    if path.is_dir() and (path / "__main__.py").is_file():  # Python runs such a folder
         return
     if path.is_dir():
         raise ConfigurationError(
@@ -60,6 +60,7 @@ def check_settings(settings: Settings) -> None:
             names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
             raise ConfigurationError(f"These settings exclude each other; got {names}. Leave one out.")
     layout = settings.layout
+    # A file's distributed_type sets it too, and may be run on one GPU.
     if settings["multi_gpu"] and settings.resolved["multi_gpu"].origin == "flag" and layout.processes < 2:
         raise ConfigurationError(
             f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
@@ -81,7 +82,7 @@ def check_installed(settings: Settings) -> None:
     Raises:
         MissingDependencyError: The library is not installed, or is too old.
     """
-    if settings["no_python"] or _own_launcher(settings) is not None:
+    if settings["no_python"] or _own_launcher(settings) is not None:  # another Python, or another machine's
         return
     for engine in switched(settings):
         if engine.library:

@@ -31,7 +31,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
     found = {
         "ACCELERATE_USE_CPU": str(bool(settings["cpu"])),
         "ACCELERATE_MIXED_PRECISION": settings["mixed_precision"] or "no",
-        "OMP_NUM_THREADS": str(_threads(settings)),
+        "OMP_NUM_THREADS": str(_threads(settings)),  # else every rank takes all cores
     }
     if settings["cpu"] and settings.layout.per_machine == 1:
         found.update({"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"})
@@ -69,7 +69,7 @@ def _threads(settings: Settings) -> int:
     said = settings["num_cpu_threads_per_process"]
     if said:
         return int(said)
-    if not settings["cpu"]:
+    if not settings["cpu"]:  # the work is on the accelerator, as torchrun assumes too
         return 1
     return max(1, physical_cores() // settings.layout.per_machine)
 
@@ -87,4 +87,4 @@ def physical_cores() -> int:
         facts = {name.strip(): value.strip() for name, value in facts.items()}
         if "core id" in facts:
             seen.add((facts.get("physical id"), facts["core id"]))
-    return len(seen) or os.cpu_count() or 1
+    return len(seen) or os.cpu_count() or 1  # some machines, such as ARM's, list no core ids

@@ -67,7 +67,7 @@ class BaseConfig:
         found.setdefault("mixed_precision", "no")
         found.setdefault("use_cpu", False)
         found.setdefault("debug", False)
-        if found["mixed_precision"] is False:
+        if found["mixed_precision"] is False:  # YAML reads the word no as false
             found["mixed_precision"] = "no"
         if found["distributed_type"] is False:
             found["distributed_type"] = "NO"

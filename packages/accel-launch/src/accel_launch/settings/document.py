@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
     def number(self, node: yaml.ScalarNode) -> object:
         """Return a number or truth value; a number with too many digits stays text."""
-        if len(node.value) > _LONGEST_NUMBER:
+        if len(node.value) > _LONGEST_NUMBER:  # converting it would take quadratic time
             return str(node.value)
         try:
             return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
     def text(self, node: yaml.ScalarNode) -> str:
         """Return a text that an environment variable can hold."""
         found = str(self.construct_yaml_str(node))
-        if "\0" in found or any("\ud800" <= letter <= "\udfff" for letter in found):
+        if "\0" in found or any("\ud800" <= letter <= "\udfff" for letter in found):  # execve and UTF-8 refuse them
             raise yaml.constructor.ConstructorError(
                 problem="got text that cannot be passed to a process", problem_mark=node.start_mark
             )
@@ -82,7 +82,7 @@ class _Size:
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in self._open):
                 return f"got a value that contains itself (*{event.anchor})"
-            self._close(None, self._anchors.get(str(event.anchor), 0))
+            self._close(None, self._anchors.get(str(event.anchor), 0))  # an alias weighs what it stands for
         if len(self._open) > _DEEPEST:
             return f"got more than {_DEEPEST} levels"
         return "got aliases that expand to too much" if self._open[-1][1] > _LARGEST_VALUE else None

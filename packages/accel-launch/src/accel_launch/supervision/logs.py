@@ -30,7 +30,7 @@ class LogFile:
             self._open()
             if self._missing:
                 gap = f"\n[accel launch: {self._missing} bytes are missing here]\n".encode()
-                if os.write(self._descriptor, gap) == len(gap):
+                if os.write(self._descriptor, gap) == len(gap):  # a part of the note may fill the disk again
                     self._missing = 0
             while view:
                 view = view[os.write(self._descriptor, view) :]
@@ -83,7 +83,7 @@ class LogFolder:
             with contextlib.suppress(OSError):  # the disk cannot rename: append to the log instead
                 _keep_apart(self.path / name)
         log = LogFile(self.path / name)
-        log.write(b"")
+        log.write(b"")  # makes the file, even for a rank that prints nothing
         return log
 
 

@@ -55,6 +55,7 @@ class RunMark:
 def alive(pid: int) -> bool:
     """Return whether a process exists and is not a zombie."""
     try:
+        # The program's name stands in parentheses, and may hold any character.
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False
@@ -83,7 +84,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
     A process gets it once: a second SIGABRT would end it in the middle of printing its stacks.
     """
-    for send in (os.killpg, os.kill):
+    for send in (os.killpg, os.kill):  # a process that was just started leads no group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, number)
             return
@@ -169,7 +170,7 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
         chunk = os.read(pipe, 4096)
         if not chunk:
             break
-        said += chunk
+        said += chunk  # process ids, until the pipe ends
     words = said.decode().split()
     if "done" in words:
         return
@@ -178,7 +179,7 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
         for pid in pids:
             signal_group(pid, number)
         _all_end(pids, grace)
-    kill_orphans(run_id)
+    kill_orphans(run_id)  # what started a session of its own
 
 
 def _close_files(keep: int) -> None:

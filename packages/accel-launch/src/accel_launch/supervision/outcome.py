@@ -87,7 +87,7 @@ class MemoryKills:
         files = [
             Path("/proc/vmstat"),
             Path("/sys/fs/cgroup/memory.events"),
-            Path("/sys/fs/cgroup/memory/memory.oom_control"),
+            Path("/sys/fs/cgroup/memory/memory.oom_control"),  # cgroup v1
         ]
         with contextlib.suppress(OSError):
             own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
@@ -132,6 +132,7 @@ def without_crash(text: str) -> str:
 def failed_at(log: RankLog, status: int) -> float:
     """Return when a rank went wrong: when its last traceback began, or when it ended."""
     ended = time.monotonic() if log.ended_at is None else log.ended_at
+    # A rank that hangs at exit still failed when it raised.
     if _may_have_raised(status) and log.traceback_at is not None and ended - log.traceback_at < _TRACEBACK_COUNTS_FOR:
         return log.traceback_at
     return ended
@@ -151,6 +152,7 @@ def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
 def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
     """Return the outcome that explains the end of a run: the first failure, else the first that has a traceback."""
     raised = [outcome for outcome in outcomes if outcome.traceback]
+    # After a signal to all, none failed first; one may have raised.
     return first_failure(outcomes) or min(raised, key=lambda outcome: outcome.failed_at, default=None)
 
 
@@ -169,7 +171,7 @@ def outcomes(
                 local_rank=log.local_rank,
                 pid=log.pid,
                 status=status,
-                stopped=by_us and status < 0,
+                stopped=by_us and status < 0,  # one that exits with a code failed by itself
                 failed_at=failed_at(log, status),
                 out_of_memory=status == -signal.SIGKILL and not by_us and memory.any(),
                 traceback=last_traceback(bytes(log.tail)) if _may_have_raised(status) else "",
@@ -180,6 +182,7 @@ def outcomes(
 
 def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:
     """Return whether every process exited with the code that asks for a restart of the run."""
+    # All of them: one alone did not save with the others.
     return {outcome.status for outcome in outcomes} == {TRY_AGAIN}
 
 

@@ -92,7 +92,7 @@ def report_failure(
 ) -> Path | None:
     """Write the record and the logs of a failure, and tell a person about it; the traceback comes last."""
     path = _write_record(record, {}, log_dir) if log_dir is not None else None
-    path = path or _write_record(record, logs, None)
+    path = path or _write_record(record, logs, None)  # the folder's disk may be full
     if not quiet:
         folder = path.parent if path is not None else log_dir
         say(_summary(outcomes, folder, path, message, float(record["seconds"]), str(record["reason"])))
@@ -127,6 +127,7 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
     lines = [f"accel launch: the run ended after {seconds:.1f} s"]
     if facts.get("samples") and facts.get("seconds"):
         lines.append(f"  speed       {facts['samples'] / facts['seconds']:.4g} samples/s on all ranks together")
+    # In bytes on macOS, in KiB elsewhere.
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     device = f"; {facts['device_bytes'] / 2**30:.2f} GiB on the device" if facts.get("device_bytes") else ""
     lines.append(f"  memory      {largest / 2**30:.2f} GiB in the largest process{device}")
@@ -174,10 +175,11 @@ def forget_old_failures(place: Path) -> None:
     oldest = time.time() - _KEPT_DAYS * 86400
     with contextlib.suppress(OSError), os.scandir(place) as found:
         for entry in found:
+            # A link may lead anywhere.
             if not entry.name.startswith(_FOLDER) or not entry.is_dir(follow_symlinks=False):
                 continue
             facts = entry.stat(follow_symlinks=False)
-            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:
+            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:  # the folder for temporary files is shared
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -192,7 +194,7 @@ def _summary(
     }.get(reason, f"stopped by {reason}")
     lines = ["", f"{paint('accel launch:', 'error', colors)} {title} after {seconds:.1f} s"]
     for outcome in outcomes:
-        word = "stopped by the launcher" if outcome.stopped else "ended well" if outcome.status == 0 else outcome.how
+        word = "stopped by the launcher" if outcome.stopped else "exited with 0" if outcome.status == 0 else outcome.how
         note = "  <- first" if first is not None and outcome.rank == first.rank and len(outcomes) > 1 else ""
         if outcome.traceback and outcome is not cause:
             word += f", {shortened(outcome.traceback.splitlines()[-1])}"

@@ -31,13 +31,13 @@ def supervise(
             process = subprocess.Popen(
                 list(command),
                 env={**environment, **supervisor.variables(0)},
-                start_new_session=True,
+                start_new_session=True,  # a group of its own: Ctrl-C reaches it once, through the launcher
                 stdout=ends.get("stdout"),
                 stderr=ends["stderr"],
             )
         except OSError as error:
             raise cannot_start(command[0], error) from None
         supervisor.started(0, process.pid)
-        supervisor.signals.repeat()
+        supervisor.signals.repeat()  # a signal may have come before there was a process
         status = process.wait()
     return supervisor.report({0: status})

@@ -100,7 +100,7 @@ class Streams:
         self._logs = logs
         self._hold = hold
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
+        self._wake_read, self._wake_write = os.pipe()  # interrupts `select` when a stream is added
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._lock = threading.Lock()
         self._stopping = False
@@ -116,7 +116,7 @@ class Streams:
     def follow(self, log: RankLog, stream: str, *, mark: str = "") -> Followed:
         """Make a stream that the launcher reads."""
         sink = 1 if stream == "stdout" else 2
-        if os.isatty(sink) and not mark:
+        if os.isatty(sink) and not mark:  # a program that writes to a terminal keeps its colors and progress bars
             source, child_end = pty.openpty()
             _like_terminal(child_end, sink)
             path = os.ttyname(child_end)
@@ -146,7 +146,7 @@ class Streams:
             # A process that was waited for already has none, and Linux before 5.3 knows none:
             # https://man7.org/linux/man-pages/man2/pidfd_open.2.html
             with contextlib.suppress(OSError):
-                self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, log)
+                self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, log)  # readable when the process ends
         if not self._thread.is_alive():
             self._thread.start()
         self._wake()
@@ -195,7 +195,7 @@ class Streams:
             if not followed.hold or followed.log.ended_at is not None:
                 continue
             left = followed.hold.remaining(followed.log.pid)
-            if left <= 0 or len(followed.hold) > _TAIL:
+            if left <= 0 or len(followed.hold) > _TAIL:  # a rank that goes on printing lives
                 self._release(followed)
             else:
                 waits.append(left)
@@ -222,7 +222,7 @@ class Streams:
                     key.data.source = -1
 
     def _forget(self, descriptor: int) -> None:
-        with self._lock, contextlib.suppress(KeyError):
+        with self._lock, contextlib.suppress(KeyError):  # both threads may forget it
             self._selector.unregister(descriptor)
         os.close(descriptor)
 
@@ -249,7 +249,7 @@ class Streams:
         if followed.file is not None:
             followed.file.write(chunk)
         if followed.mark:
-            *lines, followed.rest = (followed.rest + chunk).split(b"\n")
+            *lines, followed.rest = (followed.rest + chunk).split(b"\n")  # ranks share a terminal: whole lines only
             chunk = b"".join(followed.mark + line + b"\n" for line in lines)
         _write_all(followed.sink, chunk if followed.hold is None else followed.hold.add(chunk, followed.log.pid))
         return True

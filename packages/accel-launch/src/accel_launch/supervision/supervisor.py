@@ -44,7 +44,7 @@ from accel_launch.supervision.watchdog import Watchdog
 
 __all__ = ["Supervisor", "cannot_start", "marks"]
 
-_REPORT = "accel_launch.supervision.report"
+_REPORT = "accel_launch.supervision.report"  # imported when there is something to report
 _BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -164,7 +164,7 @@ class Supervisor:
                     signal_group(log.pid, signal.SIGKILL)
 
         self._killer = threading.Timer(seconds, kill)
-        self._killer.daemon = True
+        self._killer.daemon = True  # it must not keep the launcher alive
         self._killer.start()
 
     def _close(self) -> None:
@@ -176,7 +176,7 @@ class Supervisor:
         for log in self.streams.ranks.values():
             if log.pid:
                 signal_group(log.pid, signal.SIGTERM)  # the group outlives the rank that led it
-        left = self._mark.end_orphans()
+        left = self._mark.end_orphans()  # what left its group, found by the run's variable
         if left and not self._settings["quiet"]:
             import_module(_REPORT).report_left_behind(left)
         # After the last process has ended, so that what they printed at exit is read.
@@ -209,7 +209,7 @@ class Supervisor:
         ended = self._outcomes(statuses)
         reason = f"another machine: {self.elsewhere}" if self.elsewhere else next(iter(self._reasons), "failure")
         self._tell(ended, reason)
-        if sent is not None and not want_restart(ended):
+        if sent is not None and not want_restart(ended):  # preempted runs end with the status to be requeued
             return shell_status(-sent)
         if reason == "watchdog":
             return shell_status(-signal.SIGABRT)
@@ -251,7 +251,7 @@ class Supervisor:
             elif outcome is cause and outcome.traceback:
                 message = outcome.traceback
                 held = self.streams.take_held(log).decode(errors="replace").replace("\r\n", "\n")
-                before, found, after = held.partition(outcome.traceback)
+                before, found, after = held.partition(outcome.traceback)  # other lines were held with it
                 import_module(_REPORT).pass_on(before + after)
                 if not found:
                     message = message.splitlines()[-1]  # the process went on after its traceback, which was shown then
@@ -290,6 +290,6 @@ def marks(settings: Mapping[str, Any], local_rank: int) -> dict[str, str]:
     tee = tee_of(str(settings["tee"]), local_rank)
     mark = f"[{settings['role']}{local_rank}]: "
     found = {"stderr": mark if tee & 2 else ""}
-    if tee & 1 or settings["log_dir"] or settings["watchdog"]:
+    if tee & 1 or settings["log_dir"] or settings["watchdog"]:  # else ranks keep the launcher's own output
         found["stdout"] = mark if tee & 1 else ""
     return found

@@ -48,6 +48,7 @@ class TracebackHold:
         if not keeps_all and (uncaught or (found and not self._held)):
             self._seconds = _UNCAUGHT_HOLD_S if uncaught else _HOLD_S
             self._since, self._waited = time.monotonic(), seconds_without_core(pid)
+        # Order is kept: nothing overtakes what is held.
         start = 0 if self._held or keeps_all else found[0].start() if found else len(chunk)
         self._held += chunk[start:]
         return chunk[:start]
@@ -71,5 +72,5 @@ class TracebackHold:
 def seconds_without_core(pid: int) -> float:
     """Return how long the main thread of a process was ready to run while others had the cores."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9  # the kernel counts nanoseconds
     return 0.0

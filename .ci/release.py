@@ -69,19 +69,19 @@ def packages(root: Path) -> dict[str, Sources]:
     return {sources.name: sources for sources in found}
 
 
-def next_version(now: Version, wanted: str) -> Version:
-    """Return the version that `major`, `minor`, `patch` or a written version means.
+def next_version(now: Version, wanted: str, *, first: bool = False) -> Version:
+    """Return the version that `major`, `minor`, `patch` or a written version means; a first release may keep its own.
 
     Raises:
-        ReleaseError: It is no version, or not above the present one.
+        ReleaseError: It is not a version, or not above the present one.
     """
     major, minor, patch = now.release[0], *(*now.release[1:], 0, 0)[:2]
     steps = {"major": f"{major + 1}.0.0", "minor": f"{major}.{minor + 1}.0", "patch": f"{major}.{minor}.{patch + 1}"}
     try:
         version = Version(steps.get(wanted, wanted))
     except InvalidVersion:
-        raise ReleaseError(f"{wanted!r} is no version. Write one such as 0.2.0, or major, minor or patch.") from None
-    if version <= now:
+        raise ReleaseError(f"{wanted!r} is not a version. Write one such as 0.2.0, or major, minor or patch.") from None
+    if version < now or (version == now and not first):
         raise ReleaseError(f"{version} is not above the present version, {now}. Choose a higher one.")
     return version
 
@@ -105,7 +105,8 @@ def noted(changelog: str, entry: str) -> str:
     """Add an entry under "Unreleased", which is made when it is not there."""
     if UNRELEASED in changelog:
         before, heading, after = changelog.partition(UNRELEASED)
-        return f"{before}{heading}\n\n- {entry}\n{after.lstrip()}"
+        gap = "\n" if re.match(r"\s*-", after) else "\n\n"
+        return f"{before}{heading}\n\n- {entry}{gap}{after.lstrip()}"
     title, _, rest = changelog.partition("\n")
     return f"{title}\n\n{UNRELEASED}\n\n- {entry}\n\n{rest.lstrip()}"
 
@@ -128,11 +129,12 @@ def plan(root: Path, name: str, wanted: str, day: datetime.date) -> dict[Path, s
     if name not in known:
         raise ReleaseError(f"There is no package {name!r}. Choose one of {', '.join(sorted(known))}.")
     own = known[name]
-    version = next_version(own.version, wanted)
+    changelog = own.changelog.read_text()
+    version = next_version(own.version, wanted, first=re.search(r"^## \d", changelog, re.MULTILINE) is None)
     written = VERSION.sub(lambda old: f'__version__ = "{old["upstream"] or ""}{version}"', own.version_file.read_text())
     changes = {
         own.version_file: written,
-        own.changelog: released(own.changelog.read_text(), version, day, own.changelog),
+        own.changelog: released(changelog, version, day, own.changelog),
     }
     for other in known.values():
         text = other.pyproject.read_text()

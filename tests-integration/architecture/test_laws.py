@@ -38,9 +38,25 @@ BREACHES = [
 LAWS = list(dict.fromkeys(law for law, _ in BREACHES))
 
 
+ROOT = Path(__file__).resolve().parents[2]
+WAY = ROOT.joinpath("ARCHITECTURE.md").read_text().partition("## 1. Laws")[0]
+STEPS = [re.findall(r"`([\w./]+)`", step) for step in re.split(r"^\d\. |\n\n(?=Between)", WAY, flags=re.MULTILINE)[1:6]]
+
+
 def test_names_are_nouns_of_the_field() -> None:
     """No file or folder is called utils, helpers, common, misc, other or base_*."""
     assert not list(map(str, laws.badly_named()))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step[0])
+def test_the_way_to_the_line_that_shards_is_as_described(step: list[str]) -> None:
+    """Each of the five files has the function that ARCHITECTURE.md names, which makes the calls named after it."""
+    file, name, *calls = step
+    node: ast.AST = ast.parse(next(ROOT.glob(f"packages/*/src/{file}")).read_text())
+    for part in name.split("."):
+        node = [one for one in ast.walk(node) if getattr(one, "name", None) == part][-1]  # behind its overloads
+    assert calls
+    assert set(calls) <= {ast.unparse(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
 
 
 @pytest.mark.parametrize("engine", laws.ENGINES)

@@ -144,7 +144,7 @@ def test_wrong_arguments_and_scripts_are_named(tmp_path: Path) -> None:
     """An interruption outside the run, no script, a script that fails and one that is too short."""
     script = write(tmp_path / "train.py", "", "shuffle=True")
     assert "Choose 0 < at < steps" in check(script, "--steps", "4", "--at", "4")[1]
-    assert "There is no such script" in check(tmp_path / "no.py", "--steps", "4", "--at", "2")[1]
+    assert "The script does not exist" in check(tmp_path / "no.py", "--steps", "4", "--at", "2")[1]
     (tmp_path / "broken.py").write_text("raise KeyError('mine')")
     code, words = check(tmp_path / "broken.py", "--steps", "4", "--at", "2")
     assert code != 0

@@ -78,6 +78,17 @@ def test_a_patch_touches_the_package_alone(repository: Path) -> None:
     assert "Unreleased" not in changelog
 
 
+def test_a_first_release_keeps_its_version(repository: Path) -> None:
+    """A package that was never released is released as the version that it has, once."""
+    changelog = repository / "packages" / "accel-quant" / "CHANGELOG.md"
+    changelog.write_text("# Changelog of accel-quant\n\n## Unreleased\n\nFirst release.\n\n- Something.\n")
+    done = release(repository, "accel-quant", "0.1.0")
+    assert done.returncode == 0, done.stderr
+    assert '__version__ = "0.1.0"' in version(repository, "accel-quant")
+    assert "## 0.1.0 – " in changelog.read_text()
+    assert release(repository, "accel-quant", "0.1.0").returncode == 2
+
+
 def test_a_breaking_version_widens_the_ranges_of_dependants(repository: Path) -> None:
     """Dependants take the new version in, note it as unreleased, and keep their own version."""
     versions = {name: version(repository, name) for name in ("accel-all", "accel-quant")}
@@ -103,7 +114,7 @@ def test_the_drop_in_keeps_the_version_that_it_stands_for(repository: Path) -> N
     [
         (("accel-cor", "patch"), "There is no package 'accel-cor'"),
         (("accel-core", "0.0.9"), "0.0.9 is not above the present version"),
-        (("accel-core", "soon"), "'soon' is no version"),
+        (("accel-core", "soon"), "'soon' is not a version"),
     ],
 )
 def test_a_wrong_release_is_refused_and_changes_nothing(repository: Path, words: tuple[str, str], message: str) -> None:

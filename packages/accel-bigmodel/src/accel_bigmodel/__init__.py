@@ -1,6 +1,6 @@
 """Load and run models larger than one device.
 
-A name brings its module, and torch, when it is first used.
+A name imports its module, and torch, when it is first used.
 """
 
 from typing import TYPE_CHECKING

@@ -47,8 +47,8 @@ def fake_store() -> Any:
 def without_greetings(stage: Any) -> Any:
     """Keep a stage on a CPU from greeting its neighbors before its first batch, in torch 2.9.
 
-    Torch 2.9 sends a whole number of 8 bytes there and expects a float of 4, at which gloo ends the process. The
-    greeting only opens connections, which gloo has already.
+    Torch 2.9 sends an integer of 8 bytes there and expects a float of 4, so gloo aborts the process. The greeting only
+    opens connections, which gloo already has.
     """
     if is_torch_version(">=", "2.9") and is_torch_version("<", "2.10") and stage.device.type == "cpu":
         stage._get_init_p2p_neighbors_ops = list
@@ -73,7 +73,7 @@ PRIVATE_NAMES = {
         "Torch's count of writes says whether a weight was written to; comparing values would read all of them."
     ),
     "torch._subclasses.fake_tensor:FakeTensorMode": (
-        "A training step is run without memory on tensors that say to be on a device: FSDP refuses the meta device."
+        "A training step runs without memory on tensors that claim to be on a device: FSDP refuses the meta device."
     ),
     "torch.testing._internal.distributed.fake_pg:FakeStore": (
         "One process stands for a rank of many: torch's fake process group, which it documents, needs this store."
@@ -88,4 +88,4 @@ PRIVATE_NAMES = {
 """Private names of torch, as `module:name`, each with the reason why it is needed."""
 
 ONLY_IN = {"torch.distributed.pipelining.stage:PipelineStage._get_init_p2p_neighbors_ops": ("2.9", "2.10")}
-"""The first torch that a private name is used in and the first that needs it no more, where not all do."""
+"""The first torch that a private name is used in and the first that no longer needs it, where not all do."""

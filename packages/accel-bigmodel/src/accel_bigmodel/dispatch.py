@@ -116,7 +116,7 @@ def disk_offload(
 
 
 def _offload(model: nn.Module, device: torch.device, settings: HookSettings, prefetch: Prefetch) -> nn.Module:
-    """Put hooks on a model whose weights are all away between forwards."""
+    """Put hooks on a model whose weights are all offloaded between forwards."""
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
     settings.attach_below(model, "", device)
     attach_prefetch(model, prefetch)
@@ -230,7 +230,7 @@ def _own_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[st
 
 
 def _check_values(placement: Placement, given: Mapping[str, torch.Tensor]) -> None:
-    """Make sure that what has to be in memory is not empty; weights on disk are looked for when they are needed."""
+    """Check that tensors in memory are not empty; weights on disk are looked up when they are needed."""
     left = [
         name
         for name, tensor in (*placement.model.named_parameters(), *placement.model.named_buffers())
@@ -248,7 +248,7 @@ def _check_values(placement: Placement, given: Mapping[str, torch.Tensor]) -> No
 
 @record(frozen=True)
 class _Weights:
-    """Where the weights are that are away between forwards.
+    """Where offloaded weights are between forwards.
 
     Attributes:
         state_dict: Those on the CPU; None for the model's own.
@@ -263,7 +263,7 @@ class _Weights:
     buffers: bool
 
     def open(self, placement: Placement) -> OffloadedWeightsLoader | None:
-        """Find or write the weights; None where none are away."""
+        """Find or write the weights; None if nothing is offloaded."""
         on_disk, on_cpu = placement.waits_on("disk"), placement.waits_on("cpu")
         if not on_cpu and not on_disk:
             return None
@@ -354,7 +354,7 @@ def _tied_copies(placement: Placement, weights: OffloadedWeightsLoader | None) -
     for name in (name for group in placement.tied for name in group):
         if weights is not None and name in weights.all_keys and _below(name, away):
             value = weights[name]
-            # Tensors without elements all have the address 0, and would pass for one.
+            # Tensors without elements all have the address 0, and would look like one tensor.
             if value.numel():
                 copies[value.data_ptr()] = {}
     return copies
@@ -365,7 +365,7 @@ def _below(name: str, modules: list[str]) -> bool:
 
 
 class _Refusal:
-    """Stands in for `.to` and its like on a dispatched model: moving it would undo the map."""
+    """Replaces `.to` and similar methods of a dispatched model: moving it would undo the map."""
 
     def __init__(self, model: nn.Module, method: str) -> None:
         functools.update_wrapper(self, getattr(type(model), method))
@@ -373,9 +373,9 @@ class _Refusal:
         self.method = method
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Warn, and move the model only when all its weights are there."""
+        """Warn, and move the model only if all its weights are in memory."""
         move = getattr(type(self.model), self.method)
-        if "_hf_hook" not in self.model.__dict__:  # its hooks were taken off: it is a plain model again
+        if "_hf_hook" not in self.model.__dict__:  # its hooks were removed, so it is a plain model again
             return move(self.model, *args, **kwargs)
         logger.warning("You shouldn't move a model that a device map placed: parts of it would leave their devices.")
         if any(parameter.is_meta for parameter in self.model.parameters()):

@@ -31,12 +31,12 @@ __all__ = [
     "gather_data",
 ]
 
-# Also those that pack several numbers into a byte, whose item tells less than their name.
+# Also dtypes that pack several numbers into a byte, whose itemsize says less than their name.
 _COUNTED = re.compile(r"torch\.(?:u?int|b?float)(\d+)\w*")
 
 
 def add_timm_hub_prefix(model_name: str) -> str:
-    """Return a name of the hub with the prefix by which timm knows that it is one."""
+    """Return a name on the hub with the prefix that timm needs."""
     return f"hf-hub:{model_name}" if "/" in model_name and not model_name.startswith("hf-hub:") else model_name
 
 
@@ -66,7 +66,9 @@ def create_empty_model(
 
 def _model_of_timm(model_name: str) -> nn.Module:
     if not is_timm_available():
-        raise MissingDependencyError("timm builds this model; got no timm. Install it with `pip install timm`.")
+        raise MissingDependencyError(
+            "This model needs timm, which is not installed. Install it with `pip install timm`."
+        )
     name = add_timm_hub_prefix(model_name)
     unreachable = why_unreachable() if name.startswith("hf-hub:") else None
     if unreachable is not None and not is_cached(name.removeprefix("hf-hub:")):
@@ -77,8 +79,7 @@ def _model_of_timm(model_name: str) -> nn.Module:
             built: nn.Module = timm.create_model(name, pretrained=False)
     except ImportError as failure:
         raise MissingDependencyError(
-            f"A library that is needed to build {model_name!r} cannot be imported; got: {in_one_line(failure)} "
-            "Install it."
+            f"A library that {model_name!r} needs cannot be imported; got: {in_one_line(failure)} Install it."
         ) from failure
     except (OSError, RuntimeError) as failure:
         raise CheckpointNotFoundError(
@@ -89,7 +90,7 @@ def _model_of_timm(model_name: str) -> nn.Module:
 
 
 def estimate_training_usage(bytes: int, mixed_precision: str, msamp_config: str | None = None) -> dict[str, int]:
-    """Return what training a model with Adam takes, activations left out."""
+    """Return what training a model with Adam takes, without activations."""
     if mixed_precision == "float32":
         return {"model": bytes, "optimizer": 2 * bytes, "gradients": bytes, "step": 4 * bytes}
     if mixed_precision in ("float16", "bfloat16") or msamp_config is not None:
@@ -101,15 +102,14 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
     """Count a model in several dtypes.
 
     Raises:
-        ConfigurationError: When torch has no floating point or integer dtype of a name.
+        ConfigurationError: When a name is not a floating point or integer dtype of torch.
     """
     known = _counted_dtypes()
     dtypes = {word: word.removeprefix("torch.") for word in args.dtypes}
     for name in dtypes.values():
         if name not in known:
             raise ConfigurationError(
-                f"There is no floating point or integer dtype of this name; got {name!r}. Use one of "
-                f"{', '.join(sorted(known))}."
+                f"Not a floating point or integer dtype; got {name!r}. Use one of {', '.join(sorted(known))}."
             )
     model = create_empty_model(
         args.model_name, library_name=args.library_name, trust_remote_code=args.trust_remote_code
@@ -157,7 +157,7 @@ def create_ascii_table(headers: Sequence[str], rows: Sequence[Sequence[Any]], ti
 
 
 def estimate_command(args: argparse.Namespace) -> int:
-    """Carry `accel estimate-memory` out."""
+    """Run `accel estimate-memory`."""
     rows = []
     for dtype, largest, total, training in gather_data(args):
         step = max(training.values())

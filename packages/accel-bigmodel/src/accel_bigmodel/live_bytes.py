@@ -1,4 +1,4 @@
-"""The bytes of tensors alive, by what they are for, while a program runs on tensors without memory."""
+"""The bytes of living tensors, by purpose, while a program runs on tensors without memory."""
 
 import weakref
 from collections import Counter
@@ -59,7 +59,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.forget_peak()
 
     def forget_peak(self) -> None:
-        """Begin anew to look for the most bytes alive at once."""
+        """Restart the search for the peak."""
         self.peak = self.total
         self.at_peak = dict(self.live)
         self.most = dict(self.live)
@@ -97,7 +97,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._filled.discard(key)
 
     def _sample(self, needed: int = 0) -> None:
-        """Take down the bytes alive where there were never more, with those that an operation needed for itself."""
+        """Record the bytes alive if they are a new peak, with those that an operation needed as workspace."""
         for purpose, nbytes in self.live.items():
             if nbytes > self.most.get(purpose, 0):
                 self.most[purpose] = nbytes
@@ -106,7 +106,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.at_peak["workspace"] = self.at_peak.get("workspace", 0) + needed
 
     def _measure_freed(self) -> None:
-        """Ask memory that FSDP fills again and again whether it was freed: no operation tells."""
+        """Check whether memory that FSDP reuses was freed: no operation shows it."""
         for key in list(self._filled):
             held = self._held[key]
             storage = held.storage()
@@ -130,7 +130,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._measure_freed()
         namespace, name = getattr(func, "namespace", ""), str(func)
         if namespace == "_c10d_functional" and "wait_tensor" in name:
-            return args[0]  # what stands in for it without memory makes a new tensor, and a real one does not
+            return args[0]  # its fake version makes a new tensor, and the real one does not
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
             if self._counts(tensor):
@@ -141,7 +141,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note_traffic(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell memory apart by which parameters and gradients travel."""
+        """Count the memory through which parameters and gradients are communicated."""
         found = [tensor for tensor in tree_leaves((args, kwargs)) if self._counts(tensor)]
         self.note(
             [tensor for tensor in found if self.purpose_of(tensor) in (None, "activations", "workspace")], _GATHERED

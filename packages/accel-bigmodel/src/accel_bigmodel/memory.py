@@ -1,4 +1,4 @@
-"""How much memory each device has to give."""
+"""How much memory each device has."""
 
 from collections.abc import Mapping
 from types import ModuleType
@@ -73,7 +73,7 @@ def _available() -> dict[int | str, int]:
     for index in range(0 if module is None else module.device_count()):
         assert module is not None, "it has devices"
         if _is_integrated(module, index):
-            # What the driver calls free leaves out what the host would give back at once.
+            # The driver's free memory leaves out what the host would release at once.
             found[index], shared = free, True
         else:
             found[index] = int(module.mem_get_info(index)[0])
@@ -81,6 +81,6 @@ def _available() -> dict[int | str, int]:
 
 
 def _is_integrated(module: ModuleType, index: int) -> bool:
-    """Return whether an accelerator has the memory of the host, as that of a Jetson or GB10."""
+    """Return whether an accelerator uses the host's memory, as on a Jetson or GB10."""
     ask = getattr(module, "get_device_properties", None)
     return ask is not None and bool(getattr(ask(index), "is_integrated", False))

@@ -1,4 +1,4 @@
-"""Models without weights: parameters born on the meta device, or on any device, in this thread only."""
+"""Models without weights: parameters created on the meta device, or on any device, in this thread only."""
 
 import contextlib
 import threading
@@ -70,11 +70,11 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def init_on_device(device: torch.device | str, include_buffers: bool | None = None) -> Iterator[None]:
-    """Build models whose parameters are born on a device.
+    """Build models whose parameters are created on a device.
 
     Args:
         device: The device.
-        include_buffers: Whether buffers are born there too. By default the environment's
+        include_buffers: Whether buffers are created there too. By default the environment's
             `ACCELERATE_INIT_INCLUDE_BUFFERS`, and else no: buffers stay where the model's code puts them.
 
     Yields:
@@ -99,7 +99,7 @@ def init_on_device(device: torch.device | str, include_buffers: bool | None = No
 
 @contextlib.contextmanager
 def _registering(placement: _Placement) -> Iterator[None]:
-    """Send the parameters that this thread registers to a device; torch calls the hook only while someone needs it."""
+    """Move the parameters that this thread registers to a device; torch's hook is only set while it is needed."""
     global _users
     with _lock:
         _users += 1
@@ -146,7 +146,7 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
 
 
 def _leave_unfilled(parameter: nn.Parameter, placement: _Placement) -> None:
-    """Have an empty parameter ignore random initializers, whose numbers nobody would see, until the placement ends.
+    """Make an empty parameter ignore random initializers, whose numbers are never seen, until the placement ends.
 
     Its own attributes stand before the methods of its class: another class could not be wrapped in `nn.Parameter`.
     """
@@ -162,7 +162,7 @@ def _itself(parameter: nn.Parameter, *_args: object, **_kwargs: object) -> nn.Pa
 
 
 def own_attributes(parameter: torch.Tensor) -> dict[str, Any]:
-    """Return the attributes of a tensor that a placement did not give it."""
+    """Return the attributes of a tensor that do not come from a placement."""
     left_out = (*_IGNORING, "_accel_moved")
     return {name: value for name, value in vars(parameter).items() if name not in left_out}
 

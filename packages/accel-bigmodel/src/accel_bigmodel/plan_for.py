@@ -109,9 +109,9 @@ def plan_checkpoint(
         classes += {Layer.__name__} & {type(module).__name__ for module in model.modules()}
         if isinstance(kept, Workload):
             raise ConfigurationError(
-                "Headroom for a batch of sequences is found by tracing the model, and headers do not describe "
-                f"the forward; got no config.json for {source!r} whose model transformers has. Give the headroom as a "
-                "size or a fraction, or name the model with --model."
+                "Headroom for a batch of sequences needs the model, because headers do not describe its forward; got "
+                f"no config.json for {source!r} whose model transformers has. Give the headroom as a size or a "
+                "fraction, or name the model with --model."
             )
     return plan_device_map(
         model,
@@ -123,9 +123,9 @@ def plan_checkpoint(
     )
 
 
-_BY_NAME = """The files do not tell in which order the model has its parts: this is planned by name. To load as
+_BY_NAME = """The files do not say in which order the model runs its parts, so the plan goes by name. To load as
 planned, write the plan with --json and pass `device_map=Plan.from_json(text).device_map`; to plan as
-"auto" places, name the model with --model, or install transformers where a config.json names it."""
+"auto" would, name the model with --model, or install transformers where a config.json names it."""
 
 
 def _refuse_others(args: argparse.Namespace) -> None:
@@ -145,8 +145,8 @@ def run(args: argparse.Namespace) -> int:
     if args.train:
         if not has_module("accel_parallel"):
             raise MissingDependencyError(
-                "The memory of training is found by the steps of accel-parallel; got --train without that package. Run "
-                "`pip install accel-parallel`."
+                "Predicting the memory of training needs accel-parallel, which is not installed. Run `pip install "
+                "accel-parallel`."
             )
         training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not
         return int(training.run(args))

@@ -183,7 +183,7 @@ def test_a_plan_of_headers_says_that_it_knows_no_order(
     file = tmp_path / "plan"
     assert main(["plan", str(tmp_path), "--max-memory", "cpu=8KiB", "--json", str(file)]) == 0
     out = capsys.readouterr().out
-    assert "this is planned by name" in out
+    assert "the plan goes by name" in out
     assert "encoder.stack.0-" in out
     plan = Plan.from_json(file.read_text())
     blocks = [part.name for part in plan.parts if part.name.startswith("encoder")]

@@ -154,6 +154,6 @@ def load_custom_state(obj: Any, path: str, index: int = 0) -> None:
 
     Raises:
         CheckpointError: The file is damaged or would run code.
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
     """
     obj.load_state_dict(pickles.read_object(Path(path), names.custom_name(index)))

@@ -108,7 +108,7 @@ def _convert_nargs_to_dict(nargs: list[str]) -> dict[str, Any]:
     """Return the words of a script, `--name value` pairs, as SageMaker's hyperparameters: values by name.
 
     Raises:
-        ConfigurationError: A word is no such pair.
+        ConfigurationError: A word is not such a pair.
     """
     return hyperparameters(nargs)
 

@@ -1,6 +1,6 @@
 """DeepSpeed as an engine of accel: one of its engines for each model that is trained, behind `prepare`.
 
-Importing this package loads nothing; a name brings its module, and torch, when it is first used.
+Importing this package loads nothing; a name imports its module, and torch, when it is first used.
 """
 
 from __future__ import annotations

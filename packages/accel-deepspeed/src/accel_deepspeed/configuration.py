@@ -65,14 +65,15 @@ class Filling:
             ConfigurationError: The configuration contradicts the run, or an 'auto' value cannot be determined.
             EngineUnavailableError: The installed version of DeepSpeed loses gradients with this configuration.
         """
-        trial = self._opened(plugin)
+        trial = self._opened(plugin)  # a plan must not change the plugin
         config = trial.deepspeed_config
         config.setdefault(_CLIPPING, "auto")  # without the key DeepSpeed clips to 1
         trial.set_mixed_precision(self._parts.precision.name)
         if members.optimizer is not None and not isinstance(members.optimizer, DummyOptim):
+            # Else DeepSpeed refuses optimizers it does not know.
             config.setdefault("zero_allow_untested_optimizer", True)
         values = self._values(trial, members)
-        trial.deepspeed_config_process(must_match=False, **values)
+        trial.deepspeed_config_process(must_match=False, **values)  # differences are compared below, where they matter
         self._count_readers(config)
         _refuse_batches(config, self._parts.layout.replicas)
         if members.optimizer is not None:
@@ -82,6 +83,7 @@ class Filling:
     def _count_readers(self, config: dict[str, Any]) -> None:
         """Recompute a total that counts every process, as transformers does, for those that read data."""
         micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
+        # As transformers writes it.
         if isinstance(micro, int) and total == micro * steps * self._parts.layout.world_size:
             config[_GLOBAL] = micro * steps * self._parts.layout.replicas
 
@@ -104,10 +106,10 @@ class Filling:
         opened.hf_ds_config = copy.copy(plugin.hf_ds_config)
         opened.hf_ds_config.config = opened.deepspeed_config = copy.deepcopy(plugin.hf_ds_config.config)
         config, filled = self._filled.get(id(plugin.hf_ds_config.config), (None, {}))
-        if config is plugin.hf_ds_config.config:
+        if config is plugin.hf_ds_config.config:  # an id may be reused by another dict
             for key, value in filled.items():
                 node, last = opened.hf_ds_config.find_config_node(key)
-                if node is not None and node.get(last) == value:
+                if node is not None and node.get(last) == value:  # unless somebody set another value since
                     node[last] = "auto"
         return opened
 
@@ -138,6 +140,7 @@ class Filling:
         return values
 
     def _schedule_values(self, optimizer: Any, schedule: DummyScheduler) -> dict[str, Any]:
+        # Warmup ends at the optimizer's own rate.
         rate = optimizer.lr if isinstance(optimizer, DummyOptim) else optimizer.defaults["lr"]
         values = {f"scheduler.params.{key}": value for key, value in schedule.kwargs.items()}
         values |= {
@@ -171,7 +174,7 @@ def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
     found = plugin.get_value(_STEPS)
     if found in (None, "auto"):
         return asked
-    if asked not in (1, found):
+    if asked not in (1, found):  # 1 is the default: the script may not have said anything
         raise ConfigurationError(
             "The script and the DeepSpeed configuration need the same number of accumulation steps; got "
             f"gradient_accumulation_steps={asked} in the script and {_STEPS}={found} in the DeepSpeed configuration. "
@@ -235,7 +238,7 @@ def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> 
                 f"{config[kind].get('type')} in the DeepSpeed configuration. Pass {stand_in.__name__}, or remove "
                 f"'{kind}' from the configuration."
             )
-        makes_itself = getattr(given, "lr_scheduler_callable", None) is not None
+        makes_itself = getattr(given, "lr_scheduler_callable", None) is not None  # then no section is needed
         if stands_in and kind not in config and not makes_itself:
             raise PreparationError(
                 f"{stand_in.__name__} takes the place of the {kind} in the DeepSpeed configuration; got one "
@@ -321,6 +324,7 @@ def _sizes_of(model: torch.nn.Module) -> dict[str, int]:
     config = getattr(model, "config", None)
     sources = [config, getattr(config, "text_config", None)]
     widths = [getattr(source, "hidden_size", None) for source in sources]
+    # Models with several widths: a buffer has to hold the largest layer.
     widths += [max(found) for source in sources if (found := getattr(source, "hidden_sizes", None))]
     width = next((each for each in widths if isinstance(each, int)), None)
     if width is None:
@@ -329,5 +333,5 @@ def _sizes_of(model: torch.nn.Module) -> dict[str, int]:
             f"{type(model).__name__} without config.hidden_size or config.hidden_sizes. Write numbers into the "
             "configuration."
         )
-    found = (width * width, int(0.9 * width * width), 10 * width)
+    found = (width * width, int(0.9 * width * width), 10 * width)  # the formulas that transformers and Accelerate use
     return {f"zero_optimization.{key}": size for key, size in zip(_OF_MODEL, found, strict=True)}

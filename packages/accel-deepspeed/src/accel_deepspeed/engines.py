@@ -64,7 +64,7 @@ class Engine:
             begin()
         self.deepspeed.set_gradient_accumulation_boundary(ends_window)
         try:
-            self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)
+            self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)  # the strategy has divided the loss
         except RuntimeError as error:
             if not self._kept_graph or self.deepspeed.zero_optimization_stage() != SHARDED_STAGE:
                 raise
@@ -81,8 +81,8 @@ class Engine:
         """Scale the gradients, and report their norm before scaling as that of the step."""
         if factor < 1:
             gradients.scale(self.deepspeed, factor)
-        self._norm = gradients.known(self.deepspeed, own * factor)
-        self.deepspeed._global_grad_norm = norm
+        self._norm = gradients.known(self.deepspeed, own * factor)  # the step may reuse it
+        self.deepspeed._global_grad_norm = norm  # what get_global_grad_norm reports
 
     def step(self, closure: Callable[[], Any] | None) -> object:
         """Update the parameters, and step a schedule that DeepSpeed runs; without complete gradients, do nothing.
@@ -96,7 +96,7 @@ class Engine:
             )
         if not self._complete:
             return None
-        self.deepspeed.set_gradient_accumulation_boundary(True)
+        self.deepspeed.set_gradient_accumulation_boundary(True)  # a later forward pass may have cleared it
         with gradients.using(self.deepspeed, self._norm):
             self.deepspeed.step()
         self._norm = None
@@ -113,7 +113,7 @@ class Engine:
 
 def _trained(deepspeed: DeepSpeedEngine) -> frozenset[int]:
     optimizer = deepspeed.optimizer
-    for groups in ("bit16_groups", "fp16_groups", "bf16_groups"):
+    for groups in ("bit16_groups", "fp16_groups", "bf16_groups"):  # each kind of optimizer names them differently
         if hasattr(optimizer, groups):
             return frozenset(id(parameter) for group in getattr(optimizer, groups) for parameter in group)
     return frozenset(id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"])
@@ -128,7 +128,7 @@ class _SteppedElsewhere:
     @property
     def step_was_skipped(self) -> bool:
         """Whether the engine skipped its last step because of infinite or NaN gradients."""
-        return bool(getattr(self._optimizer, "overflow", False))
+        return bool(getattr(self._optimizer, "overflow", False))  # set by optimizers with a loss scaler
 
     def step(self, closure: Callable[[], Any] | None) -> None:
         """Do nothing."""

@@ -52,6 +52,7 @@ class EngineFormat(PlainFormat):
                 files = states.save_from(own, _tag(index))
                 found += [FilePart(name, "object", content) for name, content in files.items()]
                 continue
+            # Every rank gathers, only the one that writes keeps.
             state = whole.state_of(own, keep=request.writes) if whole.is_sharded(own) else canonical_state_dict(own)
             if request.writes:
                 found.append(FilePart(names.model_name(index, safe=request.safe), kind, state))
@@ -68,7 +69,7 @@ class EngineFormat(PlainFormat):
         own = self._in_turn and source.world_size == size
         for name in source.files():
             found = _OF_RANK.search(name)
-            if found is None or not own or int(found.group(1)) == rank:
+            if found is None or not own or int(found.group(1)) == rank:  # on other numbers of ranks, all parts are read
                 yield name
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
@@ -98,7 +99,7 @@ class EngineFormat(PlainFormat):
         def apply() -> None:
             with states.placeholders(known) if moves else nullcontext(source.folder) as folder:
                 states.load_into(engine, folder, tag, known)
-            own.zero_grad(None)
+            own.zero_grad(None)  # gradients of the weights that were replaced
 
         there = [name for name in source.files() if name.startswith(f"{tag}/")]
         return Restoration(component, apply, files=frozenset(there if moves else wanted))
@@ -144,6 +145,7 @@ def _difference(engine: DeepSpeedEngine, tag: str, wanted: Sequence[str], source
             f"{source.world_size} ranks saved it, and tensor-parallel layers cannot be resharded: load it on as many "
             "ranks"
         )
+    # Without the rank: other numbers of ranks have other numbers of parts.
     missing = [name for name in wanted if _OF_RANK.sub("", name) not in {_OF_RANK.sub("", each) for each in there}]
     if missing or (stage == 0 and any("_optim_states" in name for name in there)):
         return (

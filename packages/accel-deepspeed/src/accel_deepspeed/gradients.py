@@ -32,7 +32,7 @@ def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
         PreparationError: The gradients are on disk (nvme offload).
     """
     optimizer = engine.optimizer
-    if hasattr(optimizer, "fp32_groups_gradients_flat"):
+    if hasattr(optimizer, "fp32_groups_gradients_flat"):  # BF16_Optimizer keeps 32-bit gradients in flat tensors
         return list(optimizer.fp32_groups_gradients_flat)
     if not hasattr(optimizer, "averaged_gradients"):
         return [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
@@ -88,7 +88,7 @@ def known(engine: DeepSpeedEngine, norm: float) -> KnownNorm | None:
 def _taker(optimizer: ZeROOptimizer) -> str | None:
     """Return the name of the method by which a step computes the gradient norm, if the norm can be replaced."""
     name = next((name for name in ("scaled_global_norm", "_get_norm_groups") if hasattr(optimizer, name)), None)
-    if name is None or optimizer.clip_grad > 0 or optimizer.dynamic_loss_scale:
+    if name is None or optimizer.clip_grad > 0 or optimizer.dynamic_loss_scale:  # the step needs the norm itself
         return None
     # Muon's norm is not that of the gradients, and gradients on disk cannot be read.
     is_muon = "Muon" in type(optimizer.optimizer).__name__
@@ -96,7 +96,7 @@ def _taker(optimizer: ZeROOptimizer) -> str | None:
 
 
 def _stand_of(engine: DeepSpeedEngine) -> tuple[tuple[int, int], ...]:
-    return tuple((id(part), part._version) for part in parts_of(engine))
+    return tuple((id(part), part._version) for part in parts_of(engine))  # the version counts writes in place
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
     """
     optimizer = engine.optimizer
     name = _taker(optimizer)
-    if found is None or name is None or found.stand != _stand_of(engine):
+    if found is None or name is None or found.stand != _stand_of(engine):  # gradients were changed after clipping
         yield
         return
     norm = torch.tensor(found.norm * _loss_scale(engine), device=engine.device)
@@ -116,7 +116,7 @@ def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
     try:
         yield
     finally:
-        delattr(optimizer, name)
+        delattr(optimizer, name)  # the instance attribute hid the method
 
 
 def clear(engine: DeepSpeedEngine) -> None:
@@ -133,7 +133,7 @@ def clear(engine: DeepSpeedEngine) -> None:
     elif not _is_offloaded(optimizer):
         optimizer.averaged_gradients = {}
     if _is_offloaded(optimizer):
-        optimizer.reset_cpu_buffers()
+        optimizer.reset_cpu_buffers()  # gradients of offloaded parts add up in them
         for group, _ in _offloaded(optimizer):
             if group.grad is not None:
                 group.grad.zero_()
@@ -175,5 +175,6 @@ def _note_norms(optimizer: ZeROOptimizer) -> None:
     norms: dict[Any, torch.Tensor] = {}
     for group, parameters in _offloaded(optimizer):
         if group.grad is not None and parameters:
+            # One entry holds the whole group's norm: DeepSpeed adds up the squares of all.
             norms[optimizer.get_param_id(parameters[0])] = group.grad.double().norm()
     optimizer.norm_for_param_grads = norms

@@ -36,11 +36,12 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
         parameter = getattr(node, "variable", None)
         if parameter is not None:
             own = next((engine for engine in engines if id(parameter) in engine.parameters), None)
-            if own is not None and len(engines) == 1:
+            if own is not None and len(engines) == 1:  # no other engine can follow, so the search ends early
                 return own
             if own is not None and own not in found:
                 found.append(own)
         nodes += [following for following, _ in node.next_functions]
+    # Reentrant checkpointing hides parameters; with one engine there is no doubt.
     if not found and len(engines) == 1 and any(_RECOMPUTED in type(node).__name__ for node in seen):
         return engines[0]
     if not found:

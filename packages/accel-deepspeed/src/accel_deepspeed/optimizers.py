@@ -30,7 +30,7 @@ def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = Fal
     """
     config = plugin.hf_ds_config
     place = config.get_value("zero_optimization.offload_optimizer.device", "none")
-    forced = config.get_value("zero_force_ds_cpu_optimizer", True)
+    forced = config.get_value("zero_force_ds_cpu_optimizer", True)  # DeepSpeed's own default
     is_own = type(optimizer).__module__.startswith("deepspeed.")
     if isinstance(optimizer, DummyOptim) or place in (None, "none") or not forced or is_own:
         return optimizer
@@ -58,5 +58,6 @@ def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
     _logger.info("Building %s, unless the cache of torch's extensions has it.", home[1])
     made = kind(optimizer.param_groups, **arguments)
     for own, given in zip(made.param_groups, optimizer.param_groups, strict=True):
+        # Schedules set it.
         own.update({key: value for key, value in given.items() if key in own or key == "initial_lr"})
     return made

@@ -1,11 +1,11 @@
-"""DeepSpeed as every part of accel knows it; imports nothing of it."""
+"""The row by which accel knows DeepSpeed; imports nothing of DeepSpeed."""
 
 from accel_core.options.engines import Engine
 
 __all__ = ["ENGINE", "SEQUENCES"]
 
 _OLDEST = "0.18.2"
-"""The first that accumulates gradients as a run asks for it."""
+"""The first version that accumulates gradients as a run asks for."""
 
 ENGINE = Engine(
     "deepspeed",

@@ -52,7 +52,7 @@ class Sharing:
             )
         found = dict(batch)
         rows, tokens = found["input_ids"].shape[:2]
-        if tokens % self.size or (self.length is not None and tokens != self.length):
+        if tokens % self.size or (self.length is not None and tokens != self.length):  # groups expect a fixed length
             wanted = f"{self.length} tokens" if self.length is not None else f"a multiple of {self.size}"
             raise DataError(
                 f"{self.size} ranks share a sequence in equal parts; got sequences of {tokens} tokens, where "
@@ -69,11 +69,11 @@ class Sharing:
                 )
         found["position_ids"] = self._positions(found, rows, tokens)
         if isinstance(found.get("labels"), torch.Tensor):
-            found["shift_labels"] = shift_labels(found.pop("labels"))
+            found["shift_labels"] = shift_labels(found.pop("labels"))  # a part's last label is on the next rank
         each = tokens // self.size
         own = slice(self.rank * each, (self.rank + 1) * each)
         for name, value in found.items():
-            if isinstance(value, torch.Tensor) and value.dim() > 1:
+            if isinstance(value, torch.Tensor) and value.dim() > 1:  # one value per row belongs to all parts
                 found[name] = value[:, own].contiguous()
         return found
 
@@ -100,7 +100,7 @@ class Sharing:
             return every.expand(rows, tokens)
         if self.packs:
             return given
-        straight = given[:, :1] + every
+        straight = given[:, :1] + every  # padding may have any position
         if given.shape != like.shape or ((given != straight) & real).any():
             raise DataError(
                 "Packed sequences need a flash attention; got position_ids that restart inside a row. Put one "
@@ -184,7 +184,7 @@ def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None
         PreparationError: Another object makes its batches, or ranks would read different numbers of them.
     """
     collate = _collate_of(loader)
-    if isinstance(collate, _SharedOut):
+    if isinstance(collate, _SharedOut):  # adapted before: parts must not be cut again
         return
     if not isinstance(loader, DataLoaderShard) or not _reads_its_own(loader):
         raise _unfit(loader)
@@ -196,13 +196,13 @@ def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None
         made["dataset"] = whole
     elif shard is not None:
         batches = shard.batch_sampler
-        if fills and not shard.drop_last and shard.batch_size is not None:
+        if fills and not shard.drop_last and shard.batch_size is not None:  # all groups need equally many batches
             batches = _FilledUp(batches, layout.world_size)
         again = BatchSamplerShard(batches, layout.replicas, layout.part, even_batches=layout.replicas > 1)
         made["batch_sampler" if loader.batch_sampler is shard else "sampler"] = again
     shared_out = _SharedOut(collate, sharing)
     made["collate_fn"] = CountedCollate(shared_out) if isinstance(loader.collate_fn, CountedCollate) else shared_out
-    # What torch forbids to set on a loader: it has not begun to read.
+    # torch forbids setting this on a loader; it is safe here because reading has not begun.
     loader.__dict__.update(made, _iterator=None)
     loader.settings = dataclasses.replace(loader.settings, parts=layout.parts, cut=True)
 

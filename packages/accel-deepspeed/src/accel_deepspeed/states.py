@@ -48,6 +48,7 @@ class _Storage:
     def load(self, path: str, map_location: object = None) -> Any:
         """Return the content of a file, on the CPU."""
         path = str(path)
+        # Never torch.load: a file's pickle could run code.
         return self.files[path] if path in self.files else read(Path(path).parent.parent, _name_of(path))
 
 
@@ -64,7 +65,7 @@ def _instead(engine: DeepSpeedEngine, known: Mapping[str, Any]) -> Iterator[_Sto
 def save_from(engine: DeepSpeedEngine, tag: str) -> dict[str, Any]:
     """Return what this rank saves of an engine, by file name; every rank calls it."""
     with tempfile.TemporaryDirectory() as folder, _instead(engine, {}) as storage:
-        engine.save_checkpoint(folder, tag=tag, save_latest=False)
+        engine.save_checkpoint(folder, tag=tag, save_latest=False)  # which file is the latest is accel's to say
         return {_name_of(path): _apart(content) for path, content in storage.files.items()}
 
 
@@ -78,7 +79,7 @@ def _apart(content: dict[str, Any]) -> dict[str, Any]:
 
 def expected(engine: DeepSpeedEngine, folder: Path, tag: str) -> list[str]:
     """Return the names of the files that this rank reads for an engine."""
-    found = [engine._get_ckpt_name(str(folder), tag)]
+    found = [engine._get_ckpt_name(str(folder), tag)]  # DeepSpeed's names depend on stage and rank
     if engine.zero_optimization():
         found.append(engine._get_zero_ckpt_name(str(folder), tag))
     return [_name_of(path) for path in found]
@@ -89,7 +90,7 @@ def read(folder: Path, name: str) -> Any:
 
     Raises:
         CheckpointError: The file is damaged, or reading it would run code.
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
     """
     with torch.serialization.safe_globals(classes()):
         return pickles.read_object(folder, name)
@@ -119,7 +120,7 @@ def placeholders(known: Mapping[str, Any]) -> Iterator[Path]:
 def load_into(engine: DeepSpeedEngine, folder: Path, tag: str, known: Mapping[str, Any]) -> None:
     """Load an engine from a checkpoint; every rank calls it."""
     with _instead(engine, {str(folder / name): content for name, content in known.items()}):
-        engine.load_checkpoint(str(folder), tag=tag, load_lr_scheduler_states=False)
+        engine.load_checkpoint(str(folder), tag=tag, load_lr_scheduler_states=False)  # accel restores schedules
 
 
 def _name_of(path: str) -> str:

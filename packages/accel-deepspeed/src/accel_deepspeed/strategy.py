@@ -67,7 +67,7 @@ class DeepSpeedStrategy(Strategy):
 
     name = "deepspeed"
     plugin_type = DeepSpeedPlugin
-    divides_loss = False
+    divides_loss = False  # `backward` here divides, by the length of the window
 
     def __init__(self, parts: Parts) -> None:
         self._sequences = SequenceParallel.of(parts)
@@ -125,6 +125,7 @@ class DeepSpeedStrategy(Strategy):
             raise EngineUnavailableError(
                 "DeepSpeed cannot train in fp8; got mixed_precision='fp8'. Use mixed_precision='bf16'."
             )
+        # Only to check that the hardware supports it.
         precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
         return Precision(asked.name, asked.autocast)
 
@@ -206,7 +207,7 @@ class DeepSpeedStrategy(Strategy):
                     self._filling.plan(plugin, Members(model.given))
                 continue
             configuration.refuse_stand_ins(plugin, optimizer.given, scheduled)
-            for_the_host(optimizer.given, plugin, dry_run=True)
+            for_the_host(optimizer.given, plugin, dry_run=True)  # refuses now what would fail in prepare
             self._filling.plan(plugin, Members(model.given, optimizer.given, scheduled, self._sizes(bundle)))
 
     def _pairs(self, bundle: Bundle) -> list[tuple[Slot, Slot | None]]:
@@ -219,10 +220,11 @@ class DeepSpeedStrategy(Strategy):
         new = [slot for slot in bundle.models if not self._is_known(slot.given)]
         pairs: dict[int, Slot] = {}
         for optimizer in bundle.optimizers:
-            if isinstance(optimizer.given, AcceleratedOptimizer):
+            if isinstance(optimizer.given, AcceleratedOptimizer):  # prepared before, with its engine
                 continue
             held = {id(parameter) for parameter in _parameters_of(optimizer.given)}
             self._refuse_a_second_optimizer(optimizer.given, held)
+            # New models it trains.
             owners = [slot for slot in new if any(id(p) in held for p in slot.given.parameters())]
             if len(owners) != 1 or id(owners[0]) in pairs:
                 raise PreparationError(
@@ -290,7 +292,7 @@ class DeepSpeedStrategy(Strategy):
             schedule.result = kit.prepare_scheduler(own)
         else:
             schedule.result = kit.prepare_scheduler(given)
-            schedule.result.optimizers = [wrapper]
+            schedule.result.optimizers = [wrapper]  # it steps when the engine does
 
     def _initialize(self, members: Members) -> Engine:
         """Create an engine."""
@@ -306,7 +308,7 @@ class DeepSpeedStrategy(Strategy):
             arguments["optimizer"] = for_the_host(optimizer, plugin)
             _follow(schedule, arguments["optimizer"])
         else:
-            config.pop("optimizer", None)
+            config.pop("optimizer", None)  # DeepSpeed would build one, and states for it
             config.pop("scheduler", None)
         if isinstance(schedule, DummyScheduler):
             arguments["lr_scheduler"] = schedule.lr_scheduler_callable
@@ -318,7 +320,7 @@ class DeepSpeedStrategy(Strategy):
             arguments["mpu"] = self._sequences.join(arguments["model"])
         made, *_ = deepspeed.initialize(**arguments)
         self._refuse_other_groups(made)
-        self._compile(made)
+        self._compile(made)  # after DeepSpeed has put its hooks into the model
         engine = Engine(made)
         self._prepared[model] = ref(made)
         self._own(made)
@@ -404,7 +406,7 @@ class DeepSpeedStrategy(Strategy):
         Raises:
             ConfigurationError: There are other arguments, which DeepSpeed does not take.
             StateError: The loss comes from no engine.
-            UnsupportedTypeError: The loss is no tensor, such as the `None` of a model that was given no labels.
+            UnsupportedTypeError: The loss is not a tensor, such as the `None` of a model that was given no labels.
         """
         accumulation = self.parts.accumulation
         divide = kwargs.pop("scale_wrt_gas", True) and not accumulation.is_weighted

@@ -115,7 +115,7 @@ class SequenceParallel:
 
 def _packs(implementation: str) -> bool:
     """Return whether an attention separates sequences packed into one row, by their positions."""
-    return implementation != "sdpa"
+    return implementation != "sdpa"  # flash attentions tell packed sequences apart by their positions
 
 
 def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallelConfig) -> None:
@@ -145,7 +145,7 @@ def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallel
             f"Sequence parallelism needs a model that passes position_ids to its attention; got {kind}, whose "
             "configuration has no num_key_value_heads. Use another model (Llama, Qwen, Mistral, …)."
         )
-    if heads % size or (shared % size and size % shared):
+    if heads % size or (shared % size and size % shared):  # fewer key-value heads are copied, if they divide evenly
         raise PreparationError(
             f"Ranks that share a sequence divide the attention heads; got {heads} heads and {shared} key-value heads "
             f"for sp_size={size}. Use an sp_size that divides both."
@@ -162,7 +162,7 @@ def _refuse_layers(
     if not kinds and window is not None:
         kinds = {"sliding_attention"}
     fixed = None if handler.sp_seq_length_is_variable else handler.sp_seq_length
-    if _packs(used) or (fixed is not None and window is not None and fixed <= window):
+    if _packs(used) or (fixed is not None and window is not None and fixed <= window):  # the window hides nothing
         kinds.discard("sliding_attention")
     wrong = sorted(kinds.difference(_WHOLE_LAYERS))
     if wrong:

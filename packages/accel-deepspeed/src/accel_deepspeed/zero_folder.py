@@ -281,6 +281,6 @@ def _refuse_split(path: Path, present: Sequence[str]) -> None:
     split += [name for name in present if "expert" in name]
     if split:
         raise CheckpointMismatchError(
-            f"Weights are merged from parts of ZeRO alone; got {', '.join(split[:_SHOWN])} in {str(path)!r}, parts of "
-            "layers that tensor parallel or experts share out. Load the checkpoint, and call save_model."
+            "Layers that tensor parallel or experts split cannot be merged, only what ZeRO sharded; got parts of "
+            f"{', '.join(split[:_SHOWN])} in {str(path)!r}. Load the checkpoint, and call save_model."
         )

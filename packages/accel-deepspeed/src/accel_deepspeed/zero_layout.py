@@ -10,7 +10,7 @@ from accel_core._records import record
 __all__ = ["SHARDED_STAGE", "Layout", "Stretch", "of_groups", "of_parameters", "part_of"]
 
 SHARDED_STAGE = 3
-"""The stage of ZeRO in which weights lie in parts."""
+"""The ZeRO stage that shards weights."""
 
 
 @record(frozen=True)

@@ -1,4 +1,4 @@
-"""Lets `python -m accel_launch` stand for `accel`."""
+"""`python -m accel_launch` runs `accel`."""
 
 import sys
 

@@ -77,7 +77,7 @@ class HelpFormatter(argparse.HelpFormatter):
             for action in actions
             if not action.option_strings
         )
-        # argparse makes the name of a sub-command's parser of this text, and asks for no heading then
+        # argparse builds the name of a sub-command's parser from this text, and passes no heading then
         heading = "Usage: " if prefix is None else prefix
         return f"{heading}{self._prog} {' '.join(words)}\n\n"
 
@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         return group
 
     def name_topics(self, topics: dict[str, str], short_help: Callable[[str], str]) -> None:
-        """Let `-h` show a text of its own, and `--help WORD` the group with the title that stands for the word."""
+        """Give `-h` its own text, and let `--help WORD` show the group whose title the word stands for."""
         self.topics, self.short_help = topics, short_help
         self._help.nargs, self._help.metavar = "?", "TOPIC"
         self._help.help = f"Show all options, or those of a topic: {', '.join(topics)}; -h shows the most used."
@@ -165,7 +165,7 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(args, namespace)
         if not unknown:
             return found
-        require_switched(vars(found))  # the option may be one of a package that is not installed
+        require_switched(vars(found))  # the option may belong to a package that is not installed
         flags = [word for word in unknown if word.startswith("-")]
         option = flags[0].partition("=")[0].strip("-").replace("-", "_") if flags else ""
         for known in PUBLIC:

@@ -31,10 +31,12 @@ class _Entry(NamedTuple):
 BUILT_IN: dict[str, _Entry] = {
     "launch": _Entry("Run", "Start a script on one or many processes.", "accel_launch.commands.launch"),
     "try": _Entry(
-        "Run", "Run a few steps on one process and on two: equal, how fast, how large.", package="accel-verify"
+        "Run",
+        "Run a few steps on one process and on two, and compare results, speed and memory.",
+        package="accel-verify",
     ),
     "test": _Entry(
-        "Run", "Check that processes start, gather, split data and train alike.", "accel_launch.commands.test"
+        "Run", "Check that processes start, gather, split data, and train as one would.", "accel_launch.commands.test"
     ),
     "verify-parallel": _Entry(
         "Run", "Check that a script trains on layouts of ranks as on one process.", package="accel-verify"
@@ -68,7 +70,7 @@ def find_command(word: str, program: str = "accel") -> AnyCommand:
     """Return a command by the word typed after `accel`.
 
     Raises:
-        ConfigurationError: Nobody offers such a command.
+        ConfigurationError: No package offers this command.
     """
     name = word.replace("_", "-")
     if name == "completion":
@@ -88,11 +90,11 @@ def find_command(word: str, program: str = "accel") -> AnyCommand:
     known = sorted({*BUILT_IN, *contributed.commands()})
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean `{program} {near[0]}`?" if near else f"Run `{program} --help` for the list."
-    raise ConfigurationError(f"There is no command `{word}`; known are {', '.join(known)}. {hint}")
+    raise ConfigurationError(f"Unknown command `{word}`; known are {', '.join(known)}. {hint}")
 
 
 def _completion() -> AnyCommand:
-    """Return the command that knows all others; it is put together here, where they are known."""
+    """Return the completion command, which is built here because it lists all others."""
     completion = import_module("accel_launch.commands.completion")
 
     def run(args: argparse.Namespace) -> int:

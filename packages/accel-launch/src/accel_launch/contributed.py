@@ -20,7 +20,7 @@ def load(point: EntryPoint) -> AnyCommand:
     """Import a command that another distribution offers.
 
     Raises:
-        ConfigurationError: The entry point leads to something that has not the shape of a command.
+        ConfigurationError: The entry point leads to something that is not a command.
     """
     found: object = point.load()
     if not isinstance(found, AnyCommand):

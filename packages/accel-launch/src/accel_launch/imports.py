@@ -13,7 +13,7 @@ __all__ = ["load"]
 
 
 def load(name: str) -> ModuleType:
-    """Import a module, and spare what it made later garbage collections (`gc.freeze`)."""
+    """Import a module, and exempt the objects it made from later garbage collections (`gc.freeze`)."""
     if name in sys.modules or "torch" in sys.modules or not gc.isenabled():
         return import_module(name)
     gc.disable()

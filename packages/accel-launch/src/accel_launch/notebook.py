@@ -29,7 +29,7 @@ _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 class EarlyUseError(StateError, ValueError):
-    """Processes were to be started after something that only they may do: an Accelerator was made, or CUDA used."""
+    """An Accelerator was made or CUDA was used before the processes were started, which only they may do."""
 
 
 class PrepareForLaunch:
@@ -227,5 +227,5 @@ def initialized_by(modules: Sequence[str]) -> str | None:
 
 
 def test_launch() -> None:
-    """Do what a launched process does first: find its device and join the others. It raises where that fails."""
+    """Do what a launched process does first: find its device and join the others. Raises if that fails."""
     world.ensure()

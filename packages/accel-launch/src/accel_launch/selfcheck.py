@@ -1,7 +1,7 @@
 """What every rank of `accel test` does.
 
-It runs in the started processes, so it may import torch. Every step prints one line on the main process and fails
-with what was found where it does not hold.
+It runs in the started processes, so it may import torch. Every step prints one line on the main process, or fails
+and says what was found.
 """
 
 import sys

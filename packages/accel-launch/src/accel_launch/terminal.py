@@ -1,4 +1,4 @@
-"""What a person sees: lines on standard error, and colors on a terminal and none elsewhere."""
+"""What a person sees: lines on standard error, colored on a terminal only."""
 
 import contextlib
 import sys
@@ -19,13 +19,13 @@ def say(text: str) -> None:
 
 
 def progress(text: str) -> None:
-    """Tell a person at a terminal what takes a while."""
+    """Print what takes a while, on a terminal only."""
     if colors_wanted(sys.stderr):
         say(paint(text, "faint", True))
 
 
 def flush_output() -> None:
-    """Write out what was printed, so that it stands before what comes from elsewhere; as far as that is possible."""
+    """Flush what was printed, if possible, so that it appears before output of other processes."""
     if sys.stdout is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -54,7 +54,7 @@ def test_short_help_of_launch_fits_a_screen(
 
 @pytest.mark.parametrize("words", [["launch", "--help", "Compilation"], ["help", "launch", "dynamo"]], ids=" ".join)
 def test_help_of_a_topic_is_its_options_alone(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    """A topic or an engine is shown by its name, with no compiler that torch has no more."""
+    """A topic or an engine is shown by its name, with no compiler that torch no longer has."""
     shown = shown_by(capsys, *words)
     assert shown.startswith("Compilation:\n  --dynamo-backend {no,eager,")
     assert "--num-processes" not in shown
@@ -103,7 +103,7 @@ def test_both_spellings_reach_the_same_place(accel, script) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["nothere.py"], "There is no such script"),
+        (["nothere.py"], "The script does not exist"),
         (["--num-processes", "-1", "train.py"], "got '-1' from --num-processes. Give it a whole number from 1"),
         (["--num-processes", "0", "train.py"], "got '0' from --num-processes"),
         (["--gpu-ids", "abc", "train.py"], "gpu_ids is not valid; got 'abc' from --gpu-ids"),
@@ -117,7 +117,7 @@ def test_both_spellings_reach_the_same_place(accel, script) -> None:
         (["-m", "--no-python", "train.py"], "contradict"),
         (["--tee", "7", "train.py"], "got '7' from --tee"),
         (["."], "folder without a __main__.py"),
-        ([], "There is no script to start"),
+        ([], "No script was given"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )

@@ -7,10 +7,10 @@ from accel_core._lazy import attach
 from accel_megatron._version import __version__
 
 _NAMES = {
-    "accel_megatron.averages": ["avg_losses_across_data_parallel_group", "gather_across_data_parallel_groups"],
+    "accel_megatron.loss_reduce": ["avg_losses_across_data_parallel_group", "gather_across_data_parallel_groups"],
     "accel_megatron.engine": ["MegatronEngine"],
     "accel_megatron.loaders": ["MegatronLMDummyDataLoader", "prepare_data_loader"],
-    "accel_megatron.making": [
+    "accel_megatron.build": [
         "finish_mpu_init",
         "initialize",
         "prepare_model_optimizer_scheduler",

@@ -157,6 +157,7 @@ def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
         plugin.expert_model_parallel_size or 1,
         plugin.expert_tensor_parallel_size or 1,
     )
+    # Layers of experts divide the ranks of a stage in their own way.
     dense = found.tensor * found.pipeline * found.context
     experts = found.expert * found.expert_tensor * found.pipeline
     if min(dataclasses.astuple(found)) < 1 or world_size % dense or world_size % experts:
@@ -204,6 +205,7 @@ def build(
     refuse_unhonored(plugin)
     extra = _extra(extra_args_provider)
     given = {**(args_defaults or {}), **plugin.megatron_lm_default_args, "world_size": world_size}
+    # A misspelled argument would be ignored.
     unknown = sorted(set(given) - known() - set(extra) - {"world_size"} - {"num_layers"})
     if unknown:
         raise ConfigurationError(
@@ -211,14 +213,14 @@ def build(
             "them from other_megatron_args, or define them in an extra_args_provider."
         )
     found = Namespace(**{**_DEFAULTS, **extra, **given})
-    _settle(found, plugin)
+    _fill_dependent(found, plugin)
     return found
 
 
 def _extra(provider: Callable[[ArgumentParser], Any] | None) -> dict[str, Any]:
     """Return the arguments that the user, or Megatron-LM's source tree, defines, with their defaults."""
     parser = ArgumentParser(allow_abbrev=False)
-    training = library.training_arguments()
+    training = library.training_arguments()  # None unless Megatron-LM's source tree is on the path
     if training is not None:
         parser = training.add_megatron_arguments(parser)
         known_there = dict.fromkeys(vars(parser.parse_args([])))
@@ -244,17 +246,17 @@ def _kinds() -> tuple[Any, ...]:
     )
 
 
-def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
+def _fill_dependent(found: Namespace, plugin: MegatronLMPlugin) -> None:
     """Fill in the arguments that follow from others."""
     found.recompute_activations = bool(plugin.recompute_activations)
     if found.recompute_activations:
         found.recompute_granularity = "selective"
-    if found.recompute_granularity == "selective":
+    if found.recompute_granularity == "selective":  # megatron-core refuses a method with it
         found.recompute_method, found.recompute_num_layers = None, None
     if found.sequence_parallel and (plugin.tp_degree or 1) == 1:
         _logger.warning("sequence_parallelism has no effect with tp_degree=1 and is turned off.")
         found.sequence_parallel = False
-    if found.position_embedding_type is None:
+    if found.position_embedding_type is None:  # an explicit one wins over the switch
         found.position_embedding_type = "rope" if found.use_rotary_position_embeddings else "learned_absolute"
     stage = found.num_layers_per_virtual_pipeline_stage
     if stage is not None:
@@ -267,7 +269,7 @@ def _settle(found: Namespace, plugin: MegatronLMPlugin) -> None:
             )
         found.virtual_pipeline_model_parallel_size = layers // stage
     if found.padded_vocab_size is None:
-        multiple = found.make_vocab_size_divisible_by * (plugin.tp_degree or 1)
+        multiple = found.make_vocab_size_divisible_by * (plugin.tp_degree or 1)  # each rank needs equally many rows
         found.padded_vocab_size = math.ceil(found.orig_vocab_size / multiple) * multiple
 
 
@@ -279,7 +281,7 @@ def configured(kind: type[Any], arguments: Namespace, **own: Any) -> Any:
     """
     names = {field.name for field in dataclasses.fields(kind) if field.init}
     values = {_RENAMED.get(name, name): value for name, value in vars(arguments).items()}
-    taken = {name: value for name, value in values.items() if name in names and value is not None}
+    taken = {name: value for name, value in values.items() if name in names and value is not None}  # None: its default
     try:
         return kind(**{**taken, **own})
     except (AssertionError, TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import torch
 from accel_core.comm.batch import send_to_device
 from accel_core.errors import DataError
 from accel_megatron import library
-from accel_megatron.run import Run
+from accel_megatron.run import MegatronRun
 
 __all__ = ["IGNORED", "bert_batch", "check", "decoder_mask", "gpt_batch", "micro_batches", "pair_mask", "t5_batch"]
 
@@ -20,7 +20,7 @@ IGNORED = -100
 Batch = Mapping[str, Any]
 
 
-def check(run: Run, batch: Batch) -> int:
+def check(run: MegatronRun, batch: Batch) -> int:
     """Return the number of samples in a batch.
 
     Raises:
@@ -41,12 +41,13 @@ def check(run: Run, batch: Batch) -> int:
     return samples
 
 
-def _check_lengths(run: Run, batch: Batch) -> None:
+def _check_lengths(run: MegatronRun, batch: Batch) -> None:
     longest = run.arguments.max_position_embeddings
+    # It splits activations along the tokens.
     cut = (run.plugin.tp_degree or 1) if run.arguments.sequence_parallel else 1
     context = run.plugin.context_parallel_size or 1
-    parts = cut * (2 * context if context > 1 else 1)
-    learned = run.arguments.position_embedding_type == "learned_absolute"
+    parts = cut * (2 * context if context > 1 else 1)  # a rank has one chunk from each end, for equal causal work
+    learned = run.arguments.position_embedding_type == "learned_absolute"  # only a table of positions has an end
     for name in ("input_ids", "tokens", "labels", "decoder_input_ids"):
         value = batch.get(name)
         if not isinstance(value, torch.Tensor) or value.ndim < 2:
@@ -59,7 +60,7 @@ def _check_lengths(run: Run, batch: Batch) -> None:
             )
 
 
-def micro_batches(run: Run, batch: Batch) -> Iterator[dict[str, Any]]:
+def micro_batches(run: MegatronRun, batch: Batch) -> Iterator[dict[str, Any]]:
     """Yield the micro batches of a batch, on the device."""
     parts = run.plugin.num_micro_batches or 1
     moved = send_to_device(dict(batch), run.device)
@@ -72,7 +73,7 @@ def micro_batches(run: Run, batch: Batch) -> Iterator[dict[str, Any]]:
         }
 
 
-def gpt_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
+def gpt_batch(run: MegatronRun, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     """Return tokens, labels, loss mask, attention mask and positions of a micro batch of a GPT."""
     if from_megatron:
         tokens, labels = data["tokens"], data["labels"]
@@ -84,7 +85,7 @@ def gpt_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
         positions = data.get("position_ids", _positions(tokens))
     found = {"tokens": tokens, "labels": labels, "loss_mask": loss_mask, "position_ids": positions}
     if (run.plugin.context_parallel_size or 1) > 1:
-        found = library.core("utils").get_batch_on_this_cp_rank(found)
+        found = library.core("utils").get_batch_on_this_cp_rank(found)  # in megatron-core's order of chunks
     # Without an explicit mask, megatron-core's attention is causal.
     mask = data.get("attention_mask") if from_megatron else None
     return found["tokens"], found["labels"], found["loss_mask"], mask, found["position_ids"]
@@ -94,7 +95,7 @@ def _positions(tokens: torch.Tensor) -> torch.Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device)[None].expand_as(tokens)
 
 
-def _shifted(run: Run, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def _shifted(run: MegatronRun, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the next token of each token, and which of them count: transformers shifts labels in the model.
 
     Raises:
@@ -102,7 +103,7 @@ def _shifted(run: Run, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """
     tokens, mask = data["input_ids"], data.get("attention_mask")
     labels = data.get("labels")
-    if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):
+    if mask is not None and bool((mask[:, 1:] > mask[:, :-1]).any()):  # a 1 after a 0: padding on the left
         raise DataError(
             "Megatron's GPT masks padding only at the end of sequences; got an attention_mask with padding before "
             "tokens. Set tokenizer.padding_side='right'."
@@ -113,10 +114,11 @@ def _shifted(run: Run, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     counts = following != IGNORED
     if run.plugin.eod_mask_loss:
         counts &= tokens != _end_of_document(run)
+    # Megatron-core looks up every label, even those that the loss mask leaves out.
     return following.masked_fill(following == IGNORED, 0), counts.float()
 
 
-def _end_of_document(run: Run) -> int:
+def _end_of_document(run: MegatronRun) -> int:
     arguments = run.arguments
     end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)
     if end is None:
@@ -141,11 +143,12 @@ def bert_batch(data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     return tokens, types, data.get("next_sentence_label"), loss_mask, labels.masked_fill(labels == IGNORED, 0), padding
 
 
-def t5_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
+def t5_batch(run: MegatronRun, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     """Return the tokens of both sides, the loss mask, the labels and the three masks of a micro batch of a T5."""
     if from_megatron:
         names = ("text_enc", "text_dec", "loss_mask", "labels", "enc_mask", "dec_mask", "enc_dec_mask")
         encoder, decoder, loss_mask, labels, *stored = (data[name] for name in names)
+        # Stored masks are 1 where a token may be attended to, megatron-core's are true where it is hidden.
         return encoder, decoder, loss_mask.float(), labels, *(mask < 0.5 for mask in stored)
     encoder, labels = data["input_ids"], data["labels"]
     padding = data.get("attention_mask", torch.ones_like(encoder))
@@ -159,12 +162,12 @@ def t5_batch(run: Run, data: Batch, *, from_megatron: bool) -> tuple[Any, ...]:
     return encoder, decoder, loss_mask, labels.masked_fill(labels == IGNORED, 0), *masks
 
 
-def _moved_right(run: Run, labels: torch.Tensor) -> torch.Tensor:
+def _moved_right(run: MegatronRun, labels: torch.Tensor) -> torch.Tensor:
     """Return the decoder's inputs for given labels: the labels shifted right by one, as in transformers' T5."""
     start = getattr(run.arguments, "decoder_start_token_id", None) or 0
     pad = getattr(run.arguments, "pad_token_id", None) or 0
     moved = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
-    return moved.masked_fill(moved == IGNORED, pad)
+    return moved.masked_fill(moved == IGNORED, pad)  # an ignored label is no token of the vocabulary
 
 
 def decoder_mask(length: int, device: torch.device) -> torch.Tensor:

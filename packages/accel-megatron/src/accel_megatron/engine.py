@@ -14,7 +14,7 @@ from torch import nn
 from accel_core.errors import PreparationError
 from accel_megatron import batches, library
 from accel_megatron.plugin import MegatronLMPlugin
-from accel_megatron.run import Run, current
+from accel_megatron.run import MegatronRun, current
 from accel_megatron.steps import AbstractTrainStep, BertTrainStep, GPTTrainStep, T5TrainStep
 from accel_megatron.wrappers import MegatronLMOptimizerWrapper
 
@@ -73,7 +73,7 @@ class MegatronEngine(nn.Module):
         self.iteration = 0
         self.consumed_samples = 0
         self.last: StepResult | None = None
-        self.datasets: list[Any] = []
+        self.datasets: list[Any] = []  # their positions are saved with the run
         self.wrapper: MegatronLMOptimizerWrapper | None = None
         self.loss: torch.Tensor | None = None
         self._run = current()
@@ -116,7 +116,7 @@ class MegatronEngine(nn.Module):
         """
         batches.check(self._run, batch_data)
         parts = list(batches.micro_batches(self._run, batch_data))
-        iterators = [iter(parts) for _ in self.module]
+        iterators = [iter(parts) for _ in self.module]  # each virtual stage reads all micro batches
         return iterators if len(iterators) > 1 else iterators[0]
 
     def train_step(self, **batch_data: object) -> StepResult:
@@ -133,12 +133,13 @@ class MegatronEngine(nn.Module):
             )
         iterator = self.get_batch_data_iterator(batch_data)
         for part in self.module:
+            # Gradients add up in the wrapper's buffers, which the optimizer does not clear.
             part.zero_grad_buffer()  # type: ignore[operator]
         self.optimizer.zero_grad()
         losses = self._run_schedule(iterator, batch_data, forward_only=False)
         updated, norm, zeros = self.optimizer.step()
         samples = batches.check(self._run, batch_data) * self._run.layout.replicas
-        if updated and self.scheduler is not None:
+        if updated and self.scheduler is not None:  # a skipped step must not move the learning rate
             self.scheduler.step(increment=samples)
         if self.wrapper is not None:
             self.wrapper.skipped = not updated
@@ -222,6 +223,7 @@ class MegatronEngine(nn.Module):
         """Run all micro batches through megatron-core's schedule, and return the losses, the same on every rank."""
         parts = self._run.plugin.num_micro_batches or 1
         samples = batches.check(self._run, batch)
+        # Transformers and megatron-core's datasets name the tokens differently.
         lengths = [batch[name].shape[1] for name in ("input_ids", "tokens", "text", "text_enc") if name in batch]
         found = library.core("pipeline_parallel").get_forward_backward_func()(
             forward_step_func=self.train_step_handler.forward_step,  # type: ignore[attr-defined]
@@ -237,7 +239,7 @@ class MegatronEngine(nn.Module):
     def _reduce(self, reported: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return the means of what the micro batches reported, over the data-parallel ranks, on every stage."""
         state = library.core("parallel_state")
-        last = state.is_pipeline_last_stage(ignore_virtual=True)
+        last = state.is_pipeline_last_stage(ignore_virtual=True)  # the only stage that computes losses
         logits = [part.pop("logits") for part in reported if "logits" in part]
         if last:
             reduced = {
@@ -250,6 +252,7 @@ class MegatronEngine(nn.Module):
 
     def _mean(self, values: list[torch.Tensor]) -> torch.Tensor:
         state = library.core("parallel_state")
+        # Ranks that share a sequence hold different tokens.
         group = state.get_data_parallel_group(with_context_parallel=True)
         stacked = torch.stack([torch.as_tensor(value, device=self._run.device).float() for value in values])
         if stacked.dim() == 1:  # the user's own loss, already averaged
@@ -257,7 +260,7 @@ class MegatronEngine(nn.Module):
         if self.config.calculate_per_token_loss:
             total = stacked.sum(0)
             dist.all_reduce(total, group=group)
-            return total[0] / total[1].clamp(min=1)
+            return total[0] / total[1].clamp(min=1)  # a batch may have no token that counts
         mean = (stacked[:, 0] / stacked[:, 1].clamp(min=1)).mean()
         dist.all_reduce(mean, group=group)
         return mean / dist.get_world_size(group)
@@ -267,17 +270,17 @@ class MegatronEngine(nn.Module):
         state = library.core("parallel_state")
         group, source = state.get_pipeline_model_parallel_group(), state.get_pipeline_model_parallel_last_rank()
         shape = None
-        if self._names is None or self._run.plugin.return_logits:
+        if self._names is None or self._run.plugin.return_logits:  # names never change; the shape of logits may
             told: list[Any] = [list(reduced), None if logits is None else (tuple(logits.shape), logits.dtype)]
             dist.broadcast_object_list(told, src=source, group=group)
             self._names, shape = told
-        packed = (
+        packed = (  # one message for all losses
             torch.stack([reduced[name] for name in self._names])
             if reduced
             else torch.empty(len(self._names), device=self._run.device)
         )
         dist.broadcast(packed, src=source, group=group)
-        self._logits = None
+        self._logits = None  # those of the last call must not be returned again
         if shape is not None:
             whole = torch.empty(shape[0], dtype=shape[1], device=self._run.device) if logits is None else logits
             dist.broadcast(whole.contiguous(), src=source, group=group)
@@ -285,7 +288,7 @@ class MegatronEngine(nn.Module):
         return dict(zip(self._names, packed.unbind(), strict=True))
 
 
-def _step(accelerator: object, run: Run) -> AbstractTrainStep:
+def _step(accelerator: object, run: MegatronRun) -> AbstractTrainStep:
     """Return the training step of a run: the user's own, or the one for its kind of model."""
     own = run.plugin.custom_train_step_class
     if own is None:
@@ -294,7 +297,7 @@ def _step(accelerator: object, run: Run) -> AbstractTrainStep:
     return made
 
 
-def _output(run: Run, loss: torch.Tensor, logits: torch.Tensor | None) -> object:
+def _output(run: MegatronRun, loss: torch.Tensor, logits: torch.Tensor | None) -> object:
     """Return the output class of the corresponding transformers model, or a tuple if so configured."""
     if not getattr(run.arguments, "model_return_dict", True):
         return (loss,) if logits is None else (loss, logits)

@@ -117,10 +117,11 @@ def _state(engine: MegatronEngine, *, optimizer: bool, loading: bool) -> dict[st
 
 def _planned(engine: MegatronEngine) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the values of an engine by their names among shards, and the small files that rank 0 writes."""
+    # Before the first step, the optimizer has no state to save.
     state = _state(engine, optimizer=engine.iteration > 0 and not engine.plugin.no_save_optim, loading=False)
     state |= engine.progress()
     strategies = library.core("dist_checkpointing.strategies.torch")
-    catching = _catching()
+    catching = _catching()  # megatron-core plans the shards, accel writes them: all files are in its manifest
     with tempfile.TemporaryDirectory() as folder:
         library.core("dist_checkpointing").save(
             state, folder, sharded_strategy=catching, content_metadata=dict(_CONTENT)
@@ -184,6 +185,7 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
 def _random_states(engine: MegatronEngine, source: Source, common: Mapping[str, Any], rank: int) -> object:
     """Return the states of megatron-core's generators; `None` if the run had other degrees and drew differently."""
     name = _random_name(rank)
+    # With other degrees, the random states belong to other ranks.
     if common["sizes"] != engine.progress()["sizes"] or name not in source.files():
         return None
     return pickles.read_object(source.folder, name)
@@ -225,13 +227,13 @@ def _load(engine: MegatronEngine, folder: Path, *, optimizer: bool) -> None:
     state = _state(engine, optimizer=optimizer, loading=True)
     loaded = library.core("dist_checkpointing").load(state, str(folder))
     for name, chunk in _named(engine):
-        chunk.load_state_dict(loaded[name])
+        chunk.load_state_dict(loaded[name])  # megatron-core returns what it read, and loads nothing itself
     if optimizer:
         engine.optimizer.load_state_dict(loaded["optimizer"])
         for own in _adams(engine):
             _separate_steps(own.optimizer)
     elif engine.optimizer is not None:
-        engine.optimizer.reload_model_params()
+        engine.optimizer.reload_model_params()  # its 32-bit masters still hold the old weights
 
 
 def _adams(engine: MegatronEngine) -> Iterator[Any]:

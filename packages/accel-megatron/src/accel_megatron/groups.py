@@ -10,7 +10,7 @@ from accel_core.errors import StateError
 from accel_core.mesh.layout import Layout
 from accel_megatron import library
 from accel_megatron.arguments import Degrees, degrees_of
-from accel_megatron.run import Run
+from accel_megatron.run import MegatronRun
 
 __all__ = ["join", "lay_out", "seed_of"]
 
@@ -18,11 +18,12 @@ __all__ = ["join", "lay_out", "seed_of"]
 def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
     """Return the layout of the ranks in megatron-core's order: tensor fastest, then context, data and pipeline."""
     replicas = world_size // (degrees.tensor * degrees.pipeline * degrees.context)
+    # The order in which megatron-core numbers ranks, outermost axis first.
     sizes = {"pp": degrees.pipeline, "dp_replicate": replicas, "cp": degrees.context, "tp": degrees.tensor}
     return Layout(rank, tuple(sizes.items()))
 
 
-def join(run: Run) -> None:
+def join(run: MegatronRun) -> None:
     """Create megatron-core's process groups, once per process; every rank calls it.
 
     Raises:
@@ -60,11 +61,11 @@ def _refuse_other_groups(degrees: Degrees) -> None:
         )
 
 
-def seed_of(run: Run) -> int:
+def seed_of(run: MegatronRun) -> int:
     """Return the seed of the run: the `seed` argument, or else the seed of rank 0; the same on every rank."""
     if run.arguments.seed is not None:
         return int(run.arguments.seed)
     own = torch.initial_seed() % (1 << 31)
     if run.world.size == 1 or not dist.is_initialized():
         return own
-    return int(control.Channel(run.world, "megatron seed").exchange(own)[0])
+    return int(control.Channel(run.world, "megatron seed").exchange(own)[0])  # ranks may be seeded differently

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_megatron import library
-from accel_megatron.run import Run, current
+from accel_megatron.run import MegatronRun, current
 
 __all__ = ["DatasetIterator", "MegatronLMDummyDataLoader", "batch_size_of", "enlarge", "prepare_data_loader"]
 
@@ -38,6 +38,7 @@ def enlarge(loader: DataLoader[Any], times: int) -> DataLoader[Any]:
     """
     if times == 1:
         return loader
+    # Another batch sampler decides on its batches itself.
     plain = type(loader.batch_sampler) is BatchSampler or isinstance(loader.dataset, IterableDataset)
     if loader.batch_size is None or not plain:
         raise PreparationError(
@@ -70,7 +71,7 @@ class DatasetIterator:
         consumed: The same count, kept up to date.
     """
 
-    def __init__(self, run: Run, dataset: Sequence[Mapping[str, Any]], consumed: int = 0) -> None:
+    def __init__(self, run: MegatronRun, dataset: Sequence[Mapping[str, Any]], consumed: int = 0) -> None:
         self.dataset = dataset
         self.consumed = consumed
         self._micro: int = run.arguments.micro_batch_size
@@ -86,6 +87,7 @@ class DatasetIterator:
         self.consumed += self._micro * self._parts * self._ranks
         samples = []
         for part in range(self._parts):
+            # One micro batch of all ranks is contiguous.
             first = start + (part * self._ranks + self._part) * self._micro
             samples += [self.dataset[index % len(self.dataset)] for index in range(first, first + self._micro)]
         return {name: torch.stack([torch.as_tensor(one[name]) for one in samples]) for name in samples[0]}
@@ -132,7 +134,7 @@ class MegatronLMDummyDataLoader:
         )
 
 
-def _sizes(run: Run) -> list[int]:
+def _sizes(run: MegatronRun) -> list[int]:
     """Return how many samples of each dataset a run needs.
 
     Raises:
@@ -146,7 +148,7 @@ def _sizes(run: Run) -> list[int]:
             "A Megatron dataset needs the length of the run; got none. Set train_iters or train_samples of "
             "MegatronLMPlugin, or pass a MegatronLMDummyScheduler."
         )
-    evaluations = (steps // arguments.eval_interval + 1) * arguments.eval_iters
+    evaluations = (steps // arguments.eval_interval + 1) * arguments.eval_iters  # one more at the end
     return [steps * batch, evaluations * batch, arguments.eval_iters * batch]
 
 
@@ -182,7 +184,10 @@ def _datasets(sizes: list[int]) -> tuple[Any, ...]:
         create_attention_mask=bool(arguments.reset_attention_mask),
     )
     builder = library.core("datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder(
-        datasets.GPTDataset, sizes, lambda: True, config
+        datasets.GPTDataset,
+        sizes,
+        lambda: True,
+        config,  # every rank builds the datasets
     )
     return tuple(builder.build())
 
@@ -196,7 +201,7 @@ class _Ending:
 
     def __init__(self, arguments: Namespace) -> None:
         end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)
-        self.eod = -1 if end is None else int(end)
+        self.eod = -1 if end is None else int(end)  # no token has this number
         self.pad = -1
         self.vocab_size = arguments.orig_vocab_size
         self.unique_identifiers = {"class": "accel", "eod": self.eod}

@@ -14,7 +14,7 @@ from accel_megatron import library
 from accel_megatron.arguments import configured, number_format
 from accel_megatron.groups import seed_of
 from accel_megatron.norms import shared_sequences
-from accel_megatron.run import Run, current
+from accel_megatron.run import MegatronRun, current
 
 __all__ = ["build", "configuration", "model_provider_func", "refuse_unbuilt"]
 
@@ -57,7 +57,7 @@ def refuse_unbuilt(arguments: Namespace) -> None:
         )
 
 
-def configuration(run: Run, **own: Any) -> Any:
+def configuration(run: MegatronRun, **own: Any) -> Any:
     """Return megatron-core's configuration of the model's layers."""
     arguments = run.arguments
     enums = library.core("transformer.enums")
@@ -67,7 +67,7 @@ def configuration(run: Run, **own: Any) -> Any:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
     }
-    if run.device.type == "cpu":
+    if run.device.type == "cpu":  # else it initializes on the current CUDA device
         fields["use_cpu_initialization"] = True
     if (arguments.pipeline_model_parallel_size or 1) == 1:
         fields["num_layers_in_last_pipeline_stage"] = None
@@ -96,6 +96,7 @@ def _shared(arguments: Namespace) -> dict[str, Any]:
     return {
         "vocab_size": arguments.padded_vocab_size,
         "max_sequence_length": arguments.max_position_embeddings,
+        # Else each rank would have logits of a part of the vocabulary.
         "parallel_output": not getattr(arguments, "return_logits", False),
         "share_embeddings_and_output_weights": not arguments.untie_embeddings_and_output_weights,
         "position_embedding_type": arguments.position_embedding_type,
@@ -103,7 +104,7 @@ def _shared(arguments: Namespace) -> dict[str, Any]:
     }
 
 
-def _gpt(run: Run, pre_process: bool, post_process: bool, vp_stage: int | None = None) -> nn.Module:
+def _gpt(run: MegatronRun, pre_process: bool, post_process: bool, vp_stage: int | None = None) -> nn.Module:
     arguments = run.arguments
     config = configuration(run)
     fast = library.has_transformer_engine() and run.device.type != "cpu"
@@ -123,7 +124,7 @@ def _gpt(run: Run, pre_process: bool, post_process: bool, vp_stage: int | None =
     return made
 
 
-def _bert(run: Run, pre_process: bool, post_process: bool) -> nn.Module:
+def _bert(run: MegatronRun, pre_process: bool, post_process: bool) -> nn.Module:
     specs = library.core("models.bert.bert_layer_specs")
     fast = library.has_transformer_engine() and run.device.type != "cpu"
     spec = specs.get_bert_layer_with_transformer_engine_spec() if fast else specs.bert_layer_local_spec
@@ -139,7 +140,7 @@ def _bert(run: Run, pre_process: bool, post_process: bool) -> nn.Module:
     return made
 
 
-def _t5(run: Run, add_encoder: bool, add_decoder: bool) -> nn.Module:
+def _t5(run: MegatronRun, add_encoder: bool, add_decoder: bool) -> nn.Module:
     arguments = run.arguments
     specs = library.core("models.T5.t5_spec")
     blocks = library.core("transformer.transformer_block")
@@ -164,7 +165,7 @@ def _t5(run: Run, add_encoder: bool, add_decoder: bool) -> nn.Module:
     return made
 
 
-def build(run: Run) -> list[nn.Module]:
+def build(run: MegatronRun) -> list[nn.Module]:
     """Return this rank's parts of the model, one per virtual stage, in megatron-core's data-parallel wrapper.
 
     Weights are initialized at random, equally for any number of data-parallel ranks.
@@ -173,24 +174,24 @@ def build(run: Run) -> list[nn.Module]:
     provider = run.plugin.custom_model_provider_function or model_provider_func
     if run.plugin.custom_prepare_model_function is not None:
         return list(run.plugin.custom_prepare_model_function(provider))
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the user's own random numbers go on as before
         # On the CPU megatron-core draws whole weights and keeps a part: ranks of one stage have to draw the same.
         torch.manual_seed(seed_of(run) + 100 * run.layout.place(("pp",)))
         with shared_sequences(run.arguments):
             chunks = [chunk.to(run.device) for chunk in _chunks(run, provider)]
-    if number_format(run.arguments) != torch.float32:
+    if number_format(run.arguments) != torch.float32:  # its optimizer then keeps the 32-bit masters
         module = library.core("transformer.module")
         chunks = [module.Float16Module(chunk.config, chunk) for chunk in chunks]
     return [_in_parallel(run, chunk, first=index == 0) for index, chunk in enumerate(chunks)]
 
 
-def _seed(run: Run) -> None:
+def _seed(run: MegatronRun) -> None:
     """Seed megatron-core's own generators, with which tensor-parallel ranks draw different dropout."""
     generators = library.core("tensor_parallel.random")
     generators.model_parallel_cuda_manual_seed(seed_of(run) + 100 * run.layout.place(("pp",)), force_reset_rng=True)
 
 
-def _chunks(run: Run, provider: Callable[..., nn.Module]) -> list[nn.Module]:
+def _chunks(run: MegatronRun, provider: Callable[..., nn.Module]) -> list[nn.Module]:
     state = library.core("parallel_state")
     virtual = getattr(run.arguments, "virtual_pipeline_model_parallel_size", None)
     if virtual is None:
@@ -201,11 +202,12 @@ def _chunks(run: Run, provider: Callable[..., nn.Module]) -> list[nn.Module]:
             getattr(state, f"is_pipeline_{end}_stage")(ignore_virtual=False, vp_stage=stage)
             for end in ("first", "last")
         ]
+        # Only our provider knows virtual stages.
         made.append(_gpt(run, ends[0], ends[1], stage) if provider is model_provider_func else provider(*ends))
     return made
 
 
-def _in_parallel(run: Run, chunk: nn.Module, *, first: bool) -> nn.Module:
+def _in_parallel(run: MegatronRun, chunk: nn.Module, *, first: bool) -> nn.Module:
     parallel = library.core("distributed")
     config = configured(
         parallel.DistributedDataParallelConfig,
@@ -216,6 +218,6 @@ def _in_parallel(run: Run, chunk: nn.Module, *, first: bool) -> nn.Module:
         chunk.config,
         config,
         chunk,
-        disable_bucketing=not first,
+        disable_bucketing=not first,  # communication of later chunks overlaps with computation anyway
     )
     return made

@@ -12,7 +12,7 @@ from accel_core.errors import ConfigurationError, PreparationError
 from accel_megatron import library
 from accel_megatron.arguments import configured, number_format
 from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
-from accel_megatron.run import Run
+from accel_megatron.run import MegatronRun
 
 if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, ParamKey
@@ -66,11 +66,12 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         "lr": groups[0]["lr"],
         "weight_decay": decays[0] if decays else 0.0,
+        # Torch's Adam adds weight decay to the gradient, AdamW to the weight.
         **({"decoupled_weight_decay": type(optimizer).__name__.lower() != "adam"} if adam else {}),
     }
 
 
-def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
+def build_optimizer(run: MegatronRun, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
     """Return megatron-core's optimizer for a model."""
     arguments, optimizers = run.arguments, library.core("optimizer")
     config = configured(
@@ -82,7 +83,7 @@ def build_optimizer(run: Run, chunks: Sequence[nn.Module]) -> MegatronOptimizer:
     overrides = _overrides(run, config)
     made = optimizers.get_megatron_optimizer(config, list(chunks), config_overrides=overrides)
     for own in made.chained_optimizers:
-        if getattr(own, "init_state_fn", _momentum) is None:
+        if getattr(own, "init_state_fn", _momentum) is None:  # SGD comes without one
             own.init_state_fn = _momentum
     return made
 
@@ -94,7 +95,7 @@ def _momentum(optimizer: torch.optim.Optimizer, config: object = None) -> None:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
-def _overrides(run: Run, config: OptimizerConfig) -> dict[ParamKey, dict[str, Any]]:
+def _overrides(run: MegatronRun, config: OptimizerConfig) -> dict[ParamKey, dict[str, Any]]:
     """Return how parameters are grouped: megatron-core's default, unless the plugin has conditions."""
     optimizers = library.core("optimizer")
     plugin = run.plugin
@@ -135,7 +136,7 @@ def refuse_schedule(schedule: object) -> None:
         )
 
 
-def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+def build_schedule(run: MegatronRun, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
     """Return megatron-core's schedule for an optimizer; it counts samples.
 
     Raises:
@@ -145,7 +146,7 @@ def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamSche
     batch = arguments.global_batch_size
     samples = arguments.lr_decay_samples or arguments.train_samples
     steps = arguments.lr_decay_iters or arguments.train_iters
-    decay = steps * batch if steps else samples
+    decay = steps * batch if steps else samples  # megatron-core counts schedules in samples
     if not decay:
         raise ConfigurationError(
             "A Megatron schedule needs the length of the run; got none. Pass total_num_steps to "
@@ -155,7 +156,7 @@ def build_schedule(run: Run, optimizer: MegatronOptimizer) -> OptimizerParamSche
     if arguments.lr_warmup_fraction is not None:
         warmup = arguments.lr_warmup_fraction * decay
     start, end = arguments.start_weight_decay, arguments.end_weight_decay
-    if arguments.weight_decay_incr_style == "constant":
+    if arguments.weight_decay_incr_style == "constant":  # megatron-core asserts that both ends are equal then
         start = end = arguments.weight_decay
     try:
         return library.core("optimizer_param_scheduler").OptimizerParamScheduler(

@@ -130,7 +130,7 @@ class MegatronLMPlugin(MegatronOptions):
             self.megatron_lm_default_args["tensorboard_dir"] = self.tensorboard_dir
         if self.set_all_logging_options:
             self.set_tensorboard_logging_options()
-        self.megatron_lm_default_args |= self.other_megatron_args or {}
+        self.megatron_lm_default_args |= self.other_megatron_args or {}  # last, because the user named these
 
     def set_network_size_args(self, model: nn.Module, batch_data: Mapping[str, Any] | None = None) -> None:
         """Describe a model to Megatron-LM.
@@ -197,7 +197,7 @@ class MegatronLMPlugin(MegatronOptions):
         """
         ranks = self.megatron_lm_default_args["data_parallel_size"]
         if self.train_iters is None:
-            self.train_iters = scheduler.total_num_steps // ranks
+            self.train_iters = scheduler.total_num_steps // ranks  # scripts count steps as one process takes them
             if self.train_samples is not None:
                 warnings.warn(
                     "The schedule gives the length of the run in steps; train_samples is ignored.", stacklevel=2

@@ -12,11 +12,11 @@ from accel_core.mesh.layout import Layout
 from accel_core.process.world import World
 from accel_megatron.plugin import MegatronLMPlugin
 
-__all__ = ["Run", "current", "start"]
+__all__ = ["MegatronRun", "current", "start"]
 
 
 @record
-class Run:
+class MegatronRun:
     """A Megatron training run.
 
     Attributes:
@@ -41,15 +41,15 @@ class Run:
         return self.world.device
 
 
-_now: list[Run] = []
+_now: list[MegatronRun] = []
 
 
-def start(run: Run) -> None:
+def start(run: MegatronRun) -> None:
     """Make a run the current one of the process, replacing an earlier one."""
     _now[:] = [run]
 
 
-def current() -> Run:
+def current() -> MegatronRun:
     """Return the current run of the process.
 
     Raises:

@@ -73,7 +73,7 @@ class _TrainStep(AbstractTrainStep):
 
 def _summed(loss_mask: torch.Tensor, losses: torch.Tensor) -> Loss:
     """Return the summed loss of a micro batch's tokens, and what is reported of it."""
-    counts = loss_mask.reshape(-1).float()
+    counts = loss_mask.reshape(-1).float()  # sums in 32 bits, whatever the model computes in
     total = torch.sum(losses.float().reshape(-1) * counts)
     tokens = counts.sum()
     reported = torch.stack([total.detach(), tokens])
@@ -116,7 +116,7 @@ class GPTTrainStep(_TrainStep):
             if not self.returns_logits:
                 output = model(tokens, position_ids, attention_mask, labels=labels)
                 return output, partial(self.loss_func, loss_mask)
-            output = model(tokens, position_ids, attention_mask)
+            output = model(tokens, position_ids, attention_mask)  # megatron-core returns losses or logits, not both
             return output, partial(_with_logits, self.loss_func, labels, loss_mask)
 
         return forward_step

@@ -21,13 +21,13 @@ from accel_core.process.world import GroupNeeds
 from accel_core.strategies.bundle import Bundle, Kind, Slot
 from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
-from accel_megatron import arguments, groups, loaders, making, models, optimizers
+from accel_megatron import arguments, build, groups, loaders, models, optimizers
 from accel_megatron.engine import MegatronEngine
 from accel_megatron.format import EngineFormat
 from accel_megatron.loaders import MegatronLMDummyDataLoader
 from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
 from accel_megatron.row import ENGINE
-from accel_megatron.run import Run, start
+from accel_megatron.run import MegatronRun, start
 from accel_megatron.wrappers import MegatronLMOptimizerWrapper, MegatronLMSchedulerWrapper
 
 __all__ = ["MegatronStrategy"]
@@ -41,15 +41,15 @@ class MegatronStrategy(Strategy):
 
     name = "megatron"
     plugin_type = MegatronLMPlugin
-    divides_loss = False
+    divides_loss = False  # megatron-core divides by micro batches or tokens itself
     format = EngineFormat()
 
     def __init__(self, parts: Parts) -> None:
-        _refuse_window(parts)
+        _refuse_window(parts)  # first: a refusal must not leave a run behind
         super().__init__(parts)
         self.plugin: MegatronLMPlugin = parts.plugin
         self.plugin.set_mixed_precision(self.number_format.name)
-        self._run = Run(self.plugin, self.world, self.layout, Namespace())
+        self._run = MegatronRun(self.plugin, self.world, self.layout, Namespace())
         start(self._run)
         self._engine: MegatronEngine | None = None
 
@@ -91,6 +91,7 @@ class MegatronStrategy(Strategy):
                 "Megatron configures fp8 by an argument of its own; got mixed_precision='fp8'. Use "
                 "mixed_precision='bf16' and other_megatron_args={'fp8': 'hybrid'}."
             )
+        # Only to check that the hardware supports it.
         precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
         return Precision(asked.name, asked.autocast)
 
@@ -133,7 +134,7 @@ class MegatronStrategy(Strategy):
             )
         for slot in schedule:
             optimizers.refuse_schedule(slot.given)
-        trial = copy.copy(self.plugin)
+        trial = copy.copy(self.plugin)  # a refusal must leave the plugin unchanged
         trial.megatron_lm_default_args = dict(self.plugin.megatron_lm_default_args)
         for slot in bundle.loaders:
             self._check_loader(slot.given)
@@ -167,7 +168,7 @@ class MegatronStrategy(Strategy):
             plugin.set_scheduler_args(schedule[0].given)
         if plugin.custom_model_provider_function is None or hasattr(model, "config"):
             plugin.set_network_size_args(model)
-        plugin.megatron_lm_default_args |= own
+        plugin.megatron_lm_default_args |= own  # last, because what the user set by name wins
 
     def _micro_batch(self, bundle: Bundle) -> int:
         """Return this rank's micro batch size: the smallest or largest of several loaders."""
@@ -175,6 +176,7 @@ class MegatronStrategy(Strategy):
         if not sizes:
             return int(self.plugin.megatron_lm_default_args.get("micro_batch_size", 1))
         size = min(sizes) if self.plugin.is_train_batch_min else max(sizes)
+        # With split_batches, the loader's batch is that of all replicas.
         return size // self.layout.replicas if self.parts.data.split_batches else size
 
     def prepare(self, bundle: Bundle, kit: Kit) -> None:
@@ -186,11 +188,11 @@ class MegatronStrategy(Strategy):
             self._describe(self.plugin, new[0].given, optimizer, schedule, bundle)
             self._run.optimizer = optimizer[0].given if optimizer else None
             self._run.schedule = schedule[0].given if schedule else None
-            making.initialize(None)
-            engine = MegatronEngine(None, *making.prepare_model_optimizer_scheduler(None))
+            build.initialize(None)
+            engine = MegatronEngine(None, *build.prepare_model_optimizer_scheduler(None))
             self._keep(engine, new[0], optimizer, schedule, kit)
-        self._prepare_loaders(bundle.loaders, kit)
-        for slot in bundle.models + bundle.optimizers + bundle.schedulers:
+        self._prepare_loaders(bundle.loaders, kit)  # after the engine, whose arguments datasets need
+        for slot in bundle.models + bundle.optimizers + bundle.schedulers:  # what an earlier prepare returned
             if isinstance(slot.given, MegatronEngine | MegatronLMOptimizerWrapper | MegatronLMSchedulerWrapper):
                 slot.result = slot.given
 
@@ -207,7 +209,7 @@ class MegatronStrategy(Strategy):
 
     def _prepare_loaders(self, slots: Sequence[Slot], kit: Kit) -> None:
         """Prepare loaders; a stand-in for datasets gives one iterator each time it was passed."""
-        iterators: dict[int, list[Any]] = {}
+        iterators: dict[int, list[Any]] = {}  # a stand-in is passed once for each of its three datasets
         for slot in slots:
             if isinstance(slot.given, MegatronLMDummyDataLoader):
                 if id(slot.given) not in iterators:
@@ -247,6 +249,7 @@ class MegatronStrategy(Strategy):
             PreparationError: It is another loss, which would have no effect.
         """
         own = None if self._engine is None else self._engine.loss
+        # By identity: any other loss, even one computed from this one, comes too late for the step.
         if loss is not own or self.parts.accumulation.is_weighted:
             raise PreparationError(
                 "Calling a Megatron model computes the gradients of its own loss and takes the step; got another "

@@ -1,4 +1,4 @@
-"""Weights, packed or not, put into a model whose layers were replaced."""
+"""Loads weights, packed or not, into a model whose layers were replaced."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class WeightLoader:
 
     def _list(self) -> list[_Place]:
         scratch = get_non_persistent_buffers(self._model, recurse=True, fqns=True)
-        found: dict[int, _Place] = {}
+        found: dict[int, _Place] = {}  # by identity: a tied tensor is loaded once
         for is_buffer, tensors in (
             (False, self._model.named_parameters(remove_duplicate=False)),
             (True, self._model.named_buffers(remove_duplicate=False)),
@@ -78,6 +78,7 @@ class WeightLoader:
                     known.names.append(name)
                     if str(known.device) == "disk" and device is not None:
                         known.device = device  # tied, and needed in memory under another name
+                # No checkpoint has scratch buffers.
                 elif device is not None and (name not in scratch or not tensor.is_meta):
                     form = packed.find(tensor)
                     found[id(tensor)] = _Place([name], tensor, device, self._dtype(name, tensor), is_buffer, form)
@@ -102,7 +103,7 @@ class WeightLoader:
             names = (*place.names, *self._others.get(place.names[0], ()))
             place.source = next(filter(None, map(source.name_of, names)), "")
             if not place.source:
-                if place.tensor.is_meta:
+                if place.tensor.is_meta:  # a tensor with values may stay as the model's code made it
                     wrong.append(f"{place.names[0]} is missing")
                 continue
             shape = source.shard_of(place.source).shape(place.source)
@@ -128,17 +129,17 @@ class WeightLoader:
             )
 
     def _is_packed(self, place: _Place, source: Checkpoint) -> bool:
-        """Return whether the checkpoint holds a weight that is packed already, in whatever way."""
+        """Return whether the checkpoint holds a weight that is already packed, in any way."""
         if place.form is None:
             return False
         path = place.source.rpartition(".")[0]
-        marks = (f"{path}.SCB", f"{place.source}.absmax")
+        marks = (f"{path}.SCB", f"{place.source}.absmax")  # scales of 8 and of 4 bits
         return any(mark in source for mark in marks)
 
     def _lacking(self, place: _Place, source: Checkpoint) -> list[str]:
         assert place.form is not None, "packed"
         parts = [packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)]
-        nested = packed_key(place.source, "weight.nested_absmax")
+        nested = packed_key(place.source, "weight.nested_absmax")  # bytes would be taken for scales
         if nested in source and nested not in parts:
             return [f"{place.source} is packed in another way: its scales are packed too"]
         return [f"{place.source} is packed in another way: {part} is missing" for part in parts if part not in source]
@@ -163,7 +164,7 @@ class WeightLoader:
             else:
                 self._pack(place, source.shard_of(place.source).tensor(place.source))
         for shard in source.shards:
-            shard.close()
+            shard.close()  # its map would keep the unpacked weights in memory
 
     def load_from_model(self) -> None:
         """Take every weight from the model itself."""
@@ -180,13 +181,13 @@ class WeightLoader:
 
     def _pack(self, place: _Place, value: torch.Tensor) -> None:
         assert place.form is not None, "packed"
-        cast = value if place.dtype is None else value.to(place.dtype)
+        cast = value if place.dtype is None else value.to(place.dtype)  # packing rounds in the dtype of its input
         self._put_packed(place, place.form.pack(place.tensor, cast, self._home(place)))
 
     def _put_packed(self, place: _Place, made: nn.Parameter) -> None:
         assert place.form is not None, "packed"
         for name in place.names:
-            # Also of a layer that is needed in memory under another name: the hook on this one reads the folder.
+            # Also for a layer that is needed in memory under another name, because this one's hook reads the folder.
             if str(device_of(name, self._devices)) == "disk":
                 assert self._folder is not None, "checked"
                 write_parts(place.form, made, name, self._folder, self.index)
@@ -198,7 +199,7 @@ class WeightLoader:
 
     def _put_plain(self, place: _Place, value: torch.Tensor) -> None:
         cast = value.to(place.dtype) if place.dtype is not None and value.is_floating_point() else value
-        if str(place.device) == "disk" and not place.is_buffer:
+        if str(place.device) == "disk" and not place.is_buffer:  # hooks leave buffers in memory
             assert self._folder is not None, "checked"
             for name in place.names:
                 offload_weight(cast, name, self._folder, index=self.index)

@@ -82,7 +82,7 @@ class BnbQuantizationConfig:
         compute: Any = _dtype("bnb_4bit_compute_dtype", self.bnb_4bit_compute_dtype)
         self.bnb_4bit_compute_dtype = compute
         if self.torch_dtype is None:
-            self.torch_dtype = compute if self.load_in_4bit else torch.float16
+            self.torch_dtype = compute if self.load_in_4bit else torch.float16  # 8-bit kernels compute in fp16
         else:
             self.torch_dtype = _dtype("torch_dtype", self.torch_dtype)
         if self.load_in_4bit and self.llm_int8_threshold != 6.0:

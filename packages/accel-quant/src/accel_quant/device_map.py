@@ -29,7 +29,7 @@ def default_device() -> int | str:
     if accelerator is None:
         return "cpu"
     index = torch.accelerator.current_device_index()
-    return index if accelerator.type == "cuda" else f"{accelerator.type}:{index}"
+    return index if accelerator.type == "cuda" else f"{accelerator.type}:{index}"  # a bare number means CUDA
 
 
 def get_quantized_model_device_map(

@@ -36,7 +36,7 @@ class EightBits:
         return is_instance(parameter, "Int8Params")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights and scales, packed or yet to be."""
+        """Count the bytes of weights and scales once they are packed."""
         return parameter.numel() + _FLOAT * parameter.shape[0]
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
@@ -66,7 +66,7 @@ class EightBits:
             return self._made(value.to(device), statistics.to(device))
         if device.type == "meta":
             return self._made(torch.empty(value.shape, dtype=torch.int8, device=device), None)
-        copied = value.detach().to("cpu", copy=True)
+        copied = value.detach().to("cpu", copy=True)  # `to` packs, and must not touch the given weights
         made = bitsandbytes().nn.Int8Params(copied, requires_grad=False, has_fp16_weights=False)
         result: nn.Parameter = made.to(device)
         return result
@@ -102,7 +102,7 @@ class EightBits:
         if data.dtype != torch.int8:
             made: nn.Parameter = bitsandbytes().nn.Int8Params(data, requires_grad=False, has_fp16_weights=False)
             return made
-        codes = None if scales is None else data
+        codes = None if scales is None else data  # bitsandbytes takes both or neither for packed
         made = bitsandbytes().nn.Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
         return made
 
@@ -117,7 +117,7 @@ class FourBits:
         return is_instance(parameter, "Params4bit")
 
     def nbytes(self, parameter: torch.Tensor) -> int:
-        """Count the bytes of weights, scales and code books, packed or yet to be."""
+        """Count the bytes of weights, scales and code books once they are packed."""
         state = _state(parameter)
         if state is not None:
             count = parameter.nbytes + state.absmax.nbytes + state.code.nbytes
@@ -126,9 +126,10 @@ class FourBits:
             return int(count)
         weights = getattr(parameter, _SHAPE, parameter.shape).numel()
         blocks = -(-weights // _block(parameter))
-        count = -(-weights // 2) + _FLOAT * _CODES
+        count = -(-weights // 2) + _FLOAT * _CODES  # two weights a byte, and the code book
         if not parameter.compress_statistics:  # type: ignore[attr-defined]
             return int(count + _FLOAT * blocks)
+        # Scales are a byte each, with scales, a code book and an offset of their own.
         return int(count + blocks + _FLOAT * (-(-blocks // _NESTED_BLOCK) + _NESTED_CODES + 1))
 
     def move(self, parameter: torch.Tensor, device: torch.device) -> nn.Parameter:
@@ -138,7 +139,7 @@ class FourBits:
             made = self._like(parameter, parameter.detach().to(device))
             shape = _shape(parameter)
             if shape is not None:
-                setattr(made, _SHAPE, shape)
+                setattr(made, _SHAPE, shape)  # packed bytes have lost it
             return made
         if state is None:
             return self._like(parameter, parameter.detach().to(device))
@@ -229,11 +230,11 @@ def _scales(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def _state(parameter: torch.Tensor) -> Any:
     state = parameter.quant_state  # type: ignore[attr-defined]
-    return state if isinstance(state, bitsandbytes().functional.QuantState) else None
+    return state if isinstance(state, bitsandbytes().functional.QuantState) else None  # a dict before packing
 
 
 def _shape(parameter: torch.Tensor) -> torch.Size | None:
-    """Return the shape of 4-bit weights before they were packed, where the parameter knows it."""
+    """Return the shape of 4-bit weights before they were packed, if the parameter knows it."""
     state = _state(parameter)
     if state is not None:
         return torch.Size(state.shape)
@@ -246,7 +247,7 @@ def _block(parameter: torch.Tensor) -> int:
 
 
 def _check_shape(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    if value.shape != parameter.shape and parameter.is_floating_point():
+    if value.shape != parameter.shape and parameter.is_floating_point():  # packed ones have another shape anyway
         raise QuantizationError(
             f"The weight does not fit its place; got shape {tuple(value.shape)} for {tuple(parameter.shape)}. Load a "
             "checkpoint of the same architecture."

@@ -1,4 +1,4 @@
-"""Linear layers replaced by packed ones, and which are left alone."""
+"""Replaces linear layers by packed ones, and decides which are left alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 logger = get_logger(__name__)
-_ = formats  # registers the formats: whoever makes packed layers has packed weights counted, moved and offloaded
+_ = formats  # registers the formats, so that packed weights are counted, moved and offloaded correctly
 
 
 def replace_with_bnb_layers(
@@ -37,7 +37,7 @@ def replace_with_bnb_layers(
     modules_to_not_convert: list[str] | None = None,
     current_key_name: list[str] | None = None,
 ) -> nn.Module:
-    """Put a packed layer in the place of every `nn.Linear`; weights are packed when they are moved to a device.
+    """Replace every `nn.Linear` by a packed layer; weights are packed when they are moved to a device.
 
     A layer stays, and is named in a warning, whose weight its parent reads by itself (`nn.MultiheadAttention`) or is
     computed of other weights (weight norm), and one of a subclass that computes something else than `nn.Linear`.
@@ -70,11 +70,11 @@ def replace_with_bnb_layers(
 def _linear_layers(
     model: nn.Module, prefix: str, left_out: Iterable[str]
 ) -> list[tuple[nn.Linear, list[tuple[nn.Module, str]]]]:
-    """List the layers to pack, each with all places that hold it; one that is left out under any name stays."""
+    """List the layers to pack, each with all its places; one that is skipped under any name stays unpacked."""
     places: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
     stay: set[nn.Module] = set()
     unfit: dict[nn.Module, str] = {}
-    for path, parent in model.named_modules(remove_duplicate=False):
+    for path, parent in model.named_modules(remove_duplicate=False):  # a layer under two names is replaced at both
         for name, layer in parent._modules.items():
             full = ".".join(part for part in (prefix, path, name) if part)
             if isinstance(layer, nn.Linear) and not is_instance(layer, "Linear8bitLt", "Linear4bit"):
@@ -98,7 +98,7 @@ def _is_product(layer: nn.Linear) -> bool:
     weight = torch.linspace(-1, 1, 12, device="cpu").reshape(3, 4)
     inputs = torch.linspace(-2, 3, 8, device="cpu").reshape(2, 4)
     bias = None if layer.bias is None else torch.linspace(1, 2, 3, device="cpu")
-    tried = copy.copy(layer)
+    tried = copy.copy(layer)  # the real weights may be empty, or too large to try
     tried.__dict__["_parameters"] = {"weight": weight, "bias": bias}
     tried.in_features, tried.out_features = 4, 3
     try:
@@ -112,12 +112,12 @@ def _is_product(layer: nn.Linear) -> bool:
 
 
 def is_named(name: str, key: str) -> bool:
-    """Return whether a list's key stands for a module: it is its name, or a run of whole parts of it."""
+    """Return whether a list's key matches a module: it is its name, or consecutive whole parts of it."""
     return f".{key}." in f".{name}."
 
 
 def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> None:
-    """Make sure that every name of a list stands for a module.
+    """Check that every name of a list matches a module.
 
     Raises:
         QuantizationError: Names that match nothing.
@@ -134,7 +134,7 @@ def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> No
 def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     bias = layer.bias is not None
     classes = bitsandbytes().nn
-    with torch.device("meta"):
+    with torch.device("meta"):  # weights that would be thrown away take no memory
         if config.load_in_8bit:
             made: Any = classes.Linear8bitLt(
                 layer.in_features,
@@ -155,7 +155,7 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     data = layer.weight.detach()
     if config.load_in_8bit:
         made.weight = classes.Int8Params(data, requires_grad=False, has_fp16_weights=False)
-        # After a forward that raised too: bitsandbytes moves the scales to the layer's state before it computes.
+        # Also after a forward that raised: bitsandbytes moves the scales to the layer's state before it computes.
         made.register_forward_hook(_keep_scales, always_call=True)
     else:
         made.weight = classes.Params4bit(
@@ -163,7 +163,7 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
             requires_grad=False,
             compress_statistics=config.bnb_4bit_use_double_quant,
             quant_type=config.bnb_4bit_quant_type,
-            module=None if data.is_meta else made,
+            module=None if data.is_meta else made,  # the layer learns of its packed state through it
         )
         # Weights that are packed again for AVX-512 have rounded scales, and could not be saved as they were.
         made.support_avx512bf16_for_cpu = False
@@ -199,7 +199,7 @@ def _refuse_repacked(layer: nn.Module, prefix: str, _keep_vars: bool) -> None:
 
 
 def _name_parts(layer: Any, state: dict[str, Any], prefix: str, _metadata: object) -> None:
-    """Name the parts of a weight that is away, so that who holds it can fill them in."""
+    """Name the parts of an offloaded weight, so that its owner can fill them in."""
     weight = layer.weight
     if weight.is_meta:
         form = packed.find(weight)
@@ -223,7 +223,7 @@ def get_keys_to_not_convert(model: nn.Module) -> list[str]:
     if not tied and is_base_model:
         return []
     children = [name for name, _ in model.named_children()]
-    names = [*tied, *children[-1:]]
+    names = [*tied, *children[-1:]]  # the last child is the output head
     return list(dict.fromkeys(name.removesuffix(".weight").removesuffix(".bias") for name in names))
 
 

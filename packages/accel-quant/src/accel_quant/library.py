@@ -32,7 +32,7 @@ def bitsandbytes() -> Any:
 
 
 def is_instance(value: object, *names: str) -> bool:
-    """Return whether a value is of a class of `bitsandbytes.nn`; it cannot be where the library was never imported."""
+    """Return whether a value is of a class of `bitsandbytes.nn`; false if the library was never imported."""
     classes = getattr(sys.modules.get("bitsandbytes"), "nn", None)
     return any(isinstance(value, getattr(classes, name)) for name in names) if classes is not None else False
 

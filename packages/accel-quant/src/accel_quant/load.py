@@ -1,4 +1,4 @@
-"""A model loaded with packed linear layers."""
+"""Loads a model with packed linear layers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def load_and_quantize_model(
         )
         check_device_map(model, places)
         check_devices(places)
-        # Packed layers are tied no more: with one packed weight in two of them bitsandbytes computes wrong numbers.
+        # Packed layers are no longer tied: with one packed weight in two of them, bitsandbytes computes wrong numbers.
         tied = find_tied_parameters(model)
         check_tied_parameters_on_same_device(tied, places)
         _check_folder(places, offload_folder)
@@ -190,7 +190,7 @@ def _home(device: int | str | torch.device) -> int | str | torch.device:
 
 
 def _put_back(model: nn.Module, before: Mapping[str, nn.Module]) -> None:
-    """Put the layers that a model had back into it."""
+    """Restore the original layers of a model."""
     for name, layer in before.items():
         path, _, leaf = name.rpartition(".")
         parent = model.get_submodule(path)

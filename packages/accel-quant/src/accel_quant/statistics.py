@@ -1,4 +1,4 @@
-"""Statistics of packed weights, compared with what the weights need.
+"""Compares the statistics of packed weights with what the weights need.
 
 bitsandbytes trusts them: with too few scales its kernels read memory that belongs to something else.
 """
@@ -26,7 +26,7 @@ _NESTED_WORDS = {"nested_blocksize", "nested_dtype", "nested_offset"}
 
 
 def check_statistics(stored: Mapping[str, torch.Tensor], shape: Sequence[int] | None) -> None:
-    """Make sure that packed weights and their statistics fit one another.
+    """Check that packed weights and their statistics fit together.
 
     Raises:
         CheckpointDamagedError: They do not.
@@ -64,7 +64,7 @@ def _described(shape: Sequence[int], dtype: torch.dtype) -> str:
 
 
 def _read_state(part: torch.Tensor) -> dict[str, Any]:
-    """Return what bitsandbytes wrote as JSON beside a weight; nothing where it is something else."""
+    """Return what bitsandbytes wrote as JSON beside a weight; an empty dict if it is something else."""
     if part.dtype != torch.uint8 or part.dim() != 1 or part.numel() > _LONGEST_STATE:
         return {}
     try:
@@ -75,7 +75,7 @@ def _read_state(part: torch.Tensor) -> dict[str, Any]:
 
 
 def _faults_of_state(state: Mapping[str, Any], kind: str, shape: Sequence[int] | None, nested: bool) -> list[str]:
-    # A word more could take the place of a tensor: bitsandbytes puts all of them into one dictionary.
+    # An extra key could overwrite a tensor, because bitsandbytes puts all of them into one dictionary.
     words = _WORDS | (_NESTED_WORDS if nested else set())
     if set(state) != words:
         return [f"a quant_state with {sorted(state)} for {sorted(words)}"]

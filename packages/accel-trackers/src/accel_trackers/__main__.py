@@ -1,4 +1,4 @@
-"""`python -m accel_trackers show FOLDER` and `replay`, where accel-launch is not installed."""
+"""`python -m accel_trackers show FOLDER` and `replay`, for when accel-launch is not installed."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from accel_trackers.command_line import run
 
 
 def main() -> int:
-    """Read the command line and carry it out."""
+    """Read the command line and run the command."""
     parser = argparse.ArgumentParser(prog="python -m accel_trackers", description=command.help)
     command.add_arguments(parser)
     try:

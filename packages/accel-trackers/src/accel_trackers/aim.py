@@ -124,7 +124,7 @@ class AimTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its hash.
+        """Continue a run by its hash.
 
         Args:
             state: `hash` of the run.

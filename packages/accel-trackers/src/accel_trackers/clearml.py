@@ -135,7 +135,7 @@ class ClearMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a task by its id; a task that was made offline has none on the server and is not continued.
+        """Continue a task by its id; a task that was made offline has none on the server and is not continued.
 
         Args:
             state: `id` of the task.

@@ -1,4 +1,4 @@
-"""Any Python value as JSON and back: the notation of spool files and of what a flat configuration cannot show.
+"""Any Python value as JSON and back: the notation of spool files, and of what a flat configuration cannot show.
 
 Whatever JSON has stays as it is. The rest becomes a mapping with one key that begins with `$`. Values of classes that
 reading back must not import (enumerations, dataclasses, anything else) come back as `Described`.
@@ -39,7 +39,7 @@ _ARRAY_KINDS = "?biufcSUMm"
 
 @record(frozen=True)
 class Described:
-    """What is known of a value whose class is not imported when it is read back.
+    """What is known about a value whose class is not imported when it is read back.
 
     Attributes:
         type: Dotted name of its class.
@@ -76,7 +76,7 @@ def describe(value: object) -> str:
     """Return the text of a value, whatever its `__repr__` does."""
     try:
         text = repr(value)
-    except BaseException as error:
+    except BaseException as error:  # a user's __repr__ may raise anything, and logging must not
         return f"<{type_name(value)} whose text raises {type(error).__name__}>"
     return text if isinstance(text, str) else f"<{type_name(value)}>"
 
@@ -102,10 +102,11 @@ def _encode_leaf(_: Path, value: object, above: tuple[int, ...]) -> Json:
     if value is None or kind is bool or kind is str:
         return value  # type: ignore[return-value]
     if isinstance(value, int) and kind is int:
+        # Python limits decimal digits it reads.
         return value if value.bit_length() < _MOST_BITS else {"$int": hex(value)}
     if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if id(value) in above:
+    if id(value) in above:  # it contains itself
         return {"$repr": "...", "type": type_name(value)}
     try:
         return _encode_object(value, (*above, id(value)))
@@ -121,7 +122,7 @@ def _encode_object(value: Any, above: tuple[int, ...]) -> Json:
         return {"$enum": type_name(value), "name": value.name, "value": member}
     if kind in (set, frozenset):
         members = [walk(item, _encode_leaf, _encode_container, above=above) for item in value]
-        return {"$set" if kind is set else "$frozenset": sorted(members, key=json.dumps)}
+        return {"$set" if kind is set else "$frozenset": sorted(members, key=json.dumps)}  # the same text every time
     for match, tag, write in _LEAVES:
         if isinstance(value, match) and (kind is match or match in _OPEN):
             return {tag: write(value)}
@@ -134,7 +135,7 @@ def _encode_object(value: Any, above: tuple[int, ...]) -> Json:
 
 def _encode_tensor(tensor: torch.Tensor) -> Json:
     whole = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-    if whole.numel() and not whole.data_ptr():
+    if whole.numel() and not whole.data_ptr():  # fake and functional tensors have no bytes to copy
         raise ValueError("a tensor without memory")
     data = ctypes.string_at(whole.data_ptr(), whole.nbytes) if whole.numel() else b""
     return {
@@ -147,12 +148,12 @@ def _encode_tensor(tensor: torch.Tensor) -> Json:
 def _decode_tensor(written: dict[str, Any]) -> torch.Tensor:
     dtype = _dtype(written["dtype"])
     shape, data = _shape(written["shape"]), bytearray(_bytes(written["data"]))
-    # Checked here and not left to torch: a shape without data would be memory that nobody wrote.
+    # Checked here and not by torch: a shape without data would expose uninitialized memory.
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a tensor of shape {shape} and {dtype} with {len(data)} bytes")
     if not data:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(data, dtype=torch.uint8).clone().view(dtype).reshape(shape)
+    return torch.frombuffer(data, dtype=torch.uint8).clone().view(dtype).reshape(shape)  # it refuses some dtypes
 
 
 def _encode_array(array: Any) -> Json:
@@ -174,7 +175,7 @@ def _decode_array(written: dict[str, Any]) -> object:
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"an array of shape {shape} and {dtype} with {len(data)} bytes")
     array = numpy.frombuffer(data, dtype=dtype).reshape(shape).copy()
-    return array[()] if written["scalar"] else array
+    return array[()] if written["scalar"] else array  # NumPy's scalars are not arrays of no dimension
 
 
 def _bytes(text: str) -> bytes:
@@ -188,7 +189,7 @@ def _shape(sizes: list[int]) -> list[int]:
 
 
 def _dtype(name: str) -> torch.dtype:
-    # By name from a closed list: as an attribute of torch, any function of it could be named.
+    # Looked up in a closed list: as an attribute of torch, the name could be any of its functions.
     if name not in _DTYPES:
         raise ValueError(f"a dtype {name!r}")
     return _DTYPES[name]
@@ -243,7 +244,7 @@ def decode(written: Json) -> Any:
     try:
         return _decode(written)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        # Whatever a reader above says of what it was given; RecursionError is a RuntimeError.
+        # Any error of the readers above; RecursionError is a RuntimeError.
         raise ValueError(f"not the notation of a spool file: {error}") from error
 
 
@@ -254,7 +255,7 @@ def _decode(written: Json) -> Any:
         return written
     tag = next(iter(written), "")
     if not tag.startswith("$"):
-        return {sys.intern(key): _decode(item) for key, item in written.items()}
+        return {sys.intern(key): _decode(item) for key, item in written.items()}  # names repeat in every line
     if tag == "$enum":
         return Described(str(written[tag]), "enum", (written["name"], _decode(written["value"])))
     if tag == "$dataclass":

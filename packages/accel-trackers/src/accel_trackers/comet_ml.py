@@ -122,7 +122,7 @@ class CometMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with an experiment by its key.
+        """Continue an experiment by its key.
 
         Args:
             state: `key` of the experiment.

@@ -1,4 +1,4 @@
-"""The command `accel trackers`: look at curves in the terminal, send what a tracker did not take.
+"""The command `accel trackers`: show curves in the terminal, and send what a tracker did not receive.
 
 Offered to the command line under the entry-point group `accel.commands`; imports no torch before it runs.
 """

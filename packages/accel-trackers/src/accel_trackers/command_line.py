@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError, TrackerError
-from accel_trackers.curves import Run, read_runs
+from accel_trackers.curves import RecordedCurves, read_runs
 from accel_trackers.plot import draw, printable
 from accel_trackers.replay import replay
 
@@ -19,11 +19,11 @@ _MARKS = "•+xo*#@%"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry `show` or `replay` out.
+    """Run `show` or `replay`.
 
     Raises:
-        ConfigurationError: A name or number has no meaning here.
-        TrackerError: There is no such file or folder.
+        ConfigurationError: A name or number is not valid.
+        TrackerError: The file or folder does not exist.
     """
     return _show(arguments) if arguments.verb == "show" else _replay(arguments)
 
@@ -65,7 +65,7 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plot(name: str, runs: list[Run], width: int, height: int) -> str:
+def _plot(name: str, runs: list[RecordedCurves], width: int, height: int) -> str:
     curves = {mark: found.curves[name] for mark, found in zip(_MARKS, runs, strict=False) if name in found.curves}
     return draw(printable(name), curves, width=width, height=height)
 

@@ -1,4 +1,4 @@
-"""What every tracker of this package has to do: the suite for all trackers, and one document more."""
+"""What every tracker of this package has to do: the suite for all trackers, and storing one more document."""
 
 from __future__ import annotations
 

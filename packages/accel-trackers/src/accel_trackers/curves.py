@@ -11,13 +11,13 @@ from accel_core.tracking.session import describe_error
 from accel_trackers import spool
 from accel_trackers.values import sort
 
-__all__ = ["Run", "read_runs"]
+__all__ = ["RecordedCurves", "read_runs"]
 
 Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedCurves:
     """The numbers of one run.
 
     Attributes:
@@ -31,23 +31,23 @@ class Run:
     curves: dict[str, Curve]
 
 
-def read_runs(place: Path) -> tuple[list[Run], list[str]]:
+def read_runs(place: Path) -> tuple[list[RecordedCurves], list[str]]:
     """Read all runs below a path, the oldest first.
 
     Raises:
-        MissingDependencyError: Event files are there and tensorboard is not.
+        MissingDependencyError: There are event files, and tensorboard is not installed.
     """
     events = [place] if place.is_file() and "tfevents" in place.name else []
     events = events or sorted(path for path in place.rglob("*tfevents*") if path.is_file())
     files = [] if events == [place] else spool.find(place)
     folders = sorted({path.parent for path in events})
     read = [_from_spool(path) for path in files] + [_from_events(folder, place) for folder in folders]
-    runs = [found for found in read if isinstance(found, Run)]
+    runs = [found for found in read if isinstance(found, RecordedCurves)]
     refused = [found for found in read if isinstance(found, str)]
     return sorted((run for run in runs if run.curves), key=lambda run: run.started), refused
 
 
-def _from_spool(path: Path) -> Run | str:
+def _from_spool(path: Path) -> RecordedCurves | str:
     """Return the run of a spool file, or why the file is refused."""
     try:
         found = spool.read(path)
@@ -58,10 +58,10 @@ def _from_spool(path: Path) -> Run | str:
         if entry["kind"] == "log":
             for name, number in sort(entry["values"]).numbers.items():
                 curves.setdefault(name, []).append((entry["filled"], float(number)))
-    return Run(f"{found.project}  {_when(found.started)}  run {found.run_id}", found.started, curves)
+    return RecordedCurves(f"{found.project}  {_when(found.started)}  run {found.run_id}", found.started, curves)
 
 
-def _from_events(folder: Path, place: Path) -> Run | str:
+def _from_events(folder: Path, place: Path) -> RecordedCurves | str:
     """Return the run of a folder of event files, or why tensorboard does not read them."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -78,11 +78,11 @@ def _from_events(folder: Path, place: Path) -> Run | str:
         }
         started = float(events.FirstEventTimestamp())
     except Exception as error:
-        # Its reader raises whatever the first wrong byte brings up: errors of protobuf, of files, of its own.
+        # A wrong byte can raise any error: protobuf's, a file's, or the reader's own.
         what = describe_error(error)
         return f"The event files in {folder} cannot be read by tensorboard; it raised {what}. Remove them."
     name = str(folder.relative_to(place)) if folder != place and folder.is_relative_to(place) else folder.name
-    return Run(f"{name}  {_when(started)}  event files", started, curves)
+    return RecordedCurves(f"{name}  {_when(started)}  event files", started, curves)
 
 
 def _when(seconds: float) -> str:

@@ -52,7 +52,7 @@ class DVCLiveTracker(GeneralTracker):
         self._finished = False
 
     def _keep_earlier(self) -> None:
-        """Copy what an earlier run left, as `Live` removes it and a checkpoint may still ask to go on with it."""
+        """Copy the files of an earlier run: `Live` removes them, and a checkpoint may still continue that run."""
         folder = Path(self.init_kwargs.get("dir", "dvclive"))
         if folder.is_dir() and not self.init_kwargs.get("resume"):
             self._earlier = Path(tempfile.mkdtemp(prefix="accel-dvclive-")) / "dvclive"
@@ -108,7 +108,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Copy a file or folder to `artifacts` in the run's folder, and give the copy to DVC where it has a repository.
+        """Copy a file or folder to `artifacts` in the run's folder, and give the copy to DVC if there is a repository.
 
         Args:
             local_path: The file or folder.
@@ -135,7 +135,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the same folder, after what is there.
+        """Continue in the same folder, after what is there.
 
         Args:
             state: Not read: DVCLive resumes by its folder.

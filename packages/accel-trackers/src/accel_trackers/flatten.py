@@ -20,7 +20,7 @@ from accel_trackers.nest import Kind, Path, walk
 __all__ = ["FlatConfig", "Scalar", "as_scalar", "flatten", "join", "split"]
 
 Scalar = bool | int | float | str
-"""What every tracker can show."""
+"""Types that every tracker can show."""
 
 _LARGEST = 2**63
 _SHORT_TENSOR = 16
@@ -150,7 +150,7 @@ def _tensor_text(value: torch.Tensor) -> str:
 
 
 def as_scalar(value: Any) -> Scalar | None:
-    """Read a value as one number or text."""
+    """Return a value as one number or text."""
     if isinstance(value, enum.Enum):
         return None
     if isinstance(value, bool | int | float | str):

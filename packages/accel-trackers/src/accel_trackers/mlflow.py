@@ -146,7 +146,7 @@ class MLflowTracker(TableTracker, GeneralTracker):
             self._client.log_text(self._run, text, f"texts/{self._name(name)}/{step or 0}.txt")
 
     def _name(self, name: str) -> str:
-        """Return a name that MLflow takes, the same for the same name and different for different ones."""
+        """Return a name that MLflow accepts; different names stay different."""
         if name in self._names:
             return self._names[name]
         allowed = re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)
@@ -220,7 +220,7 @@ class MLflowTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def release(self) -> None:
-        """Take the run off the calling thread."""
+        """Detach the run from the calling thread."""
         import mlflow
 
         active = mlflow.active_run()
@@ -234,7 +234,7 @@ class MLflowTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its id; a run that was opened for nothing is removed.
+        """Continue a run by its id; a run that was opened for nothing is removed.
 
         Args:
             state: `run_id` of the run.

@@ -1,4 +1,4 @@
-"""The one walk over nests of containers, for what turns a nest into something else."""
+"""The one walk over nests of containers, for everything that converts a nest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 __all__ = ["DEEPEST", "Kind", "Path", "walk"]
 
 DEEPEST = 100
-"""How many containers may lie in one another; what is deeper is taken for a leaf."""
+"""How deep containers may be nested; anything deeper counts as a leaf."""
 
 Kind = Literal["dict", "list", "tuple", "dataclass"]
 Path = tuple[object, ...]
@@ -21,10 +21,10 @@ Join = Callable[[Path, object, Kind, list[tuple[object, _R]]], _R]
 
 
 def walk(value: object, leaf: Leaf[_R], join: Join[_R], path: Path = (), above: tuple[int, ...] = ()) -> _R:
-    """Turn a nest into something else, from the leaves upwards.
+    """Convert a nest, from the leaves upwards.
 
     Mappings, lists, tuples and dataclasses are containers; the keys of a list are its indices, as text. A container
-    that holds itself, lies too deep or cannot be looked into is a leaf.
+    that contains itself, is nested too deep or cannot be read is a leaf.
     """
     parts = None if id(value) in above or len(above) >= DEEPEST else _parts(value)
     if parts is None:
@@ -46,6 +46,6 @@ def _parts(value: object) -> tuple[Kind, list[tuple[object, object]]] | None:
         if dataclasses.is_dataclass(value) and not isinstance(value, type | enum.Enum):
             return "dataclass", [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     except BaseException:
-        # Whatever a user's container raises when it is looked into, logging it must not raise: it is shown as text.
+        # Logging must not raise, whatever a user's container raises when it is read: it is shown as text.
         return None
     return None

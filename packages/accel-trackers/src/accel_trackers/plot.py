@@ -22,7 +22,7 @@ def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, wid
     grid = [[" "] * width for _ in range(height)]
     for mark, series in finite.items():
         for column, value in _columns(series, left, right, width).items():
-            # Halves, as the difference of two finite numbers may be infinite.
+            # Halves, because the difference of two finite numbers may be infinite.
             place = 0.5 if high == low else (value / 2 - low / 2) / (high / 2 - low / 2)
             grid[height - 1 - round(place * (height - 1))][column] = mark
     labels = {0: f"{high:.4g}", height - 1: f"{low:.4g}"}
@@ -35,7 +35,7 @@ def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, wid
 
 
 def _columns(series: Sequence[tuple[float, float]], left: float, right: float, width: int) -> dict[int, float]:
-    """Give each column the mean of its points, and columns between two points what lies on the line between."""
+    """Give each column the mean of its points, and columns without points the value on the line between neighbors."""
     gathered: dict[int, list[float]] = {}
     for x, y in series:
         column = 0 if right == left else round((x - left) / (right - left) * (width - 1))
@@ -49,5 +49,5 @@ def _columns(series: Sequence[tuple[float, float]], left: float, right: float, w
 
 
 def printable(text: str) -> str:
-    """Return a text as one line for a terminal: what is not printable is escaped, as it could steer the terminal."""
+    """Return a text as one line for a terminal, escaping control characters, which could control the terminal."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -29,8 +29,8 @@ _T = TypeVar("_T")
 class SpoolRecorder:
     """Writes what a run logs to a spool file; found by accel-core under the entry-point group `accel.recorders`.
 
-    Only its own thread touches the disk, so a disk that hangs holds nobody else. While lines cannot be written, what is
-    logged goes to the trackers alone, and lines are written again as soon as the disk takes them.
+    Only its own thread touches the disk, so a disk that hangs blocks nothing else. While lines cannot be written, what
+    is logged goes to the trackers alone, and lines are written again as soon as the disk takes them.
 
     Attributes:
         path: The file, once it is open.
@@ -46,10 +46,10 @@ class SpoolRecorder:
         self._told = False
         self._late = False
         self._worker = TrackerWorker("tracker-spool")
-        self._worker.put(lambda: self._open(run))
+        self._worker.put(lambda: self._open(run))  # the caller must not wait for the disk
 
     def _open(self, run: Mapping[str, Any]) -> None:
-        slug = re.sub(r"[^\w.-]+", "-", run["project"]).strip("-.") or "run"
+        slug = re.sub(r"[^\w.-]+", "-", run["project"]).strip("-.") or "run"  # a project may hold path separators
         stem = f"{slug[:60]}-{run['run_id']}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         facts = {"version": FORMAT_VERSION, "started": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
         try:
@@ -60,7 +60,7 @@ class SpoolRecorder:
                     self._spool = SpoolWriter(self._folder / f"{name}{SUFFIX}", new=True)
                     break
                 except FileExistsError:
-                    # The folder's own name may be a file: then every number exists.
+                    # The folder's name may be a file: then every number seems to exist.
                     if not self._folder.is_dir():
                         raise
             if self._spool is not None:
@@ -81,7 +81,7 @@ class SpoolRecorder:
     def write(self, line: Mapping[str, Any]) -> None:
         """Queue a line."""
         if line["kind"] in ENTRIES:
-            # Before the line is queued: the thread may have written it, and taken it out, when `put` returns.
+            # Before the line is queued: when `put` returns, the thread may have written it and removed it.
             self._unwritten.add(line["seq"])
         if not self._worker.put(lambda: self._write(line)):
             self._tell("its disk is too slow: the queue of what is to be written is full")
@@ -96,10 +96,10 @@ class SpoolRecorder:
             return
         if line["kind"] in ENTRIES:
             self._unwritten.discard(line["seq"])
-        # Only while every line was written: otherwise the earlier files may be the only ones that hold their entries.
+        # Only if every line was written: otherwise the earlier files may hold the only copy of their entries.
         elif line["kind"] == "resumed" and not self._told:
             for left in self._left:
-                SpoolWriter(left.path).close(keep=False)
+                SpoolWriter(left.path).close(keep=False)  # their entries are in this file now
             self._left = []
 
     def _tell(self, why: str) -> None:
@@ -127,7 +127,7 @@ class SpoolRecorder:
         return [] if self._spool is None else left_behind(self._spool.path, run_id, step, self._trackers)
 
     def _called(self, work: Callable[[], _T], seconds: float) -> _T | None:
-        """Do work in the thread that touches the disk, and return its result; `None` where that takes too long.
+        """Do work in the thread that touches the disk, and return its result; `None` if that takes too long.
 
         Raises:
             OSError: The work raised it.
@@ -141,7 +141,7 @@ class SpoolRecorder:
                 results.append(error)
             done.set()
 
-        # After one call that came too late the next do not wait for the same disk again.
+        # After one call that timed out, later calls do not wait for the same disk again.
         stuck = self._late and not self._worker.drain(0)
         if stuck or not self._worker.put(call) or not done.wait(seconds):
             self._late = True
@@ -170,7 +170,7 @@ class SpoolRecorder:
             return str(source)
         folder = files_of(self._spool.path)
         folder.mkdir(parents=True, exist_ok=True)
-        # A folder of its own for each, as files of one name may be logged again and again.
+        # A folder for each, because files of one name may be logged again and again.
         place = Path(tempfile.mkdtemp(prefix="artifact-", dir=folder))
         try:
             if source.is_dir():
@@ -183,7 +183,7 @@ class SpoolRecorder:
         return str(place / source.name)
 
     def drain(self, seconds: float) -> bool:
-        """Wait no longer than `seconds` until every line is written, and return whether that is so."""
+        """Wait at most `seconds` until every line is written, and return whether all are."""
         return self._worker.drain(seconds)
 
     def close(self, unsent: Mapping[str, frozenset[int]], *, keep: bool, seconds: float, quiet: bool) -> None:
@@ -194,7 +194,7 @@ class SpoolRecorder:
         self._worker.finish(lambda: self._close(keep or bool(unsent)))
         if self._worker.drain(seconds):
             self._worker.close(0.0)
-        lost = {name: len(numbers & self._unwritten) for name, numbers in unsent.items()}
+        lost = {name: len(numbers & self._unwritten) for name, numbers in unsent.items()}  # neither sent nor on disk
         kept = {name: len(numbers) - lost[name] for name, numbers in unsent.items()}
         if any(kept.values()) and not quiet:
             logger.warning(
@@ -214,7 +214,7 @@ class SpoolRecorder:
         try:
             self._spool.close(keep)
         except OSError as error:
-            # A network disk may refuse only now what it took before.
+            # A network disk may report only now that an earlier write failed.
             self._tell(str(error))
 
 

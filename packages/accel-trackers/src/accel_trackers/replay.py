@@ -1,4 +1,4 @@
-"""Sending to trackers what stayed in the spool."""
+"""Sends to trackers what remained in the spool."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Outcome:
     error: str | None = None
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return one line."""
         if not self.tracker:
             return printable(f"{self.path.name}: refused: {self.error}")
         tail = f"; {self.left} left: {self.error}" if self.error else ""
@@ -90,7 +90,7 @@ def _replay_file(
                 f"The run of {path} is still going on; its process is {found.pid}. Replay it when the run has ended."
             )
         outcomes = [_send(found, name, to or name.partition("#")[0], logging_dir, init) for name in waiting]
-        # Read again: what was sent just now is marked in the file alone.
+        # Read again, because what was just sent is only marked in the file.
         if not keep and not any(map(spool.read(path).unsent, found.trackers)):
             spool.SpoolWriter(path).close(keep=False)
     except (OSError, TrackerError) as error:
@@ -115,7 +115,7 @@ def _send(found: spool.SpoolFile, name: str, target: str, logging_dir: str | Non
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        # A library that calls sys.exit ends neither the replay nor the files that come after this one.
+        # A library that calls sys.exit must not end the replay of the files after this one.
         outcome.error = describe_error(error)
     finally:
         marks.close(keep=True)
@@ -123,7 +123,7 @@ def _send(found: spool.SpoolFile, name: str, target: str, logging_dir: str | Non
 
 
 def _carry_out(tracker: GeneralTracker, call: Call, found: spool.SpoolFile) -> None:
-    """Make one call: a logging method, with a file from the spool's own folder."""
+    """Make one call of a logging method, with files from the spool's own folder only."""
     if call.method not in QUEUED:
         raise TrackerError(
             f"An entry calls a method that logs nothing; got {call.method!r}. Remove its line; methods that log are "
@@ -137,7 +137,7 @@ def _carry_out(tracker: GeneralTracker, call: Call, found: spool.SpoolFile) -> N
 
 
 def _own_file(args: tuple[Any, ...], found: spool.SpoolFile) -> Path:
-    """Return the copy of a logged file, also where the spool was moved since; nothing else on this machine is sent."""
+    """Return the copy of a logged file, even if the spool was moved; no other file of this machine is sent."""
     own = spool.files_of(found.path)
     if args and isinstance(args[0], str):
         place = own.joinpath(*Path(args[0]).parts[-2:])

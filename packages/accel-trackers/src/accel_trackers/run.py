@@ -1,4 +1,4 @@
-"""What trackers share whose library opens a run, finishes it, and opens it again by its id or name."""
+"""Common code of trackers whose library opens a run, finishes it, and opens it again by its id or name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RunTracker(GeneralTracker):
             self.run.finish()
 
     def unused_folder(self) -> str | None:
-        """Return the folder of an open run that nobody logged to and nobody else has; `None` of any other run."""
+        """Return the folder of an open run without logged values that is not shared; `None` for any other run."""
         return None
 
     @on_main_process
@@ -71,7 +71,7 @@ class RunTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a run by its id or name; of a run that was opened for nothing no folder stays."""
+        """Continue a run by its id or name; of a run that was opened for nothing no folder stays."""
         if self.key not in state:
             return
         self.init_kwargs = {**self.init_kwargs, self.key: state[self.key], "resume": "allow"}

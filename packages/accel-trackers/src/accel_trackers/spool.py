@@ -47,7 +47,7 @@ FORMAT_VERSION = 1
 """Version of the notation, in the head of every file."""
 
 SUFFIX = ".spool.jsonl"
-"""End of the names of spool files."""
+"""Suffix of spool files."""
 
 _BLOCK = 1 << 16
 _LARGEST = 2**63
@@ -67,17 +67,17 @@ class SpoolWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._lock = threading.Lock()
-        # Without a buffer: what a full disk refused must not come up again when the file is closed.
-        # To the end whatever was cut off before: at a place of its own, the next line would leave a hole behind it.
+        # Unbuffered, so that what a full disk refused is not written again when the file is closed.
+        # In append mode: after a cut, a position of its own would leave a hole before the next line.
         self._file: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0), 0o666)
         self._size = self._mended()
 
     def _mended(self) -> int:
-        """End a last line that the end of a process left unfinished, or cut it off, and return the file's size."""
+        """Complete or cut off a last line that a killed process left unfinished, and return the file's size."""
         assert self._file is not None
         size = os.fstat(self._file).st_size
         tail = b""
-        while b"\n" not in tail and len(tail) < size:
+        while b"\n" not in tail and len(tail) < size:  # from the end: a spool may be large
             begin = max(0, size - len(tail) - _BLOCK)
             tail = os.pread(self._file, size - len(tail) - begin, begin) + tail
         last = tail.rpartition(b"\n")[2]
@@ -88,7 +88,7 @@ class SpoolWriter:
         except ValueError:
             os.ftruncate(self._file, size - len(last))
             return size - len(last)
-        return size + os.write(self._file, b"\n")
+        return size + os.write(self._file, b"\n")  # the line is whole, only its end was lost
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line and hand it to the operating system, or leave the file as it is.
@@ -102,10 +102,10 @@ class SpoolWriter:
                 return
             try:
                 written = 0
-                while written < len(data):
+                while written < len(data):  # a signal or a full disk may end a write early
                     written += os.write(self._file, data[written:])
             except OSError:
-                # Half a line would make the next one unreadable, so it goes; a disk that takes neither is given up.
+                # Half a line would make the next one unreadable, so it is cut; a disk that allows neither is given up.
                 try:
                     os.ftruncate(self._file, self._size)
                 except OSError:
@@ -131,11 +131,11 @@ class SpoolWriter:
         self.path.unlink(missing_ok=True)
         shutil.rmtree(files_of(self.path), ignore_errors=True)
         with contextlib.suppress(OSError):
-            self.path.parent.rmdir()
+            self.path.parent.rmdir()  # if it is empty
 
 
 def make_own(folder: Path) -> None:
-    """Make the part of a path that lies in a folder which everybody may write to, for this user alone.
+    """Create the part of a path that lies in a world-writable folder, for this user only.
 
     Raises:
         OSError: That part belongs to another user, who could read and change what is written there.
@@ -150,7 +150,7 @@ def make_own(folder: Path) -> None:
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
         owner = place.lstat().st_uid
-        if owner not in (0, os.getuid()):
+        if owner not in (0, os.getuid()):  # lstat: a link of another user is refused too
             raise PermissionError(errno.EPERM, f"{place} belongs to user {owner}")
 
 
@@ -193,14 +193,15 @@ class SpoolFile:
 
     @property
     def is_written(self) -> bool:
-        """Whether a process of this machine that is still there, and not this one, writes the file."""
+        """Whether another process of this machine, which is still alive, writes the file."""
+        # A process id means nothing on another machine.
         if self.ended or self.host != socket.gethostname() or self.pid == os.getpid():
             return False
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        # The process is there, and another user's.
+        # The process exists, and belongs to another user.
         except PermissionError:
             pass
         return True
@@ -279,7 +280,7 @@ def _take(found: SpoolFile, line: Line) -> None:
 
 def _content(path: Path) -> bytes:
     try:
-        # A pipe of that name would hold the reader for ever, so the file is opened without waiting and looked at first.
+        # A pipe of that name would block the reader forever, so the file is opened without waiting and checked first.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -300,7 +301,7 @@ def _parse(path: Path, content: bytes) -> Iterator[tuple[int, Line]]:
         line = _decoded(text)
         if isinstance(line, dict):
             yield number, line
-        elif text.endswith(b"\n"):
+        elif text.endswith(b"\n"):  # without it, the process ended while it wrote
             raise _damaged(path, number, f"{line}: {_short(text)}")
 
 
@@ -325,7 +326,7 @@ def _short(value: object) -> str:
 
 
 def _check(path: Path, number: int, line: Line) -> None:
-    """Refuse a line that lacks something, or has it as something else."""
+    """Refuse a line that lacks a field, or has one of the wrong type."""
     for name, (wanted, fits) in _FIELDS.get(line["kind"], {}).items():
         if name not in line or not fits(line[name]):
             found = f"got {_short(line[name])}" if name in line else "it is not there"

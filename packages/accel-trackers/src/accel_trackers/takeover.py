@@ -1,4 +1,4 @@
-"""What killed processes left of a run that goes on: their spool files, and what these hold that was never sent."""
+"""What killed processes of a resumed run left: their spool files, and the entries in them that were never sent."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Left(NamedTuple):
 
 
 def left_behind(own: Path, run_id: str, step: int, trackers: list[str]) -> list[Left]:
-    """Find what killed processes left of a run, beside its new spool file.
+    """Find what killed processes of a run left next to its new spool file.
 
-    `accel trackers replay` is left what is damaged or ended well, what another machine wrote, and what some tracker
+    `accel trackers replay` is left what is damaged or complete, what another machine wrote, and what some tracker
     lacks that the run no longer has, or that needs a logged file.
     """
     found = []
@@ -49,7 +49,7 @@ def left_behind(own: Path, run_id: str, step: int, trackers: list[str]) -> list[
 
 
 def _lacking(file: spool.SpoolFile, step: int) -> list[spool.Line]:
-    """Return what trackers lack of all that was logged up to a step; the configuration is stored anew."""
+    """Return the entries up to a step that trackers lack; the configuration is stored again."""
     entries = []
     lacking = {name: {entry["seq"] for entry in file.unsent(name)} for name in file.trackers}
     for entry in file.entries:

@@ -17,7 +17,7 @@ from accel_trackers import values as sorting
 __all__ = ["TensorBoardTracker"]
 
 _PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|null|nan|inf|y)$)[a-z][a-z0-9_./]*", re.IGNORECASE)
-"""Words that no reader of YAML takes for anything but a text."""
+"""Words that every YAML reader takes as text."""
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -118,7 +118,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the same folder; what lies after the stored step is dropped by TensorBoard when it reads.
+        """Continue in the same folder; what lies after the stored step is dropped by TensorBoard when it reads.
 
         Args:
             state: `step`, the last step of the stored run.
@@ -141,7 +141,7 @@ def _yaml(table: Mapping[str, bool | float | str], nothing: Collection[str]) -> 
 
 
 def _writer_class() -> Any:
-    """Return torch's writer where tensorboard is installed, else tensorboardX's."""
+    """Return torch's writer if tensorboard is installed, else tensorboardX's."""
     try:
         return importlib.import_module("torch.utils.tensorboard").SummaryWriter
     except ImportError:

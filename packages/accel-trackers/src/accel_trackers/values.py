@@ -20,7 +20,7 @@ class Parts:
     Attributes:
         numbers: Numbers and truths by name.
         texts: Texts by name, and everything that is neither a number nor understood by the library, as its text.
-        groups: Mappings of numbers by name, where they were asked for.
+        groups: Mappings of numbers by name, if they were requested.
         natives: Values that the library understands by itself.
     """
 

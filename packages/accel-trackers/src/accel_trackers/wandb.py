@@ -44,6 +44,7 @@ class WandBTracker(TableTracker, RunTracker):
             values: Any nesting of anything.
         """
         table, document = sorting.config_table(values)
+        # A resumed run has these keys already.
         self.run.config.update({**table, "accel_config": json.dumps(document)}, allow_val_change=True)
 
     @on_main_process
@@ -60,7 +61,7 @@ class WandBTracker(TableTracker, RunTracker):
         """
         parts = sorting.sort(values, _NATIVE)
         row = {**parts.numbers, **parts.texts, **parts.natives}
-        if step is not None and step < self.run.step:
+        if step is not None and step < self.run.step:  # wandb drops steps that go back
             row, step = {**row, "accel/step": step}, None
         self.run.log(row, step=step, **kwargs)
 

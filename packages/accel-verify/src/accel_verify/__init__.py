@@ -1,4 +1,4 @@
-"""Proofs about a script and a machine: ranks against one process, resumed against straight, and the doctor."""
+"""Checks of a script and a machine: ranks against one process, a resumed run against a straight one, the doctor."""
 
 from accel_verify._version import __version__
 

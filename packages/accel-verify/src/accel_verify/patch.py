@@ -1,4 +1,4 @@
-"""Exchanging members of classes and modules for the process of a script that is watched."""
+"""Replaces members of classes and modules in the process of a watched script."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["replace", "wrap"]
 
 
 def replace(owner: object, name: str, value: object) -> None:
-    """Exchange a member of a class or module."""
+    """Replace a member of a class or module."""
     setattr(owner, name, value)
 
 
 def wrap(owner: object, name: str, around: Callable[..., object]) -> None:
-    """Exchange a function of a class or module for one that gives `around` the original, then its own arguments."""
+    """Replace a function of a class or module by one that passes the original, then its own arguments, to `around`."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -35,8 +35,9 @@ class RanksEnded:
 
     @property
     def failed(self) -> int | None:
-        """The rank that failed, rather one that failed by itself than one that was ended for it; `None` of success."""
+        """The rank that failed, preferably by itself and not because it was ended; `None` if all succeeded."""
         ranks = [rank for rank, code in enumerate(self.codes) if code]
+        # Negative: ended by a signal, perhaps ours.
         return next((rank for rank in ranks if self.codes[rank] > 0), ranks[0] if ranks else None)
 
     def tail(self, rank: int, lines: int = 30) -> str:
@@ -46,7 +47,7 @@ class RanksEnded:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Leave in good order on SIGTERM too, where the main thread verifies: ranks are ended, and folders removed."""
+    """On SIGTERM, end the ranks and remove folders; only in the main thread, which alone gets signals."""
     try:
         before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     except ValueError:  # not the main thread
@@ -75,7 +76,7 @@ def run_ranks(
     timeout: float,
     grace: float | None = None,
 ) -> RanksEnded:
-    """Start ranks and wait for them; the first failure ends the others, and none outlives the call."""
+    """Start ranks and wait for them. The first failure ends the others, and none outlives the call."""
     logs = tuple(place / f"{rank}.log" for rank in range(len(commands)))
     ranks: list[subprocess.Popen[bytes]] = []
     mark = RunMark()
@@ -85,11 +86,12 @@ def run_ranks(
                 ranks.append(
                     subprocess.Popen(
                         command,
+                        # For the stacks of a rank that hangs.
                         env={**environment, **mark.variables(), "PYTHONFAULTHANDLER": "1"},
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,
+                        start_new_session=True,  # a group of its own, so that all it starts can be ended
                     )
                 )
         timed_out = _wait(ranks, timeout, grace)
@@ -116,17 +118,17 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], timeout: float, grace: float
 
 
 def _show_stacks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Let ranks that are still there print where they stand, by Python's fault handler, and end."""
+    """Make the remaining ranks print their stacks, by Python's fault handler, and end."""
     for process in ranks:
         if process.poll() is None:
-            signal_group(process.pid, signal.SIGABRT)
+            signal_group(process.pid, signal.SIGABRT)  # on which the fault handler prints all stacks
     deadline = time.monotonic() + _PRINTING_S
     while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Kill a rank that is still there, with what it started, such as the workers of its loaders; return its code."""
+    """Kill a remaining rank with what it started, such as the workers of its loaders; return its exit code."""
     if process.poll() is None:
         signal_group(process.pid, signal.SIGKILL)
     return process.wait()

@@ -1,4 +1,4 @@
-"""Arguments of a script, and options of the command that were written behind them."""
+"""Arguments of a script, and options of the command that follow them."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -12,21 +12,21 @@ __all__ = ["ScriptArguments", "add_script", "check_script", "runner_of"]
 
 
 def check_script(target: str) -> None:
-    """Refuse a script that is not there; `script.py:function` names a function of one.
+    """Refuse a script that does not exist; `script.py:function` names a function of one.
 
     Raises:
-        ConfigurationError: There is no such file.
+        ConfigurationError: The file does not exist.
     """
     script, colon, _ = target.partition(".py:")
     script += ".py" if colon else ""
     if not Path(script).is_file():
         raise ConfigurationError(
-            f"There is no such script; got {script!r}. Pass the path of a script, or script.py:function."
+            f"The script does not exist; got {script!r}. Pass the path of a script, or script.py:function."
         )
 
 
 def runner_of(module: str) -> Callable[[argparse.Namespace], int]:
-    """Return what looks for the script, and then imports a module with torch and calls its `run`."""
+    """Return a function that checks the script, then imports a module with torch and calls its `run`."""
 
     def run(args: argparse.Namespace) -> int:
         check_script(args.script)
@@ -81,12 +81,12 @@ class ScriptArguments(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Store the script's arguments, and the options behind them."""
+        """Store the script's arguments, and the options after them."""
         words = list(values or ())
         missing = self._missing(namespace)
         split = [word for word in words if word in missing and missing != list(self._needed)]
         if split:
-            parser.error(f"{split[0]} stands after the script; write it before, beside the other options.")
+            parser.error(f"{split[0]} comes after the script. Write it before the script, with the other options.")
         if missing == list(self._needed):
             ends = (at for at, word in enumerate(words) if word.partition("=")[0] in self._needed)
             end = next(ends, len(words))

@@ -33,11 +33,11 @@ def test_a_problem_is_the_exit_status(accel) -> None:
     done = accel("doctor", "--timeout", "0.01", "--config-file", "none.yaml", forked=False)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    place = lines.index("  problem  There is no configuration file none.yaml")
+    place = lines.index("  problem  The configuration file none.yaml does not exist")
     assert lines[place - 1] == "Configuration:"
-    assert lines[place + 1].startswith("           -> Name one that exists")
+    assert lines[place + 1].startswith("           -> Name one that does")
     assert lines[-1].endswith(" 2 problems.")
-    assert "  problem  torch cannot be imported; got no end of it within 0.01 s" in lines
+    assert "  problem  torch cannot be imported; got no result within 0.01 s" in lines
     assert "Two ranks" not in done.stdout
 
 

@@ -92,7 +92,7 @@ def test_a_gather_on_one_rank_alone_is_found(tmp_path: Path, accel) -> None:
     gather = LONELY.splitlines().index("        print(accelerator.gather(loss))") + 1
     assert f"rank 0 at lonely.py:{gather}" in found["failed"]
     assert "Is a call there that not all ranks make?" in found["failed"]
-    assert found["launch"] == "accel launch --num-processes 1 lonely.py, until that is mended"
+    assert found["launch"] == "accel launch --num-processes 1 lonely.py, until that is fixed"
 
 
 @pytest.mark.parametrize(("name", "gib"), [("A100-80GB", 80), ("24GB", 24), ("l4", 24), ("rtx 4090", 24)])

@@ -131,7 +131,7 @@ def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: RecordedRun, tmp_
     )
     line = next(n for n, text in enumerate(VERIFIED.read_text().splitlines(), 1) if "torch.randn_like(" in text)
     assert str(excused).startswith("dp2 is not comparable: rank 0 draws random numbers at "), excused
-    assert f"verified.py:{line} that one process does not draw. Draw them for each sample" in str(excused)
+    assert f"verified.py:{line} that one process does not draw. Draw them per sample" in str(excused)
     assert found.state == "differs"
     assert "a reduction over ranks is missing" in str(found.findings)
     assert own_draw(one, one, 2) is None

@@ -42,7 +42,7 @@ def test_either_of_several_needed_options_begins_them() -> None:
     ("line", "message"),
     [
         ("verify-parallel train.py --layouts dp2 --stepz 3", "unknown option --stepz. Did you mean --steps?"),
-        ("check-resume --steps 3 train.py --at 2", "--at stands after the script; write it before"),
+        ("check-resume --steps 3 train.py --at 2", "--at comes after the script. Write it before"),
     ],
 )
 def test_what_is_wrong_is_named(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""Reading checkpoints and putting their tensors straight where they belong."""
+"""Reads checkpoints and puts their tensors straight into place."""

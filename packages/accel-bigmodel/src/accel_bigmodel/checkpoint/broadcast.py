@@ -56,19 +56,19 @@ class _SharedShard:
         return sent.to("cpu")
 
     def done_with(self, name: str) -> None:
-        """Let a tensor of the source go."""
+        """Release a tensor of the source."""
         if self.source is not None:
             self.source.shard_of(name).done_with(name)
 
     def close(self) -> None:
-        """Let the source's tensors go."""
+        """Release the source's tensors."""
         if self.source is not None:
             for shard in self.source.shards:
                 shard.close()
 
 
 def open_on_rank0(checkpoint: str | os.PathLike[str], *, share: bool) -> Checkpoint:
-    """Open a checkpoint; with `share` on the first process alone, from which the others get its tensors.
+    """Open a checkpoint; with `share`, only the first process opens it and sends its tensors to the others.
 
     Raises:
         CheckpointError: On a process that opens it, as `open_checkpoint` does; the others raise that it failed.

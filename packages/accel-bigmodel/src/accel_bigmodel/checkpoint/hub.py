@@ -1,4 +1,4 @@
-"""Whether the hub can be asked: the libraries that ask it go on for half a minute where nothing answers."""
+"""Whether the hub can be reached: the libraries that ask it try for half a minute if nothing answers."""
 
 import contextlib
 import importlib
@@ -16,12 +16,12 @@ __all__ = ["in_one_line", "is_cached", "not_in_cache", "why_unreachable"]
 
 _HUB = "https://huggingface.co"
 _PORTS = {"https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
-# Seconds for one attempt to connect, and for all with the names' look-up, which knows no limit of its own.
+# Seconds for one attempt to connect, and for all of them with the look-up of names, which has no limit of its own.
 _ATTEMPT, _LONGEST = 2.0, 5.0
 
 
 class _Address(NamedTuple):
-    """Where connections are taken."""
+    """An address that accepts connections."""
 
     scheme: str
     host: str
@@ -33,7 +33,7 @@ class _Address(NamedTuple):
 
 
 def why_unreachable() -> str | None:
-    """Return why the hub cannot be asked, after trying to connect to it or to the proxy before it.
+    """Return why the hub cannot be reached, after trying to connect to it or to its proxy.
 
     Raises:
         ConfigurationError: When the hub's or the proxy's address in the environment cannot be read.
@@ -60,7 +60,7 @@ def is_cached(name: str) -> bool:
 
 
 def not_in_cache(name: str, reason: str) -> CheckpointNotFoundError:
-    """Return the error of a model that only the hub could give."""
+    """Return the error for a model that only the hub has."""
     return CheckpointNotFoundError(
         f"The hub cannot be asked for the model; got {reason}, and {name!r} is neither a local path nor in the hub's "
         "cache. Connect, or name a local checkpoint or configuration."
@@ -79,7 +79,7 @@ def _address_of(text: str) -> _Address:
     except ValueError:
         host, port = None, None
     if host is None:
-        # What stands before the last @ may be a password.
+        # The part before the last @ may be a password.
         raise ConfigurationError(
             f"The address of the hub or of a proxy cannot be read; got {text.rpartition('@')[2]!r}. Write "
             "https://host:port into HF_ENDPOINT or the proxy's variable."
@@ -88,7 +88,7 @@ def _address_of(text: str) -> _Address:
 
 
 def _answers(address: _Address) -> bool:
-    """Return whether a connection is taken, within seconds even where the look-up of names hangs."""
+    """Return whether a connection is accepted, within seconds even if the look-up of names hangs."""
     connected = threading.Event()
 
     def connect() -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint loaded into a model, tensor by tensor, each straight to where it lives."""
+"""Loads a checkpoint into a model, tensor by tensor, each straight to its device."""
 
 import os
 import tempfile
@@ -57,7 +57,7 @@ class LoadOptions:
     must_fill: bool = False
 
     def dtype_for(self, name: str, tensor: torch.Tensor) -> torch.dtype | None:
-        """Return the dtype that a tensor is cast to; None as the model has it."""
+        """Return the dtype that a tensor is cast to; None for the model's own."""
         if not tensor.is_floating_point() or self.dtype is None:
             return None
         return torch.float32 if any(kept in name for kept in self.in_fp32) else cast(torch.dtype, as_dtype(self.dtype))
@@ -82,11 +82,11 @@ class _Target:
 
     @property
     def dtype_on_disk(self) -> torch.dtype | None:
-        """The dtype that the weight is read in from the disk; None as it is stored."""
+        """The dtype that the weight is read in from the disk; None for the stored one."""
         return self.dtype or (self.tensor.dtype if self.tensor.is_floating_point() else None)
 
     def find(self, name: str, source: Checkpoint) -> str | None:
-        """Look for the weight under one of its names; returns what is wrong with the one found."""
+        """Look for the weight under one of its names; return what is wrong with the one found."""
         stored = source.name_of(name)
         if stored is None:
             return None
@@ -103,7 +103,7 @@ class _Target:
 
 @record
 class _Plan:
-    """What a load will do, found out before anything is changed: the targets of each file, in the file's order."""
+    """What a load will do, decided before anything is changed: the targets of each file, in the file's order."""
 
     files: list[tuple[Shard, list[_Target]]]
     missing: list[str]
@@ -218,7 +218,7 @@ def load(
 
 
 def _prefix_between(plan: _Plan) -> str:
-    """Return what all names of one side begin with and the other's do not, in words; empty where that is not all."""
+    """Describe the prefix that all names of one side have and the other's lack; empty if they differ in more."""
     for longer, shorter, whose in (
         (plan.unexpected, plan.missing, "of the checkpoint"), (plan.missing, plan.unexpected, "of the model")
     ):  # fmt: skip
@@ -298,7 +298,7 @@ def _check_filled(model: nn.Module, plan: _Plan) -> None:
 
 
 def _check_offload(plan: _Plan, options: LoadOptions) -> None:
-    """Make sure that what has to be written can be, before anything is changed."""
+    """Check that the offload folder can be written, before anything is changed."""
     written = [
         target.stored
         for target in plan.targets
@@ -326,7 +326,7 @@ def _check_offload(plan: _Plan, options: LoadOptions) -> None:
 
 
 def _fill(model: nn.Module, plan: _Plan, options: LoadOptions) -> dict[str, Any]:
-    """Put every tensor in its place; returns the index of what stays on disk."""
+    """Put every tensor in its place; return the index of what stays on disk."""
     index: dict[str, Any] = {}
     written: MutableMapping[str, Any] = {}
     for shard, targets in plan.files:
@@ -404,7 +404,7 @@ def _put_in_memory(model: nn.Module, shard: Shard, target: _Target, form: packed
 
 
 def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:
-    """Return whether a tensor of a model surely has memory of its own, after it was given a value."""
+    """Return whether a tensor of a model is known to own its memory, after it was given a value."""
     owner, key = owner_of(model, name)
     tensor: Any = owner._parameters.get(key, owner._buffers.get(key))
     if packed.find(tensor) is not None or hasattr(tensor, "device_mesh"):
@@ -413,7 +413,7 @@ def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:
 
 
 def _recast(model: nn.Module, name: str, dtype: torch.dtype | None) -> None:
-    """Empty the place of a weight on disk, in the dtype that the weight will have."""
+    """Replace a weight on disk by an empty tensor, in the dtype that the weight will have."""
     owner, key = owner_of(model, name)
     tensor: Any = owner._parameters[key] if key in owner._parameters else owner._buffers[key]
     dtype = tensor.dtype if dtype is None else dtype

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint by name, whatever files it is made of; nothing is read before it is asked for."""
+"""The tensors of a checkpoint by name, whatever files it consists of; nothing is read before it is needed."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,11 +44,11 @@ class SafetensorsShard:
         return self.file.tensor(name)
 
     def done_with(self, name: str) -> None:
-        """Release the memory of a tensor whose view nobody took."""
+        """Release the memory of a tensor whose view is not in use."""
         self.file.done_with(name)
 
     def close(self) -> None:
-        """Nothing is held but the map, which its tensors keep."""
+        """Do nothing: only the map is held, and its tensors keep it."""
 
 
 class PickledShard:
@@ -88,7 +88,7 @@ class PickledShard:
             self._tensors.pop(name, None)
 
     def close(self) -> None:
-        """Let the tensors that nobody took go."""
+        """Release the tensors that are not in use."""
         self._tensors = None
 
 
@@ -126,14 +126,14 @@ class Shard(Protocol):
         """
 
     def done_with(self, name: str) -> None:
-        """Let a tensor go that was copied, and is not asked for again.
+        """Release a tensor that was copied and will not be read again.
 
         Args:
             name: Name of the tensor.
         """
 
     def close(self) -> None:
-        """Let go what is held."""
+        """Release everything that is held."""
 
 
 def _read_pickle(path: str) -> dict[str, torch.Tensor]:
@@ -158,7 +158,7 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
     """Open one file of a checkpoint.
 
     Raises:
-        CheckpointNotFoundError: When there is no such file.
+        CheckpointNotFoundError: When the file does not exist.
         UnsafeCheckpointError: When it is not a regular file.
         CheckpointDamagedError: When it is truncated or something else.
     """
@@ -207,7 +207,7 @@ class Checkpoint:
         return iter(self._shard_of)
 
     def name_of(self, name: str) -> str | None:
-        """Find the name under which the checkpoint holds a tensor of a model, be either of them compiled."""
+        """Find the name under which the checkpoint holds a tensor of a model, even if one of them is compiled."""
         return name if name in self._shard_of else self._stored.get(canonical_name(name))
 
     def shard_of(self, name: str) -> Shard:

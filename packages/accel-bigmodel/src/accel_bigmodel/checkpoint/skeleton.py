@@ -29,18 +29,18 @@ __all__ = ["Layer", "Part", "model_of_config", "skeleton_of"]
 
 
 class Part(nn.Module):
-    """A module of which only the tensors are known."""
+    """A module whose tensors are all that is known."""
 
 
 class Layer(Part):
-    """A numbered module, one of several: it is placed whole."""
+    """A numbered module, one of several: it is not split."""
 
 
 def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
-    """Make an empty model out of what is on disk.
+    """Make an empty model from what is on disk.
 
     The class that a transformers config names is the model that will be loaded: its parts come in its own order.
-    Headers tell no order: their parts come as the index lists them, or by name, numbers by their value.
+    Headers have no order: their parts come as the index lists them, or by name, with numbers by value.
 
     Raises:
         CheckpointError: When a file is missing, damaged or unsafe.
@@ -49,7 +49,7 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     path = Path(source)
     failure: ConfigurationError | MissingDependencyError | None = None
     config = path / "config.json" if path.is_dir() else path.with_name("config.json")
-    # A single shard has the whole model's configuration beside it, and is planned alone.
+    # A single shard has the whole model's configuration next to it, and is planned alone.
     if config.is_file() and (path.is_dir() or path.suffix == ".json" or path.name == SAFE_WEIGHTS_NAME):
         try:
             return model_of_config(config.parent)
@@ -68,7 +68,7 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     for file in files:
         if not file.endswith(".safetensors"):
             raise ConfigurationError(
-                f"Only headers are read, and {file!r} has none: pickled weights would have to be loaded; got a "
+                f"Plans are made from headers, and {file!r} has none because it is pickled; got a "
                 f"{Path(file).suffix or 'nameless'} file. Convert the checkpoint to safetensors."
             )
         header = header_of(file)
@@ -76,7 +76,7 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
         aliases.update({name: other for name, other in header.metadata.items() if other in header.tensors})
     order = sorted(entries, key=_by_number)
     if weight_map is not None and list(weight_map) != sorted(weight_map):
-        # Whoever wrote the index did not sort it: it lists the tensors as the model has them.
+        # The index is not sorted: it lists the tensors in the model's order.
         order = [name for name in weight_map if name in entries]
     return _built({name: entries[name] for name in order}, {n: a for n, a in aliases.items() if n not in entries})
 
@@ -86,17 +86,17 @@ def _by_number(name: str) -> list[tuple[bool, int, str]]:
 
 
 def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = False) -> nn.Module:
-    """Make an empty model out of a transformers configuration.
+    """Make an empty model from a transformers configuration.
 
     Raises:
         MissingDependencyError: When transformers, or what it needs for this model, is not installed.
-        CheckpointNotFoundError: When the hub cannot be asked, or does not give the configuration.
+        CheckpointNotFoundError: When the hub cannot be reached, or does not return the configuration.
         CheckpointDamagedError: When a local configuration cannot be read.
         ConfigurationError: When the configuration names no model class.
     """
     if not is_transformers_available():
         raise MissingDependencyError(
-            "A model is built from its configuration by transformers; got no transformers. Install it, or name a "
+            "transformers, which builds a model from its configuration, is not installed. Install it, or name a "
             "safetensors checkpoint, whose headers are enough."
         )
     is_local = os.path.exists(folder)
@@ -129,7 +129,7 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
                 f"A model's configuration cannot be read; got {str(folder)!r}: {in_one_line(failure)} Fetch it again."
             ) from failure
         raise CheckpointNotFoundError(
-            f"The hub does not give the model's configuration; got: {in_one_line(failure)} Check the name and your "
+            f"The hub did not return the model's configuration; got: {in_one_line(failure)} Check the name and your "
             "access to it."
         ) from failure
     except ValueError as failure:
@@ -142,7 +142,7 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
 
 @contextlib.contextmanager
 def _default_dtype(dtype: str | torch.dtype | None) -> Iterator[None]:
-    """Make floating point tensors in a dtype for a while, as transformers does where a configuration names one."""
+    """Set the default floating point dtype for a while, as transformers does if a configuration names one."""
     before = torch.get_default_dtype()
     wanted = as_dtype(dtype)
     torch.set_default_dtype(wanted if isinstance(wanted, torch.dtype) else before)
@@ -153,7 +153,7 @@ def _default_dtype(dtype: str | torch.dtype | None) -> Iterator[None]:
 
 
 def _built(entries: Mapping[str, StoredTensor], aliases: Mapping[str, str]) -> nn.Module:
-    """Make a model of tensors by name, and of other names for some of them."""
+    """Make a model from tensors by name, and other names for some of them."""
     numbered = Counter(
         ".".join(parts[:number])
         for parts in {tuple(name.split(".")[:-1]) for name in (*entries, *aliases)}

@@ -1,4 +1,4 @@
-"""`accel estimate-memory`: what a model takes, per dtype."""
+"""`accel estimate-memory`: what memory a model needs, per dtype."""
 
 from accel_bigmodel.arguments import add_arguments as add_arguments
 

@@ -1,4 +1,4 @@
-"""`accel plan`: where the parts of a checkpoint would go, or what training a model takes."""
+"""`accel plan`: where the parts of a checkpoint would go, or how much memory training takes."""
 
 import argparse
 
@@ -46,18 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
     """Declare the options that --train has."""
-    group.add_argument("--train", action="store_true", help="find the memory of a training step, without devices")
+    group.add_argument("--train", action="store_true", help="predict the memory of a training step, without devices")
     group.add_argument(
         "--layout",
         default=None,
         metavar="LAYOUT,...",
         help=f"layouts to compare: {LAYOUT_HELP} (default: single, or with --fits those that are tried)",
     )
-    group.add_argument("--fits", default=None, metavar="SIZE", help="find the smallest layout on which a rank has SIZE")
+    group.add_argument(
+        "--fits", default=None, metavar="SIZE", help="find the smallest layout that fits into SIZE per rank"
+    )
     group.add_argument("--ranks", default=None, metavar="N", help="the most ranks that --fits tries (default: 8)")
-    group.add_argument("--batch", default=None, metavar="N", help="samples of a pass, over all ranks (default: 1)")
-    group.add_argument("--accumulation", default=None, metavar="N", help="passes of a step (default: 1)")
-    group.add_argument("--sequence", default=None, metavar="N", help="tokens of a sample, for language models")
+    group.add_argument("--batch", default=None, metavar="N", help="samples per pass, over all ranks (default: 1)")
+    group.add_argument("--accumulation", default=None, metavar="N", help="passes per optimizer step (default: 1)")
+    group.add_argument("--sequence", default=None, metavar="N", help="tokens per sample, for language models")
     group.add_argument("--sample", default=None, metavar="NxNxN", help="shape of a sample, for other models: 3x224x224")
     group.add_argument(
         "--optimizer", default=None, help="of torch.optim, with arguments: sgd:momentum=0.9 (default: adamw)"
@@ -69,7 +71,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "--checkpointing",
         default=None,
         choices=("yes", "no"),
-        help="whether blocks compute activations again in the backward pass (default: both are shown)",
+        help="whether blocks recompute activations in the backward pass (default: show both)",
     )
     group.add_argument(
         "--loss",

@@ -55,7 +55,7 @@ def get_balanced_memory(
 
 
 def _slack(tree: Tree) -> int:
-    """Return room for layers not dividing evenly: a quarter more than the largest that must stay whole, or the mean."""
+    """Return slack for uneven layers: a quarter more than the largest unsplittable one, or the mean."""
     counts = tree.counts
     largest = max((counts.sizes[order] for order in counts.first_no_split.values()), default=0)
     mean = counts.leaf_total // counts.leaf_count if counts.leaf_count else 0

@@ -27,8 +27,8 @@ def chosen_device_map(
     """Choose a device map by a word.
 
     Raises:
-        DeviceMapError: When the word is none of these, the model does not fit, or `max_memory` names accelerators
-            alone and none of them can compute the model's largest part.
+        DeviceMapError: When the word is not one of these, the model does not fit, or `max_memory` names only
+            accelerators and none of them can compute the model's largest part.
     """
     if strategy not in _WORDS:
         raise DeviceMapError(

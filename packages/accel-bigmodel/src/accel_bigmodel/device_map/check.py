@@ -47,7 +47,7 @@ def device_of(name: str, device_map: Mapping[str, AnyDevice]) -> AnyDevice | Non
 
 
 def in_names_of(model: nn.Module, table: Mapping[str, _Value]) -> Mapping[str, _Value]:
-    """Return a table under a model's names, where `torch.compile` put `_orig_mod` into them or left it out."""
+    """Return a table under a model's own names, with or without the `_orig_mod` of `torch.compile`."""
     compiled = "torch._dynamo" in sys.modules and any(is_compiled_module(module) for module in model.modules())
     if not compiled and not any("_orig_mod" in name for name in table):
         return table

@@ -12,7 +12,7 @@ Device = int | str
 
 @record
 class Unit:
-    """What must stay together: a layer, or several that share tensors.
+    """Parts that must stay together: a layer, or several that share tensors.
 
     Attributes:
         nodes: Its parts, in the model's order.
@@ -64,7 +64,7 @@ def units_of(tree: Tree, no_split: Collection[str]) -> list[Unit]:
 
 
 def _fill(units: Sequence[Unit], limits: Sequence[int]) -> list[int]:
-    """Fill devices in order, each as far as possible; returns how many units each took."""
+    """Fill devices in order, each as far as possible; return how many units each took."""
     taken = []
     number = 0
     for limit in limits:

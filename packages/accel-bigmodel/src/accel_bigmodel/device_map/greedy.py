@@ -1,4 +1,4 @@
-"""Placing in the order of the model: each device is filled before the next one is begun."""
+"""Placement in the model's order: each device is filled before the next one."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -81,7 +81,8 @@ class Greedy:
                     gone = {id(entry) for entry in tied}
                     queue.replace([entry for entry in queue if id(entry) not in gone])
                     continue
-                # Too large together: of one that may be split, only the part with the shared tensor has to come along.
+                # Too large together: of a part that may be split, only the piece with the shared tensor has to come
+                # along.
                 splittable = next((entry for entry in tied if self._may_split(entry)), None)
                 if splittable is not None:
                     rest = (splittable.children if entry is splittable else (entry,) for entry in queue)
@@ -97,7 +98,7 @@ class Greedy:
         return node.is_module and bool(node.submodules) and type(node.value).__name__ not in self.no_split
 
     def _fall_back(self, node: Node, queue: "_Queue", room: int, device: Device) -> bool:
-        """Place the first part of the rest that fits on an empty device there, and return whether there is one."""
+        """Place the first remaining part that fits on an empty device, and return whether there is one."""
         found = self._first_that_fits([node, *queue], room)
         if found is None:
             return False
@@ -167,7 +168,7 @@ class _Queue:
         return self._waiting[-1][1] if self._waiting else 0
 
     def put(self, nodes: Sequence[Node]) -> None:
-        """Have parts wait before all others."""
+        """Put parts at the front of the queue."""
         largest = self.largest_layer
         for node in reversed(nodes):
             largest = max(largest, node.layer)
@@ -178,6 +179,6 @@ class _Queue:
         return self._waiting.pop()[0]
 
     def replace(self, nodes: Sequence[Node]) -> None:
-        """Have these parts wait, and no others."""
+        """Replace the queue by these parts."""
         self._waiting.clear()
         self.put(nodes)

@@ -1,4 +1,4 @@
-"""Memory that a run needs beside the weights: activations, caches, logits."""
+"""Memory that a run needs besides the weights: activations, caches, logits."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -41,7 +41,7 @@ class Workload:
 def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | None = None) -> int:
     """Trace a forward pass on the meta device and count the most bytes alive at once, weights left out.
 
-    Caches and logits that the forward returns count, for they are alive when it ends.
+    Caches and logits that the forward returns count, because they are alive when it ends.
 
     Raises:
         ConfigurationError: When the model cannot be traced with these inputs.

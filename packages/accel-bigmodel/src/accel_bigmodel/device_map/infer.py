@@ -64,7 +64,7 @@ class Solution:
 
     @property
     def idle(self) -> list[Device]:
-        """The accelerators, when weights were spilled and yet none of them holds any."""
+        """The accelerators, if weights were spilled although none of them holds any."""
         fast = [device for device, limit in self.limits.items() if device not in ("cpu", "disk") and limit > 0]
         return fast if self.slowest and not any(self.used[device] for device in fast) else []
 
@@ -142,7 +142,7 @@ def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fir
 def solve_evenly(
     tree: Tree, limits: dict[Device, int], share: dict[Device, int], no_split: Collection[str]
 ) -> Solution:
-    """Place a model within even shares, or within the limits themselves where the shares alone spill weights.
+    """Place a model within even shares, or within the limits if only the shares spill weights.
 
     Raises:
         DeviceMapError: As `solve` does.
@@ -165,7 +165,7 @@ def _written(limits: Mapping[Device, int]) -> str:
 
 
 def _idle(solution: Solution) -> str:
-    """Return the words for accelerators none of which can be used: the largest layer, and the limits."""
+    """Describe why no accelerator can be used: the largest layer, and the limits."""
     limits = {device: solution.limits[device] for device in solution.idle}
     return (
         "No accelerator has room for the largest layer beside its own part; got "
@@ -174,7 +174,7 @@ def _idle(solution: Solution) -> str:
 
 
 def check_accelerators(solution: Solution, advice: str) -> None:
-    """Make sure that accelerators are used where weights are spilled.
+    """Check that accelerators are used if weights are spilled.
 
     Raises:
         DeviceMapError: When the largest part of the model that stays on one device is too large for all of them.
@@ -258,7 +258,7 @@ def warn_of(solution: Solution, offload_buffers: bool) -> None:
     largest = solution.largest.size if solution.idle else solution.largest_offloaded
     homes = [home for home in solution.idle or [solution.main] if home in solution.limits and home != "cpu"]
     free = max((solution.limits[home] - solution.used[home] for home in homes), default=None)
-    # The largest offloaded layer comes to the device while the buffers are there.
+    # The largest offloaded layer comes to the device while the buffers are on it.
     if free is not None and not offload_buffers and buffers and buffers + largest > free:
         warnings.warn(
             f"No accelerator has room for the buffers of the offloaded layers; got {buffers} bytes of buffers and a "

@@ -1,4 +1,4 @@
-"""Where the tensors of one model go: names, ties and devices, found once before anything is changed."""
+"""Where the tensors of one model go: names, ties and devices, resolved once before anything is changed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Placement:
         """Resolve a device map.
 
         Raises:
-            DeviceMapError: When the map misses a tensor, has one on the disk and elsewhere, or names no device.
+            DeviceMapError: When the map misses a tensor, has one on the disk and elsewhere, or names an unknown device.
             DeviceUnavailableError: When the map names a device that is not here.
         """
         devices = in_names_of(model, device_map)
@@ -93,7 +93,7 @@ class Placement:
         return {name: value for name, value in tensors.items() if str(self.device_of(name)) == place}
 
     def check_blocks_fit(self, preload_module_classes: list[str] | None, dtype: Dtype | None = None) -> None:
-        """Make sure that the device which offloaded blocks come to has memory for the largest of them.
+        """Check that the device of offloaded blocks has memory for the largest of them.
 
         Raises:
             DeviceMapError: When all of its memory is less than one block.
@@ -108,7 +108,7 @@ class Placement:
         )
 
     def room_left(self, max_memory: Mapping[int | str, int | str], dtype: Dtype | None) -> int | None:
-        """Count what the limit of the device that offloaded parts compute on leaves to weights that are prefetched."""
+        """Count the bytes for prefetched weights within the limit of the device that offloaded parts compute on."""
         limit = get_max_memory(max_memory).get(self.main) if isinstance(self.main, (int, str)) else None
         if limit is None or self.main == "cpu":
             return None

@@ -42,13 +42,13 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
 
 
 def declares_ties(module: nn.Module) -> bool:
-    """Return whether a module says by name which of its tensors are one."""
+    """Return whether a module names tensors that are tied."""
     own = module.__dict__.get("_tied_weights_keys", getattr(type(module), "_tied_weights_keys", None))
     return bool(own)
 
 
 def declared_ties(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """List the groups of names that a module declares to be one tensor, be they one already or not.
+    """List the groups of names that a module declares to be one tensor, whether or not they already are.
 
     `_tied_weights_keys` is a mapping from names to the names they are tied to, or a list of names. Each is a regular
     expression that matches the name of a tensor, or of a module: then the tensors of the same names below are tied.
@@ -109,11 +109,11 @@ def _listed(patterns: Iterable[str], names: Iterable[str], embeddings: str | Non
 
 
 def _embeddings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Name the weight of the module's input embeddings, as a transformers model tells it."""
+    """Return the name of the weight of the input embeddings of a transformers model."""
     ask: Any = getattr(module, "get_input_embeddings", None)
     try:
         weight = getattr(ask(), "weight", None) if callable(ask) else None
-    except NotImplementedError:  # so a model tells that it has none
+    except NotImplementedError:  # this is how a model says that it has none
         return None
     return next((name for name, tensor in tensors.items() if tensor is weight), None)
 

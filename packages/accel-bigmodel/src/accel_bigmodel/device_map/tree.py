@@ -174,7 +174,7 @@ def build_tree(
 
 
 def no_split_classes(no_split_module_classes: Sequence[str] | None) -> frozenset[str]:
-    """Read the classes that must not be split, which may be one name."""
+    """Return the classes that must not be split; a single name is allowed."""
     if isinstance(no_split_module_classes, str):
         return frozenset({no_split_module_classes})
     return frozenset(no_split_module_classes or ())
@@ -196,7 +196,7 @@ class _Found:
 
 
 def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], no_split: frozenset[str]) -> _Found:
-    """Walk over a model once; hundreds of thousands of modules are common, so no object is made for any of them."""
+    """Walk over a model once. Models may have hundreds of thousands of modules, so no object is made for each."""
     found = _Found()
     counts = found.counts
     sizes, buffer_sizes, layers, ends = counts.sizes, counts.buffer_sizes, counts.layers, counts.ends
@@ -274,7 +274,7 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
 
 
 def _compare_names(no_split: frozenset[str], names: list[str]) -> None:
-    """Warn, once, of classes that must not be split if the model has none; lists that fit in part are models' own."""
+    """Warn, once, if the model has none of the unsplittable classes; models' own lists may fit only in part."""
     if not no_split or not no_split.isdisjoint(names):
         return
     close = [each for name in sorted(no_split) for each in difflib.get_close_matches(name, names, n=1)]
@@ -304,7 +304,7 @@ def _with_declared(ties: list[list[Node]], declaring: list[Node], no_split: froz
 
 
 def _count_no_more(leaf: Node, no_split: frozenset[str]) -> None:
-    """Take a tensor's bytes out of it and of everything that holds it."""
+    """Subtract a tensor's bytes from it and from everything that holds it."""
     counts, size, buffer_size = leaf._counts, leaf.size, leaf.buffer_size
     node: Node | None = leaf if size else None
     while node is not None:

@@ -1,1 +1,1 @@
-"""What runs around a module's forward: placing inputs, bringing weights in, sending them away again."""
+"""What runs around a module's forward: moving inputs, loading weights, offloading them again."""

@@ -1,4 +1,4 @@
-"""The hook that brings a module's inputs and weights together on one device for its forward."""
+"""The hook that moves a module's inputs and weights to one device for its forward."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from accel_core.modules.traversal import get_non_persistent_buffers, named_modul
 
 __all__ = ["AlignDevicesHook"]
 
-# Whoever can offload has come through here, so that the core never saves what it finds empty.
+# All offloading imports this module, so core never saves an empty weight.
 offloaded.register(HeldByHooks())
 
 _STAYS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | None = None) -> Any:
-    """Return arguments or an output on a device, as they are when nothing has to move."""
+    """Return arguments or an output on a device; unchanged if nothing has to move."""
     kind = type(values)
     if kind is tuple or kind is list:
         items: Any = values
@@ -53,7 +53,7 @@ def _as_list(skip_keys: str | Sequence[str] | None) -> Sequence[str] | None:
 
 
 class AlignDevicesHook(ModelHook):
-    """Puts inputs and weights on one device before a forward, and the weights away after it if they are offloaded.
+    """Moves inputs and weights to one device before a forward, and offloads the weights after it.
 
     Every argument is kept under its own name, so that a hook can be built again from its attributes. What belongs to
     one module is kept with that module: one hook may serve several.
@@ -83,7 +83,7 @@ class AlignDevicesHook(ModelHook):
     _post_is_overridden = False
 
     def __init_subclass__(cls, **kwargs: object) -> None:
-        """Note what a subclass does around a forward; its methods are called there, and these of the class are not."""
+        """Record which methods a subclass overrides; those are called around a forward instead of the class's own."""
         super().__init_subclass__(**kwargs)
         cls._pre_is_overridden = cls.pre_forward is not AlignDevicesHook.pre_forward
         cls._post_is_overridden = cls.post_forward is not AlignDevicesHook.post_forward
@@ -110,12 +110,12 @@ class AlignDevicesHook(ModelHook):
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
         self._target: tuple[Any, torch.device | None] = (None, None)
-        # At the root of a model whose weights are prefetched: what has to know when a pass is over.
+        # At the root of a model with prefetched weights: what is told that a pass is over.
         self._schedules: tuple[Schedule[Weights], ...] = ()
         self._begin()
 
     def _begin(self) -> None:
-        # Where the inputs of the forwards that run came from, innermost last: one hook serves several threads.
+        # Devices that the inputs of running forwards came from, innermost last; one hook serves several threads.
         self._running = threading.local()
 
     def __repr__(self) -> str:
@@ -148,12 +148,12 @@ class AlignDevicesHook(ModelHook):
         return device
 
     def init_hook(self, module: nn.Module) -> nn.Module:
-        """Put the module's tensors where they belong: on the execution device, or away."""
+        """Move the module's tensors to the execution device, or offload them."""
         device = self.device
         if not self.offload:
             if device is not None:
                 for name, tensor in list(named_module_tensors(module, recurse=self.place_submodules)):
-                    # A hook that is there already brings it: a module may have two names, with two devices in a map.
+                    # An earlier hook loads it: a module may have two names, with two devices in a map.
                     if is_placeholder(tensor):
                         continue
                     set_module_tensor_to_device(module, name, device, tied_params_map=self.tied_params_map)
@@ -178,7 +178,7 @@ class AlignDevicesHook(ModelHook):
         return module
 
     def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bring the module's weights in, to be read and written until `post_forward`, and its inputs along."""
+        """Load the module's weights, to be read and written until `post_forward`, and move its inputs."""
         if self.io_same_device:
             self.input_device = find_device([args, kwargs])
         residency = self._residency(module)
@@ -189,7 +189,7 @@ class AlignDevicesHook(ModelHook):
     def enter_forward(
         self, module: nn.Module, *args: object, **kwargs: object
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Bring the module's weights in for its forward, which reads them, and its inputs along."""
+        """Load the module's weights for its forward, which reads them, and move its inputs."""
         overridden = self._pre_is_overridden
         residency = None
         if self.offload:
@@ -197,7 +197,7 @@ class AlignDevicesHook(ModelHook):
         if residency is not None:
             residency.enter(writable=overridden)
         try:
-            if overridden:  # what a subclass does before a forward; the weights are there already
+            if overridden:  # what a subclass does before a forward; the weights are loaded already
                 args, kwargs = self.pre_forward(module, *args, **kwargs)
             else:
                 if self.io_same_device:
@@ -206,7 +206,7 @@ class AlignDevicesHook(ModelHook):
         except BaseException:
             if residency is not None:
                 residency.leave()
-            # Nobody else does it: `abort_forward` is for forwards that were entered.
+            # Nothing else does it: `abort_forward` is only called for forwards that were entered.
             self._end_pass()
             raise
         if self.io_same_device:
@@ -218,7 +218,7 @@ class AlignDevicesHook(ModelHook):
         if not self.offload:
             return None
         residency = residency_of(module, self)
-        if residency is None:  # somebody put the hook there without `add_hook_to_module`
+        if residency is None:  # the hook was set without `add_hook_to_module`
             self.init_hook(module)
             residency = residency_of(module, self)
         return residency
@@ -255,14 +255,14 @@ class AlignDevicesHook(ModelHook):
         return args, kwargs
 
     def post_forward(self, module: nn.Module, output: object) -> Any:
-        """Let the module's weights go that `pre_forward` brought, and send its output back."""
+        """Offload the weights that `pre_forward` loaded, and move the output back."""
         residency = residency_of(module, self) if self.offload else None
         if residency is not None:
             residency.release()
         return self._sent_back(output, self.input_device) if self.io_same_device else output
 
     def leave_forward(self, module: nn.Module, output: object) -> Any:
-        """Send the module's weights away after the last of its forwards, and its output back."""
+        """Offload the module's weights after the last of its forwards, and move the output back."""
         if not self.io_same_device and not self._post_is_overridden and not self._schedules:
             residency = residency_of(module, self) if self.offload else None
             if residency is not None:
@@ -281,7 +281,7 @@ class AlignDevicesHook(ModelHook):
         return output if device is None else move_to(output, device, self.skip_keys)
 
     def abort_forward(self, module: nn.Module) -> None:
-        """Send the module's weights away after a forward that raised."""
+        """Offload the module's weights after a forward that raised."""
         self._end(module)
 
     def _end(self, module: nn.Module) -> None:
@@ -301,7 +301,7 @@ class AlignDevicesHook(ModelHook):
             schedule.end_pass()
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Put the tensors that the module had back into it, on the devices they had."""
+        """Put the module's original tensors back, on their original devices."""
         if self.offload:
             residency = residency_of(module, self)
             if residency is not None:

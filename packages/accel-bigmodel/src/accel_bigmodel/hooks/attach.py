@@ -1,4 +1,4 @@
-"""Aligning hooks put on all the modules of a model that need one."""
+"""Puts aligning hooks on all modules of a model that need one."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -283,7 +283,7 @@ def _offloading_hook(module: nn.Module) -> AlignDevicesHook | None:
 
 
 class align_module_device:  # noqa: N801  the name of an existing API
-    """Have a module's own weights on a device for a while, wherever they live.
+    """Have a module's own weights on a device for a while, wherever they are stored.
 
     Args:
         module: The module.

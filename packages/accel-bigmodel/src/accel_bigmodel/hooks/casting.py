@@ -28,7 +28,7 @@ class LayerwiseCastingHook(ModelHook):
     Args:
         storage_dtype: The dtype between forwards.
         compute_dtype: The dtype of the forward.
-        non_blocking: Whether the casts may run behind the host's back.
+        non_blocking: Whether the casts may run asynchronously to the host.
     """
 
     def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool) -> None:
@@ -73,10 +73,10 @@ def attach_layerwise_casting_hooks(
         module: The model, changed in place.
         storage_dtype: The dtype between forwards, such as `torch.float8_e4m3fn`.
         compute_dtype: The dtype of the forward.
-        skip_modules_pattern: Regular expressions; modules whose names one of them finds are left alone, with all
-            below them.
+        skip_modules_pattern: Regular expressions; modules whose names match one of them are left alone, with all below
+            them.
         skip_modules_classes: Classes whose instances are left alone, with all below them.
-        non_blocking: Whether the casts may run behind the host's back.
+        non_blocking: Whether the casts may run asynchronously to the host.
     """
     patterns = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else (skip_modules_pattern or ())
     stack = [("", module)]

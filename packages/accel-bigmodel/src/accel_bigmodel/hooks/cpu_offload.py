@@ -1,4 +1,4 @@
-"""A whole model that waits on the CPU and comes to the device to run."""
+"""A model that waits on the CPU and moves to the device as a whole to run."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ class CpuOffload(ModelHook):
 
 
 class UserCpuOffloadHook:
-    """What the user holds of a `CpuOffload`.
+    """The user's handle of a `CpuOffload`.
 
     Args:
         model: The model.

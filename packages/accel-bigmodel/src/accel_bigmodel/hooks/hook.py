@@ -93,7 +93,7 @@ class ModelHook:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Begin a forward; once this has returned, exactly one of `leave_forward` and `abort_forward` follows.
 
-        When this raises, the hook has cleaned up behind itself.
+        When this raises, the hook has cleaned up.
 
         Args:
             module: The module whose forward follows.
@@ -168,7 +168,7 @@ class SequentialHook(ModelHook):
     def enter_forward(
         self, module: nn.Module, *args: object, **kwargs: object
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Enter every hook; when one cannot, those before it are told that the forward will not come."""
+        """Enter every hook; if one fails, those before it are told that the forward will not run."""
         entered = 0
         try:
             for hook in self.hooks:
@@ -181,7 +181,7 @@ class SequentialHook(ModelHook):
         return args, kwargs
 
     def leave_forward(self, module: nn.Module, output: object) -> Any:
-        """Leave every hook; when one cannot, those after it are told that the forward failed."""
+        """Leave every hook; if one fails, those after it are told that the forward failed."""
         left = 0
         try:
             for hook in self.hooks:
@@ -349,7 +349,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 
 
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
-    """Take the hook off a module, and give it back the forward it had.
+    """Remove the hook from a module, and restore its forward.
 
     Args:
         module: The module, changed in place.
@@ -375,7 +375,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     old = module.__dict__.pop("_old_forward", None)
     if old is not None:
         own = module.__dict__.pop("_accel_own_forward", None)
-        # Libraries that replaced `forward` themselves after the hook came keep their forward.
+        # Libraries that replaced `forward` after the hook was added keep their forward.
         if isinstance(module.__dict__.get("forward"), HookedForward):
             del module.__dict__["forward"]
         if own is not None:
@@ -384,7 +384,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 
 
 def remove_hook_from_submodules(module: nn.Module) -> None:
-    """Take the hooks off a module and everything below it.
+    """Remove the hooks from a module and everything below it.
 
     Args:
         module: The module, changed in place.

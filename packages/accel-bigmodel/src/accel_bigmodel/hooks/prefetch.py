@@ -1,4 +1,4 @@
-"""Schedules put on a dispatched model, so that offloaded weights are prefetched while other blocks compute."""
+"""Puts schedules on a dispatched model, so that offloaded weights are prefetched while other blocks compute."""
 
 import functools
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
 
 
 def _has_room(device: torch.device, count: int) -> bool:
-    """Return whether so many bytes are free on a device, or free inside torch's cache."""
+    """Return whether that many bytes are free on a device, or free inside torch's cache."""
     module = accelerator_module()
     if module is None or not hasattr(module, "mem_get_info"):
         return True
@@ -109,7 +109,7 @@ def _budget(device: torch.device, largest: int, prefetch: Prefetch) -> int | Non
         return convert_file_size_to_int(prefetch)
     if device.type == "cpu":
         return max(2 * largest, _LEAST_WINDOW)
-    # Room for a block that computes and one that travels is the least that helps; with a third, one more is on its way.
+    # The least that helps is room for a block that computes and one in transfer; a third lets one more be in transfer.
     wanted = 3 * largest
     module = accelerator_module()
     if module is not None and hasattr(module, "mem_get_info"):

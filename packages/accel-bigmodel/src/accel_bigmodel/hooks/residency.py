@@ -29,11 +29,11 @@ _KEY = "_accel_residencies"
 
 
 class OwnWeights(dict[str, torch.Tensor]):
-    """The weights that a module had itself, kept for a hook that was given none."""
+    """The weights that a module had, kept for a hook without a weights map."""
 
 
 class OffloadingHook(Protocol):
-    """What a residency reads of the hook that it belongs to."""
+    """What a residency needs from the hook that it belongs to."""
 
     weights_map: Mapping[str, torch.Tensor] | None
     tied_params_map: TiedTensors | None
@@ -42,11 +42,11 @@ class OffloadingHook(Protocol):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the weights are computed with; None leaves them where they are."""
+        """The device of the computation; None leaves the weights where they are."""
 
 
 def residency_of(module: nn.Module, hook: object) -> "Residency | None":
-    """Find the residency of a hook's weights in a module."""
+    """Return the residency of a hook's weights in a module."""
     for residency in module.__dict__.get(_KEY, ()):
         if residency.hook is hook:
             found: Residency = residency
@@ -62,11 +62,10 @@ def residencies_of(module: nn.Module) -> Sequence["Residency"]:
 
 @record
 class PrefetchBinding:
-    """How the weights of a residency come ahead of time.
+    """How the weights of a residency are prefetched.
 
     Attributes:
-        schedule: What moves them.
-        block: They, to the schedule.
+        schedule: What moves them. block: Them, as the schedule knows them.
         store: Where they are.
         prefix: What is put before a slot's name in the store.
         weights_map: The hook's map when this was set up; with another one the schedule is left.
@@ -115,7 +114,7 @@ class Residency:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
-        # A list, no set: a forward that calls itself is in it more than once.
+        # A list, not a set: a forward that calls itself is in it more than once.
         self._threads: list[int] = []
         self._stream: torch.Stream | None = None
 
@@ -127,7 +126,7 @@ class Residency:
         return state
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Begin without forwards; a copy loads its weights when it needs them."""
+        """Start without running forwards; a copy loads its weights when it needs them."""
         self.__dict__.update(state)
         self._begin()
 
@@ -225,7 +224,7 @@ class Residency:
                 self._unload()
 
     def hold(self) -> None:
-        """Put the weights in place until `release`, to be read and written; inside a forward they are there already."""
+        """Put the weights in place until `release`, to be read and written; inside a forward they already are."""
         with self._lock:
             if get_ident() in self._threads:
                 return
@@ -255,9 +254,9 @@ class Residency:
             self._stream = torch.accelerator.current_stream(device)
 
     def _place_again(self) -> bool:
-        """Put in place what the last forward computed with, and return whether nothing has changed since.
+        """Put the weights of the last forward in place, and return whether nothing has changed since.
 
-        This is the whole cost of a forward whose weights share their memory with the map's, so it asks little.
+        This is the whole cost of a forward whose weights share their memory with the map's, so it checks little.
         """
         hook = self.hook
         if hook.tied_params_map:
@@ -287,7 +286,7 @@ class Residency:
         return True
 
     def _share_stream(self) -> None:
-        """Have this thread's stream wait for the weights that another thread's brought, and the allocator for both."""
+        """Make this thread's stream wait for weights that another stream loaded, and tell the allocator of both."""
         if self._stream is None:
             return
         stream = torch.accelerator.current_stream(self._stream.device)
@@ -309,7 +308,7 @@ class Residency:
             raise
 
     def _fetch(self, weights: Mapping[str, torch.Tensor], device: torch.device | None, writable: bool) -> None:
-        """Put weights in place that nothing brought ahead."""
+        """Load weights that were not prefetched."""
         in_files = _has_files(weights)
         tied = self.hook.tied_params_map
         for slot in self.slots:
@@ -336,7 +335,7 @@ class Residency:
         """Take over a tie that was made by hand, by assigning another weight's placeholder.
 
         Raises:
-            OffloadError: When the placeholder stands for no weight of this model as it is stored.
+            OffloadError: When the placeholder does not stand for a stored weight of this model.
         """
         present = slot.store.get(slot.key)
         if not isinstance(present, OffloadedTensor):
@@ -352,14 +351,14 @@ class Residency:
             )
         slot.take_placeholder(present, name)
         if self.binding is not None:
-            self._leave_schedule(self.binding)  # it would bring the weight of before
+            self._leave_schedule(self.binding)  # it would load the previous weight
         return True
 
     def _prefetched(
         self, binding: PrefetchBinding, weights: Mapping[str, torch.Tensor], device: torch.device | None
     ) -> bool:
-        """Take the weights that the schedule brings, and return whether it could."""
-        # Somebody put other weights, another device or another tie there: from now on they are loaded when needed.
+        """Take the weights from the schedule, and return whether it had them."""
+        # The weights, the device or a tie was changed by hand: from now on they are loaded when needed.
         ties = any(not slot.is_ours and self._tie(slot) for slot in self.slots)
         if ties or weights is not binding.weights_map or device != binding.device:
             self._leave_schedule(binding)
@@ -390,7 +389,7 @@ class Residency:
         binding.schedule.forget(binding.block)
 
     def _unload(self, compare: bool = False) -> None:
-        """Take the weights out; nothing happens when they are away."""
+        """Take the weights out; do nothing if they are offloaded."""
         tied = self.hook.tied_params_map
         # First, while the slots still know which copies they placed.
         if tied:
@@ -404,7 +403,7 @@ class Residency:
                 slot.store[slot.key] = slot.placeholder
                 if slot.value is not None:
                     copies.append((slot, placed, slot.value))
-            # Else somebody put a tensor of their own there, and decides what becomes of the weight.
+            # Else the user assigned another tensor, and decides what becomes of the weight.
             slot.value = None
         self.resident = False
         self._stream = None

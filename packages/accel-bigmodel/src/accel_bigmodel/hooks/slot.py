@@ -1,4 +1,4 @@
-"""The place of one offloaded tensor in its module, and the tensors that take turns there."""
+"""The place of one offloaded tensor in its module, and the tensors that alternate in it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -75,14 +75,14 @@ class Slot:
         self.source = self.cached = None
 
     def refresh(self) -> None:
-        """Look whether the placeholder was changed since the last load."""
+        """Check whether the placeholder was changed since the last load."""
         # One look at a counter: asking a tensor subclass for its dtype goes through Python and takes microseconds.
         if self.placeholder.__dict__.get("changes", 0) != self.changes:
             self._read_placeholder()
 
     @property
     def is_ours(self) -> bool:
-        """Whether the place holds the placeholder or what was loaded for it, and nothing that somebody else put there.
+        """Whether the place holds the placeholder or what was loaded for it, and not a tensor from elsewhere.
 
         A parameter that was assigned to the module, or swapped in by `torch.func.functional_call`, is computed with as
         it is; the weight comes again once its placeholder is back.
@@ -91,7 +91,7 @@ class Slot:
         return present is not None and (present is self.placeholder or present is self.placed)
 
     def take_placeholder(self, placeholder: OffloadedTensor, name: str) -> None:
-        """Stand for another weight from now on: somebody assigned that weight's placeholder."""
+        """Switch to another weight, whose placeholder was assigned here."""
         placeholder.__dict__.pop("computed", None)
         self.placeholder = placeholder
         self.tied_to = name
@@ -130,7 +130,7 @@ class Slot:
         """Return the tensor to compute with, of data that is where it has to be.
 
         Raises:
-            OffloadError: When it has another shape than its place.
+            OffloadError: When its shape is not that of its place.
         """
         if value is self.source and self.cached is not None and data is value:
             return self.cached
@@ -139,7 +139,7 @@ class Slot:
                 f"An offloaded weight does not have the shape of its parameter; got {tuple(value.shape)} for "
                 f"{self.name!r}, which has {tuple(self.shape)}. Put a weight of that shape into the weights map."
             )
-        if data.dtype != self.dtype:  # it was sent for before the model was cast
+        if data.dtype != self.dtype:  # its transfer began before the model was cast
             data = data.to(self.dtype)
         made = self._wrapped(data.detach())
         if share_memory(data, value):
@@ -156,7 +156,7 @@ class Slot:
         """Return the weight as a map of the module's weights holds it, under the name that it is tied to.
 
         Raises:
-            KeyError: When it holds no such weight.
+            KeyError: When it does not hold the weight.
         """
         if self.tied_to is not None and isinstance(weights, PrefixedDataset):
             return weights.dataset[self.tied_to]
@@ -175,7 +175,7 @@ class Slot:
             made = self._rebuilt(weights)
         elif not made.is_meta and packed.find(made) is None:
             value = self.stored_in(weights)
-            if not share_memory(value, made):  # the map has had another value since
+            if not share_memory(value, made):  # the map has a newer value
                 made.data = value.detach().to(device=made.device, dtype=self.dtype, copy=True)
             elif made.dtype != self.dtype:
                 made.data = made.data.to(self.dtype)
@@ -211,5 +211,5 @@ class Slot:
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors begin at one place in memory."""
+    """Return whether two tensors begin at the same address."""
     return one.device == other.device and one.data_ptr() == other.data_ptr()

@@ -70,7 +70,7 @@ def get_state_dict_from_offload(
 
 
 def _offloaded_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights that a module's own hooks keep away, by name in the module."""
+    """Return the weights that a module's own hooks offload, by name in the module."""
     found: dict[str, torch.Tensor] = {}
     for residency in residencies_of(module):
         found.update(residency.values())
@@ -78,7 +78,7 @@ def _offloaded_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class HeldByHooks:
-    """Tells the core about models whose weights hooks keep away (`accel_core.modules.offloaded.OffloadedWeights`)."""
+    """Tells core about models whose weights hooks offload (`accel_core.modules.offloaded.OffloadedWeights`)."""
 
     def holds(self, model: nn.Module) -> bool:
         """Return whether some weights are not in the model."""

@@ -34,7 +34,7 @@ def load_tied(
 
 
 def drop_tied(tied: TiedTensors, dropped: Sequence[torch.Tensor | None]) -> None:
-    """Forget copies of tied weights that a module lets go of; modules that still use them hold them themselves."""
+    """Forget copies of tied weights that a module releases; modules that still use them hold them."""
     with _lock:
         for copies in tied.values():
             for device in [key for key, copy in copies.items() if any(copy is tensor for tensor in dropped)]:

@@ -36,7 +36,7 @@ def keep_written(
     with normal_tensors():
         now = weights.get(slot.name) if slot.tied_to is None else slot.stored_in(weights)
         if now is None or (now is not value and _differ(now, value)):
-            return  # somebody has put another value into the map meanwhile, which counts
+            return  # the map was given a newer value meanwhile, which counts
         dataset = weights.dataset if isinstance(weights, PrefixedDataset) else weights
         target = dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
         if not isinstance(target, MutableMapping):

@@ -1,4 +1,4 @@
-"""Safetensors files used in place: a memory map, and a check that the file is still the same one."""
+"""Safetensors files used in place: a memory map, and a check that the file is still the same."""
 
 import ctypes
 import mmap
@@ -28,10 +28,10 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def header_of(path: str | os.PathLike[str]) -> Header:
-    """Read what a safetensors file says of itself, and nothing else of it.
+    """Read the header of a safetensors file, and nothing else.
 
     Raises:
-        CheckpointNotFoundError: When there is no such file.
+        CheckpointNotFoundError: When the file does not exist.
         UnsafeCheckpointError: When it is not a regular file.
         CheckpointDamagedError: When it is truncated or not in the format.
     """
@@ -58,10 +58,10 @@ def _open(path: str | os.PathLike[str]) -> int:
 
 
 class _Map:
-    """The bytes of a file as private memory, given back when nothing uses them any more.
+    """The bytes of a file as private memory, released when nothing uses them.
 
-    Python's own `mmap` keeps the file open (before 3.13): a model with a thousand weights in files of their own would
-    take all the files that a process may have open.
+    Python's own `mmap` keeps the file open (before 3.13): a model with a thousand weight files would use up the files
+    that a process may open.
 
     Attributes:
         buffer: The bytes. Tensors made of it keep the memory.
@@ -79,7 +79,7 @@ class _Map:
         weakref.finalize(self.buffer, _LIBC.munmap, address, size).atexit = False
 
     def advise(self, advice: int, first: int, last: int) -> None:
-        """Advise the kernel of what will be done with bytes; the first one begins a page."""
+        """Advise the kernel how bytes will be used; the first one begins a page."""
         _LIBC.madvise(self._address + first, last - first, advice)
 
 
@@ -100,7 +100,7 @@ class MappedFile:
         return name in self.entries
 
     def check(self) -> None:
-        """Make sure that what was mapped is as it was: the file has the same size and time of change.
+        """Check that the mapped file is unchanged: it has the same size and modification time.
 
         A file that was deleted, or that another one took the place of, stays mapped as it was: saving a model into the
         folder that it is read from leaves it as it is. A file that was overwritten in place, and whose time of change
@@ -125,7 +125,7 @@ class MappedFile:
         """Return a tensor as a view of the map.
 
         Raises:
-            KeyError: When the file holds no such tensor.
+            KeyError: When the file does not hold the tensor.
             CheckpointDamagedError: When its booleans are neither 0 nor 1.
             CheckpointError: When torch has no such dtype.
         """
@@ -171,7 +171,7 @@ _lock = threading.Lock()
 
 
 def map_file(path: str | os.PathLike[str]) -> MappedFile:
-    """Map a safetensors file, or give the map that this process already has of it.
+    """Map a safetensors file, or return the map that this process already has of it.
 
     Raises:
         CheckpointError: As `header_of` does.

@@ -1,4 +1,4 @@
-"""The placeholder for an offloaded weight: empty, and it says so when somebody wants its values."""
+"""The placeholder for an offloaded weight: it is empty, and raises when its values are needed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _DUNDER_WRITES = frozenset({
     "__setitem__", "__delitem__", "__iadd__", "__isub__", "__imul__", "__imatmul__", "__itruediv__", "__ifloordiv__",
     "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__",
 })  # fmt: skip
-# They change what the placeholder itself says of the weight, which counts when the weight is loaded.
-# Python makes these anew at every look-up: they are compared, not identified.
+# They change what the placeholder says about the weight, which counts when the weight is loaded.
+# Python creates these at every look-up, so they are compared by equality.
 _SET_FLAG = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _HARMLESS = frozenset({torch.Tensor.requires_grad_, torch.Tensor.detach_})
@@ -38,7 +38,7 @@ _KEEP_VALUES = frozenset({
 class OffloadedTensor(torch.Tensor):
     """A tensor on the meta device that stands for a weight living elsewhere.
 
-    Shape, dtype, and whatever else the meta device can answer are answered. An operation that needs the values, that
+    Shape, dtype and everything else that the meta device knows are answered. An operation that needs the values, that
     mixes it with real tensors or that would write to it raises an error with the weight's name instead of computing on
     nothing. `requires_grad_`, and casts in place such as those of `nn.Module.to`, are noted for the next load.
     """
@@ -144,7 +144,7 @@ def _first_placeholder(value: object) -> OffloadedTensor | None:
 
 
 def _note_change(tensor: object) -> None:
-    """Count the changes of flag and dtype, so that a load sees in one look whether it has to ask for them again."""
+    """Count the changes of flag and dtype, so that a load sees at once whether to read them again."""
     if isinstance(tensor, OffloadedTensor):
         tensor.__dict__["changes"] = tensor.__dict__.get("changes", 0) + 1
 
@@ -230,7 +230,7 @@ _optimizers_are_watched = False
 def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> torch.Tensor:
     """Make the empty tensor that a module shows while a weight is offloaded.
 
-    Asked again for the same tensor, it gives the same placeholder, so that ties survive.
+    The same tensor always gets the same placeholder, so that ties survive.
     """
     if isinstance(tensor, OffloadedTensor):
         return tensor
@@ -246,7 +246,7 @@ def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> 
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Let a tensor be trained again: it is back in its module."""
+    """Allow a tensor to be trained again: it is back in its module."""
     if tensor in _watched:
         del _watched[tensor]
     if tensor in _placeholders:
@@ -254,7 +254,7 @@ def forget(tensor: torch.Tensor) -> None:
 
 
 def _watch_optimizers() -> None:
-    """Have every optimizer step check that it trains no offloaded weight (torch's global step hook)."""
+    """Make every optimizer step check that it trains no offloaded weight (torch's global step hook)."""
     global _optimizers_are_watched
     if not _optimizers_are_watched:
         _optimizers_are_watched = True

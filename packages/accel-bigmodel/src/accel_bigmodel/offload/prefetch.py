@@ -19,7 +19,7 @@ __all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights"]
 
 @record
 class TransferSpec:
-    """The weights of a block, as a transport is told of them.
+    """The weights of a block, as a transport gets them.
 
     Attributes:
         names: Names in the store.
@@ -74,7 +74,7 @@ class MapTransport:
         """Do nothing: pages that were only read ahead hold no memory of this process."""
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Release the pages, unless somebody wrote to them: the map holds the only copy of what was written."""
+        """Release the pages, unless they were written to: the map holds the only copy of what was written."""
         # Inference tensors have no count of writes: asking for it raises.
         if any(not tensor.is_inference() and tensor._version for tensor in content.sources):
             return
@@ -83,7 +83,7 @@ class MapTransport:
 
 
 class _Staging:
-    """Pinned buffers that are used again when the copy out of them is done."""
+    """Pinned buffers, reused when the copy out of them is done."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -120,7 +120,8 @@ class StreamTransport:
         """Have the thread stage and copy the block's weights."""
         with self._lock:
             if self._worker is None:
-                # One thread alone: staging buffers have no lock, and blocks arrive in the order they were sent for.
+                # Only one thread: staging buffers have no lock, and blocks arrive in the order in which they were
+                # started.
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="accel-prefetch")
         return self._worker.submit(self._copy, _spec_of(block))
 
@@ -154,17 +155,17 @@ class StreamTransport:
         return weights
 
     def cancel(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> None:
-        """Wait for a copy that is under way and let its memory go."""
+        """Wait for a running copy and release its memory."""
         if not ticket.cancel():
-            wait([ticket])  # and leave its failure: what nobody wants any more needs no reason
+            wait([ticket])  # and ignore its failure, because the weights are no longer wanted
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Let the tensors go; the allocator waits for the computing stream."""
+        """Release the tensors; the allocator waits for the computing stream."""
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Leave thread and stream out of copies and pickles."""
         return {"device": self.device}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Make them anew."""
+        """Create them again."""
         self.__init__(state["device"])  # type: ignore[misc]

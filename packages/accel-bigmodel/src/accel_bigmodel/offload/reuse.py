@@ -14,11 +14,10 @@ __all__ = ["offload_once"]
 def offload_once(
     folder: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor], needed: Collection[str]
 ) -> None:
-    """Write weights to an offload folder, or make sure that the folder holds these weights already.
+    """Write weights to an offload folder, or check that the folder already holds these weights.
 
     The weights themselves are compared, bit by bit, with what loading them would give: names, shapes and dtypes of two
-    models, or of one before and after training, may well be equal. Reading is all that this takes; nothing is written
-    a second time.
+    models, or of one before and after training, may well be equal. This only reads; nothing is written a second time.
 
     Raises:
         OffloadError: When the folder cannot be written, lacks a weight or holds another one; it is as it was.

@@ -32,7 +32,7 @@ _LEGAL = {
 
 
 class Block(Generic[Content]):
-    """What is moved as one."""
+    """Weights that are moved together."""
 
     def __init__(self, name: str, nbytes: int, source: Any = None) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class Transport(Protocol[Content]):
         """
 
     def cancel(self, block: Block[Content], ticket: Any) -> None:
-        """Abandon a transfer whose weights nobody wants; its memory is free afterwards.
+        """Abandon a transfer; its memory is free afterwards.
 
         Args:
             block: The block.
@@ -122,11 +122,11 @@ class Schedule(Generic[Content]):
 
     @property
     def held(self) -> int:
-        """Bytes that are loaded or traveling."""
+        """Bytes that are loaded or in transfer."""
         return self._held
 
     def acquire(self, block: Block[Content]) -> Content:
-        """Return a block's weights, and send for the next ones."""
+        """Return a block's weights, and start the transfer of the next ones."""
         with self._lock:
             self._running = True
             self._advance(block)
@@ -144,7 +144,7 @@ class Schedule(Generic[Content]):
             return content
 
     def release(self, block: Block[Content]) -> None:
-        """Let a block's weights go; the room is used for the next ones."""
+        """Release a block's weights; their memory is used for the next ones."""
         with self._lock:
             if block.users == 0:
                 return

@@ -335,7 +335,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         """Return a weight: from memory, or as a view of its file's map.
 
         Raises:
-            KeyError: When there is no such weight.
+            KeyError: When the weight is unknown.
             OffloadError: When its file changed since it was first read.
         """
         tensor = self.stored(key)
@@ -368,7 +368,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             The tensor in memory, or a view of its file's map; the same object each time.
 
         Raises:
-            KeyError: When there is no such weight.
+            KeyError: When the weight is unknown.
             OffloadError: When its file changed since it was first read.
         """
         tensor = self.state_dict.get(key)

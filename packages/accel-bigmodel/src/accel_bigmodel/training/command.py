@@ -51,7 +51,7 @@ def maker_of(name: str) -> Callable[[], nn.Module]:
     model = skeleton_of(name) if os.path.exists(name) else model_of_config(name)
     if isinstance(model, Part):
         raise ConfigurationError(
-            "A training step runs the model's forward, of which headers tell nothing; got no config.json for "
+            "A training step runs the model's forward, which headers do not describe; got no config.json for "
             f"{name!r} whose model transformers has. Name the model as MODULE:NAME."
         )
     return lambda: skeleton_of(name) if os.path.exists(name) else model_of_config(name)
@@ -66,8 +66,8 @@ def _named(name: str, what: str) -> Callable[..., Any]:
         found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(home))
     except (ImportError, AttributeError, ValueError) as failure:
         raise ConfigurationError(
-            f"There is no such name for {what}; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, seen from "
-            "the folder you are in."
+            f"The name of {what} cannot be imported; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, as "
+            "seen from the working folder."
         ) from failure
     if isinstance(found, nn.Module) or not callable(found):
         raise ConfigurationError(

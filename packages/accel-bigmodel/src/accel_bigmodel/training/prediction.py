@@ -28,7 +28,7 @@ PURPOSES = (
     "workspace",
     "batch",
 )
-"""What memory of training is for; see `TrainingMemory`."""
+"""What the memory of training is used for; see `TrainingMemory`."""
 
 _SUMMED = torch.float32.itemsize
 

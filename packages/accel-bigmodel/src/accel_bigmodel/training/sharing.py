@@ -79,8 +79,8 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     replicas = spec.layout().replicas
     if workload.batch % replicas:
         raise ConfigurationError(
-            f"Ranks that read different data share a batch in equal parts; got batch={workload.batch} for {replicas} "
-            f"of them in {spec.name}. Use a batch that {replicas} divides."
+            f"Ranks that read different data divide a batch into equal parts; got batch={workload.batch} for "
+            f"{replicas} of them in {spec.name}. Use a batch that {replicas} divides."
         )
     if spec.size("cp") > 1:
         if workload.sequence is None:

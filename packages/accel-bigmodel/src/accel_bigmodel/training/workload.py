@@ -18,7 +18,7 @@ from accel_core.errors import ConfigurationError
 __all__ = ["Loss", "TrainingWorkload", "optimizer_named", "optimizer_written"]
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""Computes a loss of a model's output and the batch that it was given."""
+"""Computes a loss from a model's output and the batch that produced it."""
 
 _PRECISIONS = ("no", "bf16", "fp16")
 
@@ -128,8 +128,8 @@ class TrainingWorkload:
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
                 return leaf.float().mean()
         raise ConfigurationError(
-            f"A loss is computed of the numbers that a model returns; got a {type(output).__name__} without any. Name "
-            "a function of the output and the batch with --loss MODULE:NAME."
+            f"A loss is computed from the numbers that a model returns; got a {type(output).__name__} without any. "
+            "Name a function of the output and the batch with --loss MODULE:NAME."
         )
 
 
@@ -148,7 +148,7 @@ def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
         near = get_close_matches(name.lower(), known, n=1, cutoff=0.4)
         meant = f" Did you mean {known[near[0]].__name__}?" if near else ""
         raise ConfigurationError(
-            f"torch.optim has no optimizer of this name; got {name!r}.{meant} Use one of "
+            f"torch.optim has no such optimizer; got {name!r}.{meant} Use one of "
             f"{', '.join(sorted(cls.__name__ for cls in known.values()))}."
         )
     return known[name.lower()]

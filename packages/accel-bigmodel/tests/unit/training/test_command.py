@@ -82,7 +82,7 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
     [
         (
             ["test_prediction:Nothing", "--sequence", "8"],
-            "There is no such name for the model; got 'test_prediction:No",
+            "The name of the model cannot be imported; got 'test_prediction:No",
         ),
         (["test_prediction:no_model", "--sequence", "8"], "got a int of 'test_prediction:no_model'"),
         (["test_prediction:NUMBERS", "--sequence", "8"], "got a TrainingWorkload of 'test_prediction:NUMBERS'. Name a"),
@@ -105,7 +105,10 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "written as JSON; got '{'"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[]"], "maps patterns of module names"),
         (["test_prediction:Mlp", "--sample", "16", "--dtype", "int8"], "got --dtype int8"),
-        (["test_prediction:Mlp", "--sample", "16", "--loss", "json:nothing"], "no such name for the loss"),
+        (
+            ["test_prediction:Mlp", "--sample", "16", "--loss", "json:nothing"],
+            "The name of the loss cannot be imported",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,13 +33,13 @@ KEYS_IN_FILE: dict[str, tuple[str, ...]] = {
     "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
     "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
 }
-"""Where DeepSpeed's file has what is also a setting."""
+"""Where DeepSpeed's file has the values that are also settings."""
 
 _FORMATS = ("fp16", "bf16")
 
 
 def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
-    """Return what DeepSpeed's JSON file holds, and nothing where the run names none.
+    """Return what DeepSpeed's JSON file holds; an empty dict if the run names none.
 
     Raises:
         ConfigurationError: The file cannot be read, or is not a JSON object.
@@ -82,7 +82,7 @@ def keys_beside_file(settings: Settings) -> list[str]:
 
 
 def check_deepspeed_file(settings: Settings) -> None:
-    """Refuse a DeepSpeed file that cannot be used, or that sets a key beside the settings.
+    """Refuse a DeepSpeed file that cannot be used, or that sets what the settings set too.
 
     Raises:
         ConfigurationError: The file is missing, is not a JSON object, has no part on ZeRO or two number formats; the
@@ -105,7 +105,7 @@ def check_deepspeed_file(settings: Settings) -> None:
 
 
 def check(settings: Settings) -> None:
-    """Refuse what DeepSpeed cannot do here, as far as settings and its own file show it.
+    """Refuse what DeepSpeed cannot do here, judged by the settings and its own file.
 
     Raises:
         ConfigurationError: As for `check_deepspeed_file`; or a precision or an offload that DeepSpeed does not do.
@@ -128,7 +128,7 @@ def check(settings: Settings) -> None:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return where the processes look for modules, and which keys stand beside DeepSpeed's file."""
+    """Return where the processes look for modules, and which keys accompany DeepSpeed's file."""
     path = settings.inherited.get("PYTHONPATH")
     return {
         "PYTHONPATH": f"{path}:{os.getcwd()}" if path else os.getcwd(),
@@ -149,7 +149,7 @@ def _whole(value: object) -> int | None:
 
 
 def _refuse_keys_beside_it(settings: Settings) -> None:
-    """Refuse keys of the same configuration file: they would be passed over, as the training side says too late."""
+    """Refuse keys of the same configuration file: they would be ignored, and training would say so too late."""
     if not _in_file(settings, "deepspeed_config_file"):
         return
     both = [key for key in keys_beside_file(settings) if key in KEYS_IN_FILE or key == "mixed_precision"]

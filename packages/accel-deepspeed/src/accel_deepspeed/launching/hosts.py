@@ -1,7 +1,7 @@
 """The hosts of a run that DeepSpeed's own launcher starts: its hostfile and filters, checked before anything starts.
 
-DeepSpeed itself falls back to this machine alone where the hostfile is missing, and finds other mistakes only after it
-has reached other hosts.
+DeepSpeed itself falls back to this machine if the hostfile is missing, and finds other mistakes only after it has
+reached other hosts.
 """
 
 import re
@@ -26,9 +26,9 @@ Hosts = dict[str, list[int]]
 
 
 def launcher_of(settings: Settings) -> str | None:
-    """Return which launcher of DeepSpeed's reaches the other machines; None where torchrun starts this one.
+    """Return which of DeepSpeed's launchers reaches the other machines; None if torchrun starts this one.
 
-    Where nobody chooses it is pdsh, but under a scheduler, which has started every machine already.
+    The default is pdsh, except under a scheduler, which has already started every machine.
     """
     if not settings["use_deepspeed"] or settings.layout.machines == 1:
         return None
@@ -38,7 +38,7 @@ def launcher_of(settings: Settings) -> str | None:
 
 
 def check_hosts(settings: Settings) -> None:
-    """Refuse a hostfile, filters and numbers that DeepSpeed's launcher cannot start, or would start otherwise.
+    """Refuse a hostfile, filters and numbers that DeepSpeed's launcher cannot start, or would start differently.
 
     Raises:
         ConfigurationError: No hostfile is named, it cannot be read, the filters do not fit it or the launcher, or

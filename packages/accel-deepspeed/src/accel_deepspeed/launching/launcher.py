@@ -33,7 +33,7 @@ _SPECIAL = re.compile(r'(["\\$`])')
 
 
 def carried(value: str, launcher: str) -> str | None:
-    """Return a value as DeepSpeed's file of variables has it, so that other machines get it unchanged."""
+    """Return a value as written in DeepSpeed's file of variables, so that other machines get it unchanged."""
     if value != value.strip() or len(value.splitlines()) > 1:
         return None
     if launcher in MPI:
@@ -52,7 +52,7 @@ class DeepSpeedLauncher(Launcher):
         return launcher_of(settings) is not None
 
     def needs(self, settings: Settings) -> list[str]:
-        """Return the settings without which machines do not find one another, and refuse hosts that do not fit.
+        """Return the settings without which machines do not find each other, and refuse hosts that do not fit.
 
         Raises:
             ConfigurationError: As for `check_hosts`.
@@ -140,10 +140,10 @@ def _check_programs(settings: Settings, launcher: str) -> None:
 
 @contextlib.contextmanager
 def _file_of(lines: list[str], settings: Settings, launcher: str) -> Iterator[str | None]:
-    """Write the variables to a file of this run: the user's own file says more, and stays as it is.
+    """Write the variables to a file of this run, and leave the user's own file unchanged.
 
-    Nothing is written where processes inherit the environment: SLURM hands all of it over, and without ssh every
-    machine is started by hand.
+    Nothing is written if processes inherit the environment: SLURM passes all of it on, and without ssh every machine
+    is started by hand.
     """
     if launcher in ("slurm", "nossh"):
         yield None

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(words: list[str], names: Iterable[str], parser_of: Callable[[str], Parser]) -> list[str]:
-    """Return what may stand where the last word stands."""
+    """Return the completions of the last word."""
     current = words[-1] if words else ""
     if len(words) <= 1:
         return sorted(name for name in names if name.startswith(current))

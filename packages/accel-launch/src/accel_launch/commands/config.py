@@ -31,7 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_file(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Declare the file; a sub-command leaves it alone (SUPPRESS) where it was said before the sub-command."""
+    """Declare the file; SUPPRESS keeps a value that was given before the sub-command."""
     parser.add_argument("--config_file", default=default, help="File to write instead of the default one.")
 
 

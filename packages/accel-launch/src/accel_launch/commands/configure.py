@@ -1,4 +1,4 @@
-"""What `accel config` does: ask or take what was said, show the file, write it."""
+"""What `accel config` does: ask, or take what was given; then show the file and write it."""
 
 import argparse
 import itertools
@@ -53,7 +53,7 @@ def configure(args: argparse.Namespace) -> int:
 
 
 def _merged(pairs: list[str], path: Path) -> dict[str, Any]:
-    """Return the file that is there, or the usual keys, with what `--set` says."""
+    """Return the existing file, or the usual keys, with the values of `--set`."""
     said = _said(pairs)
     found = ConfigFile(Path("--set"), said)
     check_keys(found)
@@ -86,7 +86,7 @@ def _said(pairs: list[str]) -> dict[str, Any]:
 
 
 def _replace(config: Mapping[str, Any], path: Path) -> None:
-    """Write a file; where another one was there, keep that beside it and say what changed."""
+    """Write a file; keep a copy of the one it replaces, and say what changed."""
     if not path.is_file():
         write(config, path)
         return
@@ -102,13 +102,13 @@ def _replace(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _backups(path: Path) -> Iterator[Path]:
-    """Yield the names for copies of a file that is replaced; no copy is ever replaced itself."""
+    """Yield the names for copies of a file that is replaced; a copy itself is never replaced."""
     yield path.with_name(f"{path.name}.bak")
     yield from (path.with_name(f"{path.name}.bak{number}") for number in itertools.count(1))
 
 
 def _changes(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """Tell apart a file and what takes its place, key by key."""
+    """List the differences between a file and its replacement, key by key."""
     try:
         file = load(path)
     except ConfigurationError as error:
@@ -149,10 +149,10 @@ def default_config(args: argparse.Namespace) -> int:
 
 
 def update_config(args: argparse.Namespace) -> Path:
-    """Bring an existing file to today's keys and defaults, keeping what it says.
+    """Update an existing file to the current keys and defaults, keeping its values.
 
     Raises:
-        ConfigurationError: There is no such file, or a value in it is not valid; nothing was written then.
+        ConfigurationError: The file does not exist, or a value in it is not valid; nothing was written then.
     """
     file = load(args.config_file or default_file())
     if file is None:

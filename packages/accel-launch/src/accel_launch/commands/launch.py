@@ -30,19 +30,19 @@ _MOST_USED = {
     "mixed_precision": "Precision of the computation: no, fp16, bf16, fp8.",
     "dynamo_backend": "Compile the model, as with inductor.",
     "use_fsdp": "",
-    "fsdp_version": "2 shards in place, 1 wraps modules.",
+    "fsdp_version": "FSDP version: 2 shards in place, 1 wraps modules.",
     "use_deepspeed": "",
-    "zero_stage": "DeepSpeed shards 1 optimizer, 2 gradients, 3 all.",
-    "config_file": "Settings to read; `accel config` writes some.",
+    "zero_stage": "ZeRO: 1 shards optimizer, 2 gradients, 3 all.",
+    "config_file": "Configuration file; `accel config` writes one.",
     "module": "",
-    "tee": "Mark lines with their rank: 1 out, 2 err, 3 both.",
+    "tee": "Prefix lines by rank: 1 out, 2 err, 3 both.",
     "log_dir": "Folder for the output of each rank.",
-    "watchdog": "End a run that makes no progress for so long.",
-    "max_restarts": "Start again after a failure, at most so often.",
-    "explain": "Show what is set, and where; start nothing.",
+    "watchdog": "End a run that stalls for so many seconds.",
+    "max_restarts": "How many times to restart after a failure.",
+    "explain": "Show settings and their sources; start nothing.",
     "dry_run": "Show commands and variables; start nothing.",
 }
-"""Options of `-h`, with what is said of them there where their help is longer than a line."""
+"""Options of `-h`, with a shorter help where theirs is longer than a line."""
 
 
 def _short_help(program: str) -> str:
@@ -84,7 +84,7 @@ def add_settings(parser: argparse.ArgumentParser, table: Iterable[Setting]) -> N
 
 
 def _type(setting: Setting) -> Callable[[str], Any]:
-    """Return what reads a flag's word, with a message that says what is wanted."""
+    """Return a parser of a flag's value whose error says what is expected."""
 
     def parse(text: str) -> object:
         try:

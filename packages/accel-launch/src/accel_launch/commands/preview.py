@@ -26,7 +26,7 @@ __all__ = ["explanation", "plan", "print_explanation", "print_plan"]
 _SECRET = ("secret", "access_key")
 _ENGINES = "engines"
 _LINES = 4
-"""Lines along an axis that are shown to a person."""
+"""How many groups along an axis are shown to a person."""
 
 
 def explanation(settings: Settings) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def _shown(key: str, value: object) -> Any:
 
 
 def print_explanation(settings: Settings, *, as_json: bool, every: bool = False) -> None:
-    """Print what somebody set, grouped by topic, and what would start; `every` setting where that is asked for."""
+    """Print what was set, grouped by topic, and what would start; with `every`, all settings."""
     rows = explanation(settings)
     if as_json:
         print(json.dumps(rows, indent=2, default=str))

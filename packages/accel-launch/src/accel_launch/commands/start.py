@@ -58,9 +58,7 @@ def launch(args: argparse.Namespace) -> int:
         import_module(_PREVIEW).print_explanation(settings, as_json=settings["json"], every=settings["all"])
         return 0
     if settings.script is None:
-        raise ConfigurationError(
-            "There is no script to start; got none. Name it after the options, as in `accel launch train.py`."
-        )
+        raise ConfigurationError("No script was given. Name it after the options, as in `accel launch train.py`.")
     check_script(settings)
     check_settings(settings)
     for warning in slips(settings):

@@ -39,4 +39,6 @@ def check(args: argparse.Namespace) -> int:
     return status
 
 
-COMMAND = Command("test", "Check that processes start, gather, split data and train alike.", _add_arguments, check)
+COMMAND = Command(
+    "test", "Check that processes start, gather, split data, and train as one would.", _add_arguments, check
+)

@@ -31,7 +31,7 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
     """Return the gcloud command line that reaches every machine of the pod.
 
     Raises:
-        ConfigurationError: Nobody names the pod, its zone, or a command, or a name begins like an option.
+        ConfigurationError: The pod, its zone or a command is missing, or a name begins like an option.
     """
     name, zone = args.tpu_name or config.get("tpu_name"), args.tpu_zone or config.get("tpu_zone")
     for key, value in (("tpu_name", name), ("tpu_zone", zone)):
@@ -51,7 +51,7 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
         commands = [line for line in found.splitlines() if line.strip()]
     commands = commands or [str(line) for line in config.get("commands") or []]
     if not commands:
-        raise ConfigurationError("There is no command to run on the pod; got none. Pass --command or --command-file.")
+        raise ConfigurationError("No command to run on the pod was given. Pass --command or --command-file.")
     if args.install_accelerate:
         version = args.accelerate_version
         wanted = {

@@ -38,7 +38,7 @@ from accel_launch.terminal import flush_output
 __all__ = ["run_elastic"]
 
 _LOOKS = 100
-"""How often, at an interval of 10 ms, it is asked for an exit status that the agent is about to note."""
+"""Attempts, 10 ms apart, to read an exit status that the agent is about to record."""
 
 
 class _FollowedStreams(LogsSpecs):
@@ -54,6 +54,7 @@ class _FollowedStreams(LogsSpecs):
         return ""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        # Torch writes to these instead of files.
         paths: dict[str, dict[int, str]] = {name: dict.fromkeys(envs, "") for name in ("stdout", "stderr")}
         for local_rank, variables in envs.items():
             variables.update({**self._variables, **self._supervisor.variables(local_rank)})
@@ -63,7 +64,7 @@ class _FollowedStreams(LogsSpecs):
 
 
 class _SupervisedAgent(LocalElasticAgent):
-    """torch's agent, telling the supervisor about every process that it starts, and ending all when one failed."""
+    """torch's agent, which tells the supervisor about every process it starts and ends all of them when one fails."""
 
     def __init__(
         self, supervisor: Supervisor, machines: OtherMachines, spec: WorkerSpec, logs_specs: LogsSpecs
@@ -78,7 +79,7 @@ class _SupervisedAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
         machines = int(worker_group.group_world_size or 1)
-        if machines > 1:
+        if machines > 1:  # one machine has nobody to compare with
             self._machines.met(worker_group.store, int(worker_group.group_rank or 0), machines)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
@@ -90,7 +91,7 @@ class _SupervisedAgent(LocalElasticAgent):
             raise cannot_start(str(worker_group.spec.entrypoint), error) from None
         for worker in worker_group.workers:
             self._supervisor.started(worker.global_rank, pids[worker.local_rank])
-        self._supervisor.signals.install()  # only now: torch takes the signals over whenever it starts processes
+        self._supervisor.signals.install()  # only now: torch takes over the signals whenever it starts processes
         return pids
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -107,19 +108,19 @@ class _SupervisedAgent(LocalElasticAgent):
         }
 
     def _rank_ended(self, log: RankLog) -> None:
-        """Tell the other machines about the first failure, and end the ranks here that do not end by themselves."""
-        # The end of a process may be seen when the ranks were started again already, under the same numbers.
+        """Tell the other machines about the first failure, and end ranks on this one that do not end by themselves."""
+        # The end of a process may only be seen after the ranks were restarted, under the same numbers.
         stale = self._supervisor.streams.ranks.get(log.rank) is not log
         if self._failing or stale or not self._went_wrong(log):
             return
-        self._failing = True
+        self._failing = True  # only the first failure counts
         self._machines.tell(log.rank)
         self._supervisor.kill_after(GRACE_S)
 
     def _went_wrong(self, log: RankLog) -> bool:
-        """Return whether a process failed, also where the agent saw its end first and is about to note it."""
+        """Return whether a process failed, even if the agent saw its end first and has not recorded it yet."""
         with contextlib.suppress(ChildProcessError):
-            # WNOWAIT leaves the exit code for the agent, who is the one that waits for the process
+            # WNOWAIT leaves the exit code for the agent, which is the one that reaps the process
             seen = os.waitid(os.P_PID, log.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             return seen is not None and seen.si_status != 0
         for _ in range(_LOOKS):
@@ -131,16 +132,16 @@ class _SupervisedAgent(LocalElasticAgent):
 
 
 def _raise_signal(number: signal.Signals) -> None:
-    """End the agent's wait in its own way: it sends the signal to every group, and waits for the ranks."""
+    """End the agent's wait as it expects: it sends the signal to every group, and waits for the ranks."""
     raise SignalException(f"The launcher got {number.name}", number)
 
 
 def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
-    """Start this machine's processes, see them through, and report a failure.
+    """Start this machine's processes, wait for them, and report a failure.
 
     Raises:
         ConfigurationError: The folder for logs cannot be used.
-        LaunchError: The processes could not be started, or the machines did not find one another.
+        LaunchError: The processes could not be started, or the machines did not find each other.
     """
     command = script_command(settings)
     if not settings["no_python"]:
@@ -153,13 +154,13 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
         machines = OtherMachines(settings, supervisor)
         rendezvous: LocalRendezvous | MachinesRendezvous | None = None
         try:
-            # torch's agent handles the signals that this names; what is inherited may leave some of them out.
+            # torch's agent handles the signals that this names; an inherited value may leave some of them out.
             write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
             rendezvous = _rendezvous(settings, settings.layout)
             spec = _specification(settings, command, rendezvous)
             agent = _SupervisedAgent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
             with torch_loggers(talk=bool(settings["debug"])):
-                result: RunResult | None = agent.run(spec.role)  # None where the machines agreed to end without one
+                result: RunResult | None = agent.run(spec.role)  # None if the machines agreed to end without a result
             failed = result is None or result.is_failed()
             if result is not None and failed:
                 machines.tell(min(result.failures))
@@ -168,8 +169,8 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             supervisor.signals.first = supervisor.signals.first or signal.Signals(signaled.sigval)
         except (RendezvousTimeoutError, RendezvousConnectionError, RendezvousClosedError) as error:
             raise LaunchError(
-                f"The machines did not find one another; got this from the rendezvous: {error}. Check "
-                "--main-process-ip, --main-process-port and that every machine was started."
+                f"The machines did not find each other; the rendezvous reports: {error}. Check --main-process-ip, "
+                "--main-process-port and that every machine was started."
             ) from None
         finally:
             supervisor.signals.ignore()
@@ -217,7 +218,7 @@ def _rendezvous(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | 
     if backend == "c10d" and settings.is_set("machine_rank"):
         # Without it, torch guesses from names and addresses of this machine whether the store belongs here.
         configuration.setdefault("is_host", str(layout.machine_rank == 0))
-    configuration.setdefault("timeout", 900)
+    configuration.setdefault("timeout", 900)  # seconds that machines may start apart
     return MachinesRendezvous(
         backend,
         f"{host}:{port}",

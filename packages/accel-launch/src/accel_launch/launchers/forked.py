@@ -40,7 +40,7 @@ class NotebookRankError(ChildFailedError, LaunchError):
 
     def __init__(self, message: str, failures: dict[int, ProcessFailure]) -> None:
         LaunchError.__init__(self, message, failures)
-        self.name, self.failures = "notebook_launcher", failures
+        self.name, self.failures = "notebook_launcher", failures  # torch's own initializer would format a table
 
     def __str__(self) -> str:
         """Return the message."""
@@ -52,7 +52,7 @@ class SpawnedRankError(ProcessRaisedException, LaunchError):
 
 
 class SpawnedRankExitError(ProcessExitedException, LaunchError):
-    """A rank of `debug_launcher` ended by a signal or with an exit code, told as `torch.multiprocessing` does."""
+    """A rank of `debug_launcher` ended by a signal or with an exit code, as `torch.multiprocessing` reports it."""
 
 
 class _Forked:
@@ -80,6 +80,7 @@ class _Forked:
                 return function(*args)
             except BaseException as error:
                 when, above = time.monotonic(), error.__traceback__
+                # Without this wrapper's own frame.
                 self._note(when, "".join(traceback.format_exception(error.with_traceback(above and above.tb_next))))
                 raise
 
@@ -90,14 +91,14 @@ class _Forked:
         note = {"attempt": attempt, "when": when, "rank": rank, "traceback": raised}
         begun = self._notes / f"{attempt}-{rank}.begun"
         begun.write_text(json.dumps(note))
-        begun.replace(begun.with_suffix(".json"))  # whole or not there: a rank may be stopped while it writes
+        begun.replace(begun.with_suffix(".json"))  # complete or absent, because a rank may be stopped while it writes
 
     def first_exception(self) -> tuple[int, str] | None:
         """Return the rank that raised first in the last attempt, and its traceback; None where none raised."""
         notes = [json.loads(path.read_text()) for path in self._notes.glob("*.json")]
         if not notes:
             return None
-        last = max(note["attempt"] for note in notes)
+        last = max(note["attempt"] for note in notes)  # earlier attempts were restarted
         first = min((note for note in notes if note["attempt"] == last), key=lambda note: float(note["when"]))
         return int(first["rank"]), str(first["traceback"])
 
@@ -109,7 +110,7 @@ class _Forked:
 
 
 class _ForkedAgent(LocalElasticAgent):
-    """torch's agent, telling a person when it starts the ranks again."""
+    """torch's agent, which says so when it restarts the ranks."""
 
     def __init__(self, forked: _Forked, spec: WorkerSpec, prefix: str | None) -> None:
         logs = DefaultLogsSpecs(log_dir=str(forked.logs))
@@ -196,7 +197,7 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
 
     Raises:
         SpawnedRankError: A process raised; the message ends with the traceback of the one that did so first.
-        SpawnedRankExitError: A process was killed, or left with an exit code other than 0.
+        SpawnedRankExitError: A process was killed, or exited with a code other than 0.
     """
     with _forked() as forked:
         try:
@@ -213,6 +214,6 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
 
 
 def _pid_of(error: ProcessException) -> int:
-    """Return the process that failed, which torch up to 2.6 calls otherwise than its error's own slot."""
+    """Return the process that failed; up to torch 2.6 the attribute has another name than the error's own slot."""
     found: int = error.pid if hasattr(error, "pid") else error.error_pid
     return found

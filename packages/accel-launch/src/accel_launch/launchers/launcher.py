@@ -12,7 +12,7 @@ __all__ = ["Launcher", "script_command"]
 
 
 def script_command(settings: Settings) -> list[str]:
-    """Return the command line of the script itself, as one process gets it."""
+    """Return the command line of the script itself, as each process gets it."""
     script = str(settings.script)
     if settings["no_python"]:
         return [script, *settings.arguments]

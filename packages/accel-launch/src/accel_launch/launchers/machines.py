@@ -1,4 +1,4 @@
-"""The other machines of a run: they are compared when they meet, and a failure is told from one to all."""
+"""The other machines of a run: compared when they connect, and told of a failure on any of them."""
 
 import contextlib
 import socket
@@ -49,7 +49,7 @@ class OtherMachines:
             self._listener.start()
 
     def tell(self, rank: int) -> None:
-        """Tell the others that a rank of this machine failed, unless one of theirs did before."""
+        """Tell the others that a rank of this machine failed, unless one of theirs failed first."""
         if self._store is not None and not self.failure:
             self._told = True
             with contextlib.suppress(RuntimeError):
@@ -59,17 +59,19 @@ class OtherMachines:
         """End listening."""
         self._over.set()
         if self._listener is not None:
-            self._listener.join(GRACE_S)  # a thread inside of torch's store when Python ends takes the process down
+            self._listener.join(
+                GRACE_S
+            )  # a thread that is inside torch's store when Python ends takes the process down
 
     def _listen(self) -> None:
         while not self._over.wait(1.0):
             failure = self._heard()
             if not failure:
                 continue
-            if self._told:
+            if self._told:  # it was ours
                 return
             self.failure = failure
-            if not self._over.wait(2.0):  # the ranks here notice it themselves, most often, and say more about it
+            if not self._over.wait(2.0):  # usually the ranks here notice it themselves, and report more about it
                 self._supervisor.terminate()
                 self._over.wait(GRACE_S)
                 self._supervisor.kill()
@@ -79,4 +81,4 @@ class OtherMachines:
         try:
             return self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else ""
         except RuntimeError:
-            return "machine 0 is gone"
+            return "machine 0 is gone"  # it holds the store

@@ -18,14 +18,14 @@ _FLAGS = {
 }
 """By a word that `mpirun --version` prints: the flags for hosts and for processes per host, and further arguments."""
 
-_NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
+_NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}  # paths of this machine may not exist on another
 
 
 def flavor(program: str) -> str:
     """Return which MPI a program belongs to.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It is not one of the supported ones.
     """
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     for word in _FLAGS:
@@ -72,7 +72,7 @@ class MpiLauncher(Launcher):
             str(layout.processes),
         ]
         words += more
-        if kind == "Open MPI":
+        if kind == "Open MPI":  # the others pass the environment on by themselves
             for name, value in self.environ(settings).items():
                 if name not in _NOT_FORWARDED:
                     words += ["-x", f"{name}={value}"]

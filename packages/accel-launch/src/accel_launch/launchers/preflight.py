@@ -1,4 +1,4 @@
-"""What is checked between machines before processes start, so that a wrong address costs seconds and not a timeout."""
+"""Checks between machines before processes start, so that a wrong address costs seconds instead of a timeout."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
     """Check that machine 0 can be reached, or on machine 0 that its port is free.
 
     Raises:
-        LaunchError: The name is unknown, the port is taken, or nobody answers.
+        LaunchError: The name is unknown, the port is taken, or machine 0 does not answer.
     """
     try:
         socket.getaddrinfo(host, port)
@@ -60,10 +60,10 @@ def _try_to_reach(host: str, port: int) -> str | None:
 
 
 def own_address(host: str, port: int) -> str | None:
-    """Return the address of this machine on the network that leads to machine 0, or None where none does."""
+    """Return the address of this machine on the network that reaches machine 0, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, port))
+            probe.connect((host, port))  # UDP sends nothing, but the system chooses an interface
         except OSError:
             return None
         address: str = probe.getsockname()[0]
@@ -77,7 +77,7 @@ def check_free(port: int) -> None:
         LaunchError: It is taken.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that just ended does not occupy it
         try:
             probe.bind(("", port))
         except OSError as error:
@@ -96,6 +96,7 @@ def facts_of_machine(script: str | None, processes: int) -> dict[str, Any]:
         "torch": version("torch"),
         "accel-core": version("accel-core"),
         "accel-launch": version("accel-launch"),
+        # Copies may be outdated on one machine.
         "script": hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else str(script),
         "processes": processes,
     }
@@ -110,7 +111,7 @@ def check_agreement(store: Any, rank: int, size: int, facts: dict[str, Any], *, 
     store.set(f"accel/facts/{rank}", json.dumps(facts))
     everybody = {machine: json.loads(store.get(f"accel/facts/{machine}")) for machine in range(size)}
     for name, value in everybody[0].items():
-        if name == "processes" and elastic:
+        if name == "processes" and elastic:  # machines may differ in size there
             continue
         others = {machine: found[name] for machine, found in everybody.items() if found[name] != value}
         if others:

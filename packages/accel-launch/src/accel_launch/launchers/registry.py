@@ -1,4 +1,4 @@
-"""Finds the launcher for a run: those of third parties are asked first, then the built-in ones in a written order."""
+"""Finds the launcher for a run: third parties' are asked first, then the built-in ones in a fixed order."""
 
 from collections.abc import Iterable
 from importlib import import_module

@@ -59,23 +59,24 @@ class LocalRendezvous(RendezvousHandler):
             self._empty()
         self._round += 1
         store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
+        # The same store serves the ranks.
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
 
     def _empty(self) -> None:
-        """Forget what ranks of the rounds before wrote."""
+        """Forget what the ranks of earlier rounds wrote."""
         if not hasattr(self._store, "list_keys"):
-            # torch 2.6 cannot say what a store holds, so ranks meet in another, on a port that the system chooses.
+            # torch 2.6 cannot list the keys of a store, so ranks meet in a new one, on a port that the system chooses.
             self._store = loopback_store(0, _TIMEOUT)
             return
         for key in self._store.list_keys():
             self._store.delete_key(key)
 
     def is_closed(self) -> bool:
-        """Return whether nobody may join any more."""
+        """Return whether joining is closed."""
         return False
 
     def set_closed(self) -> None:
-        """Let nobody join any more."""
+        """Close the rendezvous to new members."""
         return None
 
     def num_nodes_waiting(self) -> int:
@@ -91,7 +92,7 @@ class LocalRendezvous(RendezvousHandler):
         return True
 
     def leave(self) -> None:
-        """Leave the others alone with the run; here are none."""
+        """Leave the run; on one machine there is nobody else in it."""
 
 
 class MachinesRendezvous(RendezvousHandler):
@@ -131,24 +132,24 @@ class MachinesRendezvous(RendezvousHandler):
         """Meet the other machines for the next round of attempts."""
         info: RendezvousInfo = self._inner.next_rendezvous()
         self._round += 1
-        if self._round == 1 or not self.use_agent_store:
+        if self._round == 1 or not self.use_agent_store:  # the first round has nothing to forget
             return info
         # the static rendezvous has one store for all rounds; the others have put the round's number into its keys
         store = PrefixStore(f"round{self._round}", info.store) if self.get_backend() == "static" else info.store
         port = None
         if info.rank == 0:
-            host = self.address or socket.getfqdn()  # what torch gives the others as the address of rank 0
+            host = self.address or socket.getfqdn()  # this is what torch sends the others as the address of rank 0
             self._server = TCPStore(host, 0, None, True, _TIMEOUT, False)
             port = self._server.port
         meeting = RendezvousStoreInfo.build(info.rank, store, self.address, server_port=port)
         return RendezvousInfo(store, info.rank, info.world_size, meeting)
 
     def is_closed(self) -> bool:
-        """Return whether nobody may join any more."""
+        """Return whether joining is closed."""
         return bool(self._inner.is_closed())
 
     def set_closed(self) -> None:
-        """Let nobody join any more."""
+        """Close the rendezvous to new members."""
         self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
@@ -164,7 +165,7 @@ class MachinesRendezvous(RendezvousHandler):
         return bool(self._inner.shutdown())
 
     def leave(self) -> None:
-        """Leave the run open to the other machines, and end the thread that tells them that this one is alive.
+        """Leave the run to the other machines, and end the thread that tells them that this one is alive.
 
         A thread of Python that is in torch's store when Python ends takes the process down with SIGABRT.
         """

@@ -1,4 +1,4 @@
-"""Amazon SageMaker: the description of the job, and its start where the library and an account are there."""
+"""Amazon SageMaker: the description of the job, and its start if the library and an account are available."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
     """Turn the script's words into SageMaker's hyperparameters.
 
     Raises:
-        ConfigurationError: A word is no `--name value` pair, which SageMaker cannot pass on.
+        ConfigurationError: An argument is not a `--name value` pair, which is all that SageMaker passes on.
     """
     found: dict[str, Any] = {}
     rest = list(words)
@@ -134,7 +134,7 @@ class SageMakerLauncher(Launcher):
         return ["sagemaker-job", json.dumps(job_description(settings, self.environ(settings)), sort_keys=True)]
 
     def run(self, settings: Settings) -> int:
-        """Send the job, where the library is there.
+        """Send the job.
 
         Raises:
             MissingDependencyError: The library is not installed.

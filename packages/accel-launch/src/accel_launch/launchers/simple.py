@@ -13,7 +13,7 @@ class SimpleLauncher(Launcher):
     one_rank = True
 
     def claims(self, settings: Settings) -> bool:
-        """Take whatever nobody else took."""
+        """Take every run that no other launcher claimed."""
         return True
 
     def command(self, settings: Settings) -> list[str]:

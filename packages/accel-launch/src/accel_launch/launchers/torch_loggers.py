@@ -1,4 +1,4 @@
-"""What torch's launcher logs: everything or nothing, for as long as processes run."""
+"""What torch's launcher logs while processes run: everything or nothing."""
 
 import logging
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _NAMES = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.mult
 
 @contextmanager
 def torch_loggers(*, talk: bool) -> Iterator[None]:
-    """Let torch's launcher say everything or nothing: what it says of failures is said better in the report."""
+    """Let torch's launcher log everything or nothing: the report describes failures better than it does."""
     level = logging.INFO if talk else logging.CRITICAL
     known = [name for name in logging.root.manager.loggerDict if name.startswith(_NAMES)]
     before = {name: logging.getLogger(name).level for name in (*_NAMES, *known)}

@@ -16,7 +16,7 @@ class TorchrunLauncher(Launcher):
     name = "torchrun"
 
     def claims(self, settings: Settings) -> bool:
-        """Take every run of several processes or machines, and the engines that want a process group even for one."""
+        """Take every run of several processes or machines, and engines that need a process group even for one."""
         layout = settings.layout
         several = layout.processes > 1 or layout.machines > 1 or bool(settings["max_restarts"])
         return several or bool(switched(settings) or settings["use_parallelism_config"] or settings["multi_gpu"])

@@ -31,7 +31,7 @@ class Asker(Protocol):
 
     @property
     def person(self) -> bool:
-        """Return whether a person answers, who can be asked again."""
+        """Return whether a person answers, so that a question can be repeated."""
 
 
 class LineAsker:
@@ -47,7 +47,7 @@ class LineAsker:
         """Read one line.
 
         Raises:
-            ConfigurationError: There is no line left, or the last answer was not accepted.
+            ConfigurationError: No line is left, or the last answer was not accepted.
         """
         if self._wrong is not None:
             raise ConfigurationError(self._wrong)
@@ -66,12 +66,12 @@ class LineAsker:
         return line.strip()
 
     def told(self, message: str) -> None:
-        """Remember the message: lines cannot be asked again."""
+        """Remember the message, because a question cannot be repeated on lines of input."""
         self._wrong = message
 
 
 def asker_for(source: TextIO) -> Asker:
-    """Return somebody to ask: a person where `source` is a terminal, lines elsewhere."""
+    """Return an asker: a person if `source` is a terminal, else lines of input."""
     if not (source.isatty() and sys.stdout.isatty()):
         return LineAsker(source)
     asker: Asker = import_module("accel_launch.questions.keys").TerminalAsker()
@@ -79,7 +79,7 @@ def asker_for(source: TextIO) -> Asker:
 
 
 def ask_all(questions: Sequence[Question], asker: Asker, answers: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask every question whose time comes."""
+    """Ask every question whose condition holds."""
     known = dict(answers or {})
     found = dict(known)
     asked: list[int] = []

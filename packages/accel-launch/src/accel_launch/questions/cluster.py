@@ -20,11 +20,11 @@ ENVIRONMENT = Question(
     "this machine",
     former={"LOCAL_MACHINE": "this machine", "AMAZON_SAGEMAKER": ON_SAGEMAKER},
 )
-"""The first question, which decides about all others."""
+"""The first question; the others depend on its answer."""
 
 
 def _kinds_here() -> tuple[str, ...]:
-    """Return what a run can use here."""
+    """Return the kinds of hardware on this machine."""
     return (*_MACHINES[:2], *list(_GPU_TYPES)[: bool(count_gpus(environ.snapshot()))])
 
 
@@ -37,7 +37,7 @@ def _on_several(answers: Answers) -> bool:
 
 
 def _machines_open(answers: Answers) -> bool:
-    """Return whether nobody asked where the run takes place: the drop-in's dialogue begins after that question."""
+    """Return whether the place of the run was not asked: the drop-in's dialogue begins after that question."""
     return answers["compute_environment"] == "LOCAL_MACHINE" and _several(answers)
 
 
@@ -71,7 +71,7 @@ CLUSTER: tuple[Question, ...] = (
     ),
     Question(
         "kind",
-        "What do the machines use?",
+        "What hardware do the machines have?",
         _MACHINES[1:],
         next(iter(_GPU_TYPES)),
         when=_on_several,
@@ -79,7 +79,7 @@ CLUSTER: tuple[Question, ...] = (
     ),
     from_key("num_machines", _on_several, text="How many machines take part?", default="2"),
     from_key("num_machines", _machines_open, text="How many machines take part?", default="1"),
-    from_key("machine_rank", on_several_machines, text="Which number has this machine, from 0?", default="0"),
+    from_key("machine_rank", on_several_machines, text="What is this machine's number, from 0?", default="0"),
     from_key("main_process_ip", on_several_machines, text="What is the address of machine 0?"),
     from_key("main_process_port", on_several_machines, text="Which port of machine 0 may be used?", default="29500"),
     from_key("same_network", on_several_machines, text="Are all machines in one local network?", default="yes"),

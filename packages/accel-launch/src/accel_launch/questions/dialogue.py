@@ -20,7 +20,7 @@ def hold_dialogue(asker: Asker) -> dict[str, Any]:
 
 
 def configuration_of(answers: Mapping[str, Any], questions: Sequence[Question]) -> dict[str, Any]:
-    """Put answers where a configuration file has them."""
+    """Arrange answers as a configuration file has them."""
     sagemaker = answers["compute_environment"] in (ON_SAGEMAKER, "AMAZON_SAGEMAKER")
     config: dict[str, Any] = {"compute_environment": "AMAZON_SAGEMAKER" if sagemaker else "LOCAL_MACHINE"}
     for question in questions:

@@ -1,4 +1,4 @@
-"""Asking a person at a terminal, with arrow keys; imported only there, because the prompt library takes its time."""
+"""Asking a person at a terminal, with arrow keys; imported only there, because the prompt library is slow to import."""
 
 import sys
 from dataclasses import replace

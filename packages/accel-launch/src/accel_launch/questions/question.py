@@ -29,7 +29,7 @@ Answers = Mapping[str, Any]
 """What was answered so far, by the key of the question."""
 
 When: TypeAlias = Callable[[Answers], bool]
-"""Says from earlier answers whether to ask."""
+"""Decides from earlier answers whether to ask."""
 
 
 def always(answers: Answers) -> bool:
@@ -137,7 +137,7 @@ def on_several_machines(answers: Answers) -> bool:
 
 
 def from_options(engine: str, *wanted: tuple[str, str]) -> tuple[Question, ...]:
-    """Make the questions of an engine of the rows of its options, for a run with these answers."""
+    """Make an engine's questions from the rows of its options, for a run with these answers."""
     found = []
     for setting in BY_KEY.values():
         asked = setting.option.asked if setting.option is not None and setting.engine == engine else None

@@ -17,7 +17,7 @@ def check_script(settings: Settings) -> None:
     """Refuse a script that cannot be started.
 
     Raises:
-        ConfigurationError: There is no such file, it is a folder, or `--module` and `--no-python` are both said.
+        ConfigurationError: The file does not exist or is a folder, or both `--module` and `--no-python` are given.
     """
     if settings["module"] and settings["no_python"]:
         raise ConfigurationError(
@@ -27,7 +27,7 @@ def check_script(settings: Settings) -> None:
     if settings["module"] or settings["no_python"]:
         return
     path = Path(str(settings.script))
-    if path.is_dir() and (path / "__main__.py").is_file():
+    if path.is_dir() and (path / "__main__.py").is_file():  # Python runs such a folder
         return
     if path.is_dir():
         raise ConfigurationError(
@@ -35,7 +35,7 @@ def check_script(settings: Settings) -> None:
         )
     if not path.exists():
         raise ConfigurationError(
-            f"There is no such script; got {str(path)!r} in {Path.cwd()}. Check the path; pass -m for a module."
+            f"The script does not exist; got {str(path)!r} in {Path.cwd()}. Check the path; pass -m for a module."
         )
 
 
@@ -60,6 +60,7 @@ def check_settings(settings: Settings) -> None:
             names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
             raise ConfigurationError(f"These settings exclude each other; got {names}. Leave one out.")
     layout = settings.layout
+    # A file's distributed_type sets it too, and may be run on one GPU.
     if settings["multi_gpu"] and settings.resolved["multi_gpu"].origin == "flag" and layout.processes < 2:
         raise ConfigurationError(
             f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
@@ -81,7 +82,7 @@ def check_installed(settings: Settings) -> None:
     Raises:
         MissingDependencyError: The library is not installed, or is too old.
     """
-    if settings["no_python"] or _own_launcher(settings) is not None:
+    if settings["no_python"] or _own_launcher(settings) is not None:  # another Python, or another machine's
         return
     for engine in switched(settings):
         if engine.library:
@@ -98,7 +99,7 @@ def _require(engine: Engine, asked: str) -> None:
 
 
 def _own_launcher(settings: Settings) -> Any:
-    """Return the launcher of the run's engine, where it has one that claims the run."""
+    """Return the engine's own launcher if it claims the run."""
     found = (load(engine.launcher)() for engine in switched(settings) if engine.launcher)
     return next((launcher for launcher in found if launcher.claims(settings)), None)
 

@@ -15,7 +15,7 @@ _MESH = "use_parallelism_config"
 
 
 def active(engine: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether a run uses what settings belong to, by the name in `Setting.engine`."""
+    """Return whether a run uses the engine that settings belong to, by the name in `Setting.engine`."""
     if engine == "fp8":
         return bool(settings["mixed_precision"] == "fp8")
     return engine == "dynamo" or bool(settings[_MESH if engine == "parallelism" else engines()[engine].switch])
@@ -27,11 +27,11 @@ def switched(settings: Mapping[str, Any]) -> list[Engine]:
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that tell the training side about the settings."""
+    """Return the variables that carry the settings to the training process."""
     found = {
         "ACCELERATE_USE_CPU": str(bool(settings["cpu"])),
         "ACCELERATE_MIXED_PRECISION": settings["mixed_precision"] or "no",
-        "OMP_NUM_THREADS": str(_threads(settings)),
+        "OMP_NUM_THREADS": str(_threads(settings)),  # else every rank takes all cores
     }
     if settings["cpu"] and settings.layout.per_machine == 1:
         found.update({"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"})
@@ -69,13 +69,13 @@ def _threads(settings: Settings) -> int:
     said = settings["num_cpu_threads_per_process"]
     if said:
         return int(said)
-    if not settings["cpu"]:
+    if not settings["cpu"]:  # the work is on the accelerator, as torchrun assumes too
         return 1
     return max(1, physical_cores() // settings.layout.per_machine)
 
 
 def physical_cores() -> int:
-    """Return the number of cores of this machine, where the two threads of one core count once."""
+    """Return the number of cores of this machine, counting the threads of one core once."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             blocks = file.read().split("\n\n")
@@ -87,4 +87,4 @@ def physical_cores() -> int:
         facts = {name.strip(): value.strip() for name, value in facts.items()}
         if "core id" in facts:
             seen.add((facts.get("physical id"), facts["core id"]))
-    return len(seen) or os.cpu_count() or 1
+    return len(seen) or os.cpu_count() or 1  # some machines, such as ARM's, list no core ids

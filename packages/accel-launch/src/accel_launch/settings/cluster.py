@@ -17,7 +17,7 @@ def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
 
     Raises:
         ConfigurationError: SLURM started several tasks on a machine, each of which would start processes; or a variable
-            that counts something holds no number.
+            that counts something is not a number.
     """
     for reader in _READERS:
         said = reader(environment)
@@ -46,7 +46,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
             f"Under srun the launcher runs once on each machine; got {tasks} tasks on {machines} machines. Start "
             "it with `srun --ntasks-per-node=1 accel launch …`."
         )
-    if machines == 1:
+    if machines == 1:  # nobody to meet: the defaults suffice
         return {}
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
     job = _number(environment, "SLURM_JOB_ID")
@@ -54,6 +54,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
         "num_machines": Resolved(machines, "cluster", "SLURM_STEP_NUM_NODES"),
         "machine_rank": Resolved(_number(environment, "SLURM_NODEID"), "cluster", "SLURM_NODEID"),
         "main_process_ip": Resolved(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
+        # Derived from the job, so that all machines agree.
         "main_process_port": Resolved(slurm_port(job), "cluster", "SLURM_JOB_ID"),
         "rdzv_id": Resolved(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
     }
@@ -88,7 +89,7 @@ def _torchrun_variables(environment: Mapping[str, str]) -> dict[str, Resolved]:
 
 
 def _kubernetes(environment: Mapping[str, str]) -> dict[str, Resolved]:
-    if "KUBERNETES_SERVICE_HOST" not in environment or "LOCAL_RANK" in environment:
+    if "KUBERNETES_SERVICE_HOST" not in environment or "LOCAL_RANK" in environment:  # a rank, not a launcher
         return {}
     wanted = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
     if not all(environment.get(name) for name in wanted) or _number(environment, "WORLD_SIZE") < 2:
@@ -102,7 +103,7 @@ def _kubernetes(environment: Mapping[str, str]) -> dict[str, Resolved]:
 
 
 def _mpi(environment: Mapping[str, str]) -> dict[str, Resolved]:
-    if "SLURM_STEP_ID" in environment:
+    if "SLURM_STEP_ID" in environment:  # srun sets MPI's variables as well
         return {}
     for launcher in _MPI:
         if launcher.rank in environment and _number(environment, launcher.size, 1) > 1:

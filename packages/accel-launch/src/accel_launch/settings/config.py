@@ -1,4 +1,4 @@
-"""Configurations as Python objects: what a file for this kind of machine holds, read and written as YAML or JSON."""
+"""Configurations as Python objects, read and written as YAML or JSON."""
 
 import dataclasses
 import enum
@@ -33,10 +33,10 @@ SAGEMAKER_TRANSFORMERS_VERSION = "4.17.0"
 
 @dataclass
 class BaseConfig:
-    """What every configuration says.
+    """What every configuration has.
 
     Attributes:
-        compute_environment: Machines of one's own, or Amazon SageMaker.
+        compute_environment: Your own machines, or Amazon SageMaker.
         distributed_type: How the run is spread.
         mixed_precision: "no", "fp16", "bf16" or "fp8".
         use_cpu: Whether to train on the CPU.
@@ -50,7 +50,7 @@ class BaseConfig:
     debug: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a file holds: plain values, nothing that is unset or an empty group."""
+        """Return what a file holds: plain values, without unset values and empty groups."""
         found = {}
         for key, value in dataclasses.asdict(self).items():
             plain = value.value if isinstance(value, enum.Enum) else value
@@ -60,14 +60,14 @@ class BaseConfig:
 
     @staticmethod
     def process_config(config_dict: dict[str, Any]) -> dict[str, Any]:
-        """Give what a file holds the keys that it may leave out."""
+        """Add the keys that a file may leave out."""
         found = dict(config_dict)
         found.setdefault("compute_environment", ComputeEnvironment.LOCAL_MACHINE.value)
         found.setdefault("distributed_type", DistributedType.NO.value)
         found.setdefault("mixed_precision", "no")
         found.setdefault("use_cpu", False)
         found.setdefault("debug", False)
-        if found["mixed_precision"] is False:
+        if found["mixed_precision"] is False:  # YAML reads the word no as false
             found["mixed_precision"] = "no"
         if found["distributed_type"] is False:
             found["distributed_type"] = "NO"
@@ -124,7 +124,7 @@ class BaseConfig:
 
 @dataclass
 class ClusterConfig(BaseConfig):
-    """Configuration of a run on one's own machines; fields are the keys of the file."""
+    """Configuration of a run on your own machines; fields are the keys of the file."""
 
     num_processes: int = -1
     machine_rank: int = 0

@@ -13,7 +13,7 @@ _VISIBLE = {row.label.value: row.visible_variable for row in HARDWARE if row.nam
 _GPU = DistributedType.MULTI_GPU.value
 
 SEVERAL_DEVICES = tuple(sorted(_VISIBLE, key=lambda label: (label != _GPU, label)))
-"""What a configuration file calls several devices of a kind, the most usual kind first."""
+"""What a configuration file calls several devices of a kind, the most common kind first."""
 
 
 def visible_variable(label: object) -> str:
@@ -37,6 +37,7 @@ def _present() -> int:
     nodes = Path("/sys/class/kfd/kfd/topology/nodes")
     if nodes.is_dir():
         return sum(_has_compute_units(node) for node in nodes.iterdir())
+    # Windows' Linux, and containers without the driver's folder.
     if Path("/dev/dxg").exists() or list(Path("/dev").glob("nvidia[0-9]*")):
         try:
             listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False)
@@ -51,4 +52,5 @@ def _has_compute_units(node: Path) -> bool:
         properties = (node / "properties").read_text()
     except OSError:
         return False
+    # CPUs are nodes too, without SIMD units.
     return any(line.startswith("simd_count ") and line.split()[1] != "0" for line in properties.splitlines())

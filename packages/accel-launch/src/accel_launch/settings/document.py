@@ -1,7 +1,7 @@
 """The text of a configuration file as plain values: bounded in time and memory, whatever the file holds.
 
-YAML lets ten lines stand for billions of values (an alias may repeat what holds aliases) and lets a value hold itself.
-What the text stands for is therefore counted from the parser's events, in one pass, before any value is built.
+In YAML, ten lines can expand to billions of values (aliases of aliases), and a value can contain itself. So the size
+of the expanded document is counted from the parser's events, in one pass, before any value is built.
 """
 
 from collections.abc import Hashable
@@ -25,7 +25,7 @@ _LONGEST_NUMBER = 64
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only: no dates, bytes or sets, no endless numbers, no text that no process can be given."""
+    """Plain values only: no dates, bytes or sets, no endless numbers, no text that cannot be passed to a process."""
 
     yaml_implicit_resolvers = {
         letter: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
@@ -38,12 +38,12 @@ class _Loader(yaml.SafeLoader):
     }
 
     def number(self, node: yaml.ScalarNode) -> object:
-        """Return a number or truth value; digits too many for a number stay the text that they are."""
-        if len(node.value) > _LONGEST_NUMBER:
+        """Return a number or truth value; a number with too many digits stays text."""
+        if len(node.value) > _LONGEST_NUMBER:  # converting it would take quadratic time
             return str(node.value)
         try:
             return yaml.SafeLoader.yaml_constructors[node.tag](self, node)
-        except (ValueError, KeyError, IndexError):  # a tag such as !!int on a text that is none
+        except (ValueError, KeyError, IndexError):  # a tag such as !!int on a text that is not a number
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
                 problem=f"got {shortened(node.value)!r} where the tag asks for {kind}", problem_mark=node.start_mark
@@ -52,9 +52,9 @@ class _Loader(yaml.SafeLoader):
     def text(self, node: yaml.ScalarNode) -> str:
         """Return a text that an environment variable can hold."""
         found = str(self.construct_yaml_str(node))
-        if "\0" in found or any("\ud800" <= letter <= "\udfff" for letter in found):
+        if "\0" in found or any("\ud800" <= letter <= "\udfff" for letter in found):  # execve and UTF-8 refuse them
             raise yaml.constructor.ConstructorError(
-                problem="got text that no process can be given", problem_mark=node.start_mark
+                problem="got text that cannot be passed to a process", problem_mark=node.start_mark
             )
         return found
 
@@ -65,7 +65,7 @@ _Loader.yaml_constructors["tag:yaml.org,2002:str"] = _Loader.text
 
 
 class _Size:
-    """Counts what a document stands for, from the events of its parser."""
+    """Counts the values that a document expands to, from the events of its parser."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str | None, int]] = [(None, 0)]
@@ -81,11 +81,11 @@ class _Size:
             self._close(event.anchor, _WEIGHT + len(event.value))
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in self._open):
-                return f"got a value that holds itself (*{event.anchor})"
-            self._close(None, self._anchors.get(str(event.anchor), 0))
+                return f"got a value that contains itself (*{event.anchor})"
+            self._close(None, self._anchors.get(str(event.anchor), 0))  # an alias weighs what it stands for
         if len(self._open) > _DEEPEST:
             return f"got more than {_DEEPEST} levels"
-        return "got aliases that stand for too much" if self._open[-1][1] > _LARGEST_VALUE else None
+        return "got aliases that expand to too much" if self._open[-1][1] > _LARGEST_VALUE else None
 
     def _close(self, anchor: str | None, size: int) -> None:
         if anchor is not None:
@@ -98,7 +98,7 @@ def parse(text: str, path: Path) -> tuple[dict[Hashable, Any], Lines]:
     """Read YAML or JSON that holds keys and values.
 
     Raises:
-        ConfigurationError: The text is neither, holds something else than keys and values, or stands for too much.
+        ConfigurationError: The text is neither, holds something other than keys and values, or expands to too much.
     """
     size = _Size()
     try:

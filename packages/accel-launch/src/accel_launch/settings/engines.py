@@ -43,13 +43,13 @@ def _names(settings: Settings) -> Iterator[str]:
 
 
 def _first_fp8() -> str:
-    """Return the engine that a process takes for 8 bits where none is named: the first that is installed."""
+    """Return the engine that a process takes for 8 bits if none is named: the first that is installed."""
     known = [engine for engine in _shown() if engine.name.startswith(_FP8)]
     return next((engine for engine in known if not engine.presence().problem), known[0]).name
 
 
 def engine_rows() -> list[dict[str, Any]]:
-    """Return every engine that accel knows, with what is installed of it."""
+    """Return every engine that accel knows, with what is installed for it."""
     found = []
     for engine in _shown():
         here = engine.presence()
@@ -67,7 +67,7 @@ def engine_rows() -> list[dict[str, Any]]:
 
 
 def describe(row: dict[str, Any]) -> str:
-    """Return what there is to say of an engine, in one line."""
+    """Return a description of an engine, in one line."""
     if row["problem"]:
         return f"{row['title']}: {row['problem']}; run `{row['remedy']}`"
     return f"{row['title']}: {row['library']} {row['version']}"

@@ -38,7 +38,7 @@ CLUSTER_ONLY = {
     "schema",
     _THREADS,
 }
-"""Keys of a cluster's file that are no launch setting themselves."""
+"""Keys of a cluster's file that are not launch settings themselves."""
 
 SAGEMAKER_ONLY = {
     "ec2_instance_type",
@@ -90,7 +90,7 @@ class ConfigFile:
         return f"{self.path}:{line}" if line else str(self.path)
 
     def settings_of(self, written: set[str]) -> dict[str, Resolved]:
-        """Return what the file says about a launch whose command line has `written` some settings.
+        """Return the file's settings for a launch whose command line has `written` others.
 
         Raises:
             ConfigurationError: A value cannot be read or is not allowed.
@@ -120,15 +120,15 @@ def load(path: str | Path | None = None) -> ConfigFile | None:
     """Read a configuration file.
 
     Raises:
-        ConfigurationError: It does not exist, is too large, is no YAML or JSON, comes from a newer version, or has keys
-            that nobody knows.
+        ConfigurationError: It does not exist, is too large, is not YAML or JSON, is of a newer version, or has keys
+            that are unknown.
     """
     found = Path(path).expanduser() if path is not None else default_file()
     if found is None:
         return None
     if not found.is_file():
         raise ConfigurationError(
-            f"There is no configuration file {found}. Name one that exists, or write the default one with `accel "
+            f"The configuration file {found} does not exist. Name one that does, or write the default one with `accel "
             "config`."
         )
     return read_document(read_text(found, "The configuration file"), found)
@@ -151,7 +151,7 @@ def read_document(text: str, path: Path) -> ConfigFile:
 
 
 def _section(value: object, path: Path) -> Any:
-    """Return a value that may be changed without changing another one that an alias made the same."""
+    """Return a copy of a value, which may share its object with others through an alias."""
     return {_key(key, path): inner for key, inner in value.items()} if isinstance(value, dict) else value
 
 
@@ -172,10 +172,10 @@ def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
 
 
 def check_keys(file: ConfigFile) -> None:
-    """Refuse keys that nobody knows, and values where settings are grouped.
+    """Refuse unknown keys, and plain values where settings are grouped.
 
     Raises:
-        ConfigurationError: There is such a key; the message has its place, and the key that was probably meant.
+        ConfigurationError: A key is unknown; the message names its place, and the key that was probably meant.
     """
     sagemaker = file.config.get("compute_environment") == "AMAZON_SAGEMAKER"
     top = {path[0] for path in BY_PATH} | CLUSTER_ONLY | (SAGEMAKER_ONLY if sagemaker else set())
@@ -218,7 +218,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 
 def _check_kinds(file: ConfigFile) -> None:
-    """Refuse values of the wrong shape under keys that are no launch settings, and words that no enumeration has."""
+    """Refuse values of the wrong shape under keys that are not launch settings, and words that no enumeration has."""
     for key in (CLUSTER_ONLY | SAGEMAKER_ONLY) & file.config.keys():
         value = file.config[key]
         kind, wanted = _KINDS.get(key, (str, "one value"))
@@ -248,13 +248,13 @@ _WITH_AXES = {engine.switch for engine in engines().values() if engine.takes_axe
 
 
 def _type(file: ConfigFile) -> str:
-    """Return how the run is spread, as the file says it: YAML reads the word NO as false."""
+    """Return the file's `distributed_type`; YAML reads the word NO as false."""
     kind = file.config.get("distributed_type", "NO")
     return "NO" if kind is False else str(kind)
 
 
 def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, str]]:
-    """Return the switches that the kind of run turns on, each with its place."""
+    """Return the switches that the distributed type turns on, each with its place."""
     engine = _ENGINE_OF_TYPE.get(_type(file))
     found: dict[str, tuple[object, str]] = {}
     if engine and not written & _HARDWARE:
@@ -265,7 +265,7 @@ def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, st
 
 
 def _text_of(setting: Setting, value: object, where: str) -> object:
-    """Return a value of the file as the text that a setting is read from; what needs no reading is returned as it is.
+    """Return a value of the file as text for the setting's parser; a value that needs no parsing is returned unchanged.
 
     Raises:
         ConfigurationError: The file groups something where a value belongs.
@@ -289,12 +289,12 @@ def write(config: Mapping[str, Any], path: Path) -> None:
     """Write a configuration file.
 
     Raises:
-        ConfigurationError: The place cannot be written.
+        ConfigurationError: The file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         place = path.resolve()
-        beside = place.with_name(f".{place.name}.{os.getpid()}")  # the old file stays whole until the new one is
+        beside = place.with_name(f".{place.name}.{os.getpid()}")  # the old file stays until the new one is complete
         beside.write_text(as_document(config, path), encoding="utf-8")
         beside.replace(place)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Which options were written on the command line: a parser notes them, the resolver asks."""
+"""Which options were written on the command line: the parser records them for the resolver."""
 
 import argparse
 
 __all__ = ["GIVEN", "given"]
 
 GIVEN = "_given"
-"""Attribute of the namespace that holds the options that were really written on the command line."""
+"""Attribute of the namespace that holds the options that were written on the command line."""
 
 
 def given(args: argparse.Namespace) -> set[str]:

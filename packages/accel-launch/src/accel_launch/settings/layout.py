@@ -1,4 +1,4 @@
-"""Where the processes of a run are: pure arithmetic on the settings."""
+"""Where the processes of a run are, computed from the settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class ProcessLayout:
     Attributes:
         processes: Processes over all machines, when as many machines as possible take part.
         per_machine: Processes on each machine.
-        machines: Machines at most.
-        fewest_machines: Machines at least; less than `machines` in an elastic run.
+        machines: The largest number of machines.
+        fewest_machines: The smallest number; less than `machines` in an elastic run.
         machine_rank: Number of this machine, from 0.
     """
 

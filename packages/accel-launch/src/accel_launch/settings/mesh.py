@@ -1,4 +1,4 @@
-"""Along which axes the processes of a run lie: pure arithmetic on the settings."""
+"""The axes of the processes of a run, computed from the settings."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Mesh:
 
     @property
     def fits(self) -> bool:
-        """Return whether the axes hold every process."""
+        """Return whether the sizes of the axes multiply to the number of processes."""
         return math.prod(self.sizes.values()) == self.processes
 
     @property
@@ -36,7 +36,7 @@ class Mesh:
         return math.prod(size for axis, size in self.sizes.items() if axis in _DATA_AXES)
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Return the ranks that lie together along an axis."""
+        """Return the groups of ranks along an axis."""
         if not self.fits:
             return []
         names = list(self.sizes)

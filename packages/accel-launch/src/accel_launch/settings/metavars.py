@@ -1,4 +1,4 @@
-"""The words that stand for values in the help; apart from the settings, so that `accel --help` imports little."""
+"""The placeholders of values in the help; apart from the settings, so that `accel --help` imports little."""
 
 __all__ = ["metavar_of"]
 
@@ -10,7 +10,7 @@ _METAVARS = {
     "watchdog": "SECONDS", "_interval": "SECONDS", "timeout": "SECONDS", "_key": "KEY", "_zone": "ZONE", "_steps": "N",
     "_linear_precision": "A,B,C", "_length": "N", "_granularity": "full|selective", "_method": "uniform|block",
 }  # fmt: skip
-"""What stands for the value of an option whose name ends so."""
+"""Placeholder of the value in the help, by the ending of the option's name."""
 
 
 def metavar_of(name: str, parse: object = None) -> str:

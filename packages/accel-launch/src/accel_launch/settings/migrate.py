@@ -1,4 +1,4 @@
-"""Configuration files of earlier days: old keys and values become today's.
+"""Migrates configuration files: old keys and values become current ones.
 
 A file without a schema is one of Accelerate's, of whatever version; what its keys meant is listed here. Files that
 accel writes say their schema in their first line, or under the key `schema` in JSON.
@@ -21,7 +21,7 @@ _GONE = {"ipex_config", "use_xpu", "num_cpu_threads", "main_cpu_threads"}
 
 
 def migrate(config: dict[str, Any]) -> list[Change]:
-    """Bring a configuration to today's keys and values, in place."""
+    """Update a configuration to the current keys and values, in place."""
     changes: list[Change] = []
     for step in _STEPS:
         changes.extend(step(config))
@@ -54,7 +54,7 @@ def _dynamo(config: dict[str, Any]) -> list[Change]:
     for key in old:
         section.setdefault(key, config.pop(key))
     config["dynamo_config"] = section
-    return [f"{', '.join(old)} stand under dynamo_config now"]
+    return [f"{', '.join(old)} moved to dynamo_config"]
 
 
 def _fsdp(config: dict[str, Any]) -> list[Change]:
@@ -80,7 +80,7 @@ def _gone(config: dict[str, Any]) -> list[Change]:
     found = sorted(_GONE & config.keys())
     for key in found:
         del config[key]
-    return [f"{key} means nothing any more" for key in found]
+    return [f"{key} no longer has an effect" for key in found]
 
 
 def _open_number(config: dict[str, Any]) -> list[Change]:

@@ -21,12 +21,12 @@ _GONE = {
     *("aot_ts_nvfuser", "nvprims_nvfuser", "ofi", "fx2trt", "onnxrt"),
     *("aot_torchxla_trace_once", "torchxla_trace_once"),
 }
-"""Compilers that torch has no more; a file of an older version may still name one."""
+"""Compilers that torch no longer has; a file of an older version may still name one."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing about a run that can be said in four places.
+    """One setting of a run: its flag, variable, file key and default.
 
     Attributes:
         key: Name in the parsed arguments.
@@ -67,12 +67,12 @@ class Setting:
 
     @property
     def offered(self) -> tuple[Any, ...]:
-        """Return the choices that exist today; the others are still read from a file."""
+        """Return the current choices; older ones are still read from a file."""
         return tuple(choice for choice in self.choices if str(choice).lower() not in _GONE)
 
     @property
     def metavar(self) -> str:
-        """Return what stands for the value in the help."""
+        """Return the placeholder of the value in the help."""
         if self.choices:
             return f"{{{','.join(map(str, self.offered))}}}"
         return metavar_of(self.key, self.parse if self.option is None else self.option.parser)

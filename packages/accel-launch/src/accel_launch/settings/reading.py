@@ -1,4 +1,4 @@
-"""Files that a person names, read within bounds; and what was found in them, as it stands in a message."""
+"""Files that a person names, read within limits, and their values shortened for messages."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ _LARGEST_FILE = 1 << 18
 
 
 def shortened(value: object) -> str:
-    """Return a value as it stands in a message: on one line, and cut where it is long."""
+    """Return a value for a message: on one line, and cut if it is long."""
     text = value if isinstance(value, str) else repr(value)
     text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:200])
     return text if len(text) <= 100 else f"{text[:97]}..."
@@ -21,7 +21,7 @@ def read_text(path: Path, what: str) -> str:
     """Return the text of a file.
 
     Raises:
-        ConfigurationError: It cannot be read, is larger than 256 KiB, or is no UTF-8.
+        ConfigurationError: It cannot be read, is larger than 256 KiB, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:
@@ -42,7 +42,7 @@ def read_json(path: Path, what: str) -> object:
     """Return what a JSON file holds.
 
     Raises:
-        ConfigurationError: It cannot be read, is too large, or is no JSON.
+        ConfigurationError: It cannot be read, is too large, or is not JSON.
     """
     text = read_text(path, what)
     try:

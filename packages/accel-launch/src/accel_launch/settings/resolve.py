@@ -51,11 +51,11 @@ class Settings(Mapping[str, Any]):
         return len(self.resolved)
 
     def source(self, key: str) -> str:
-        """Return who says a setting, as a message names it: the flag, the variable, the file and line."""
+        """Return where a setting comes from, for a message: the flag, the variable, the file and line."""
         return self.resolved[key].source(key)
 
     def is_set(self, key: str) -> bool:
-        """Return whether anybody said the setting, so that it is not merely a default."""
+        """Return whether the setting was given anywhere, and is not the default."""
         return self.resolved[key].origin != "default"
 
     @cached_property
@@ -79,7 +79,7 @@ def resolve(
     """Decide every setting.
 
     Raises:
-        ConfigurationError: A flag, a variable or a file says what cannot be read or is not allowed.
+        ConfigurationError: A flag, a variable or a file has a value that cannot be read or is not allowed.
     """
     table = tuple(table)
     written = written_in(table, args)
@@ -107,7 +107,7 @@ def resolve(
 
 
 def resolve_file(settings: Mapping[str, Setting], values: Mapping[str, tuple[object, str]]) -> dict[str, Resolved]:
-    """Return the values of a file, given with their places, texts read as their settings ask.
+    """Return the values of a file, given with their places, with texts parsed by their settings.
 
     Raises:
         ConfigurationError: A text cannot be read or is not allowed.
@@ -147,13 +147,13 @@ def read(setting: Setting, text: str, where: str) -> Any:
         spelled = {str(choice).lower(): choice for choice in setting.choices}
         if str(value).lower() not in spelled:
             raise _not_valid(setting, text, where)
-        # An engine's word goes to the processes as it was written, as in Accelerate.
+        # An engine's value goes to the processes as it was written, as in Accelerate.
         value = spelled[str(value).lower()] if setting.option is None else value
     return checked(setting, value, where)
 
 
 def checked(setting: Setting, value: Any, where: str) -> Any:
-    """Return a value that the setting may have.
+    """Return a value, checked against the setting.
 
     Raises:
         ConfigurationError: It is not allowed.

@@ -24,5 +24,5 @@ class Resolved:
     overridden: tuple["Resolved", ...] = ()
 
     def source(self, key: str) -> str:
-        """Return where the value comes from, as a message names it: the flag, the variable, the file and line."""
+        """Return where the value comes from, for a message: the flag, the variable, the file and line."""
         return f"the default of {key}" if self.origin == "default" else self.where

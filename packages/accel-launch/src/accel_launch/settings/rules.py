@@ -1,4 +1,4 @@
-"""What values are allowed: one check for what a flag, a variable, a file, `--set` or an answer says."""
+"""What values are allowed: one check for values of flags, variables, files, `--set` and answers."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Rule:
 
     Attributes:
         wanted: The same in words, as in "Give … ".
-        holds: Returns whether a parsed value is so.
+        holds: Returns whether a parsed value is allowed.
     """
 
     wanted: str

@@ -1,4 +1,4 @@
-"""What is probably not meant, and still can be: each is a warning that names the fix."""
+"""Probable mistakes that could still be meant: each is a warning that names the fix."""
 
 import shlex
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ def slips(settings: Settings) -> Iterator[str]:
     left_out = next((each for each in engines().values() if each.switch and each.label == kind), None)
     if left_out is not None and settings["cpu"] and not settings[left_out.switch]:
         yield (
-            f"distributed_type of {settings.file} is left out, as in Accelerate, because hardware is chosen elsewhere; "
-            f"got {kind} and cpu from {settings.source('cpu')}. The run trains without {left_out.title}; pass "
-            f"--{left_out.switch.replace('_', '-')} as well to train with it."
+            f"distributed_type of {settings.file} is ignored, as in Accelerate, because the hardware is chosen "
+            f"elsewhere; got {kind} and cpu from {settings.source('cpu')}. The run trains without {left_out.title}; "
+            f"pass --{left_out.switch.replace('_', '-')} as well to train with it."
         )
     named = settings["gpu_ids"] not in (None, "all") and kind not in SEVERAL_DEVICES[1:]
     if named and not settings["cpu"] and not count_gpus(settings.inherited):
@@ -45,7 +45,7 @@ def slips(settings: Settings) -> Iterator[str]:
 
 
 def _misplaced(settings: Settings) -> str | None:
-    """Return the warning about a flag of the launcher that the script gets, and does not seem to know."""
+    """Return the warning about a launcher's flag that goes to the script, which does not mention it."""
     words = settings.arguments
     for place, word in enumerate(words):
         flag, equals, _ = word.partition("=")
@@ -55,7 +55,7 @@ def _misplaced(settings: Settings) -> str | None:
         takes = not setting.yes_or_no and not equals
         moved = shlex.join(words[place : place + 1 + takes])
         return (
-            f"{flag} stands after the script, so the script gets it and the launcher does not. If it is meant for the "
+            f"{flag} comes after the script, so it goes to the script and not to the launcher. If it is meant for the "
             f"launcher, write it before: accel launch {moved} {settings.script}"
         )
     return None

@@ -1,1 +1,1 @@
-"""Processes that are started are watched: what they print, how they end, and that none is left behind."""
+"""Watches the started processes: what they print, how they end, and that none is left behind."""

@@ -1,4 +1,4 @@
-"""The folder that keeps what every rank printed: files of earlier runs are kept apart, a full disk does no harm."""
+"""The folder with what every rank printed: files of earlier runs are kept, and a full disk does not stop the run."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ RECORD = "failure.json"
 
 
 class LogFile:
-    """The output of one rank on disk. It never raises: what the disk does not take is left out, and that is said."""
+    """The output of one rank on disk. It never raises: what cannot be written is left out, with a note in the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,13 +24,13 @@ class LogFile:
         self._warned = False
 
     def write(self, chunk: bytes) -> None:
-        """Append a piece, or count it as missing where the disk does not take it."""
+        """Append a piece, or count it as missing if it cannot be written."""
         view = memoryview(chunk)
         try:
             self._open()
             if self._missing:
                 gap = f"\n[accel launch: {self._missing} bytes are missing here]\n".encode()
-                if os.write(self._descriptor, gap) == len(gap):
+                if os.write(self._descriptor, gap) == len(gap):  # a part of the note may fill the disk again
                     self._missing = 0
             while view:
                 view = view[os.write(self._descriptor, view) :]
@@ -80,10 +80,10 @@ class LogFolder:
         """Return the log of one stream; attempts of one run share it."""
         if name not in self._begun:
             self._begun.add(name)
-            with contextlib.suppress(OSError):  # a disk that does not rename: then the log is appended to
+            with contextlib.suppress(OSError):  # the disk cannot rename: append to the log instead
                 _keep_apart(self.path / name)
         log = LogFile(self.path / name)
-        log.write(b"")
+        log.write(b"")  # makes the file, even for a rank that prints nothing
         return log
 
 

@@ -33,7 +33,7 @@ RUN_VARIABLE = "ACCEL_RUN_ID"
 
 
 class RunMark:
-    """The sign that every process of one run bears, by which those that outlive it are found.
+    """The mark of every process of one run, by which those that outlive it are found.
 
     Attributes:
         run_id: Name of the run.
@@ -55,6 +55,7 @@ class RunMark:
 def alive(pid: int) -> bool:
     """Return whether a process exists and is not a zombie."""
     try:
+        # The program's name stands in parentheses, and may hold any character.
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False
@@ -83,14 +84,14 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
     A process gets it once: a second SIGABRT would end it in the middle of printing its stacks.
     """
-    for send in (os.killpg, os.kill):
+    for send in (os.killpg, os.kill):  # a process that was just started leads no group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, number)
             return
 
 
 def kill_orphans(run_id: str, *, grace: float = 2.0) -> list[int]:
-    """End what is left of a run: SIGTERM first, SIGKILL after a while."""
+    """End what is left of a run: SIGTERM first, SIGKILL after a grace period."""
     left = find_orphans(run_id)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
@@ -169,7 +170,7 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
         chunk = os.read(pipe, 4096)
         if not chunk:
             break
-        said += chunk
+        said += chunk  # process ids, until the pipe ends
     words = said.decode().split()
     if "done" in words:
         return
@@ -178,11 +179,11 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
         for pid in pids:
             signal_group(pid, number)
         _all_end(pids, grace)
-    kill_orphans(run_id)
+    kill_orphans(run_id)  # what started a session of its own
 
 
 def _close_files(keep: int) -> None:
-    # Whoever reads the launcher's output through a pipe waits until nobody holds the other end any more.
+    # A reader of the launcher's output through a pipe waits until every holder has closed the other end.
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

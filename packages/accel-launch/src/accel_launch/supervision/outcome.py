@@ -1,4 +1,4 @@
-"""How processes ended: exit code, signal, killed by the system for memory, and which was first."""
+"""How processes ended: exit code, signal or out of memory, and which one failed first."""
 
 import contextlib
 import re
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 TRY_AGAIN = 75
-"""Exit code of a process that ended in good order and wants to be started again: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a process that saved its state and asks to be restarted: EX_TEMPFAIL of sysexits.h."""
 
 _TRACEBACK_COUNTS_FOR = 60.0
 _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILINE)
-"""What C++ prints where threads of a library are still at work when a process that raised an exception ends."""
+"""What C++ prints if threads of a library still run when a process that raised an exception ends."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class MemoryKills:
         files = [
             Path("/proc/vmstat"),
             Path("/sys/fs/cgroup/memory.events"),
-            Path("/sys/fs/cgroup/memory/memory.oom_control"),
+            Path("/sys/fs/cgroup/memory/memory.oom_control"),  # cgroup v1
         ]
         with contextlib.suppress(OSError):
             own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
@@ -125,13 +125,14 @@ def last_traceback(tail: bytes) -> str:
 
 
 def without_crash(text: str) -> str:
-    """Return what a process printed up to a crash on its way out."""
+    """Return what a process printed before a crash at exit."""
     return _CRASH_AT_EXIT.split(text)[0]
 
 
 def failed_at(log: RankLog, status: int) -> float:
     """Return when a rank went wrong: when its last traceback began, or when it ended."""
     ended = time.monotonic() if log.ended_at is None else log.ended_at
+    # A rank that hangs at exit still failed when it raised.
     if _may_have_raised(status) and log.traceback_at is not None and ended - log.traceback_at < _TRACEBACK_COUNTS_FOR:
         return log.traceback_at
     return ended
@@ -143,7 +144,7 @@ def _may_have_raised(status: int) -> bool:
 
 
 def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
-    """Return the failure that came first, or None where every process ended well or was stopped."""
+    """Return the first failure, or None if every process exited with 0 or was stopped."""
     failures = [outcome for outcome in outcomes if outcome.status != 0 and not outcome.stopped]
     return min(failures, key=lambda outcome: outcome.failed_at, default=None)
 
@@ -151,13 +152,14 @@ def first_failure(outcomes: Iterable[ExitOutcome]) -> ExitOutcome | None:
 def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
     """Return the outcome that explains the end of a run: the first failure, else the first that has a traceback."""
     raised = [outcome for outcome in outcomes if outcome.traceback]
+    # After a signal to all, none failed first; one may have raised.
     return first_failure(outcomes) or min(raised, key=lambda outcome: outcome.failed_at, default=None)
 
 
 def outcomes(
     logs: Mapping[int, RankLog], statuses: Mapping[int, int], stopped: Iterable[int], memory: MemoryKills
 ) -> list[ExitOutcome]:
-    """Put together how the processes of this machine ended."""
+    """Collect how the processes of this machine ended."""
     ended_by_us = set(stopped)
     found = []
     for rank, status in sorted(statuses.items()):
@@ -169,7 +171,7 @@ def outcomes(
                 local_rank=log.local_rank,
                 pid=log.pid,
                 status=status,
-                stopped=by_us and status < 0,
+                stopped=by_us and status < 0,  # one that exits with a code failed by itself
                 failed_at=failed_at(log, status),
                 out_of_memory=status == -signal.SIGKILL and not by_us and memory.any(),
                 traceback=last_traceback(bytes(log.tail)) if _may_have_raised(status) else "",
@@ -179,7 +181,8 @@ def outcomes(
 
 
 def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:
-    """Return whether every process left with the exit code that asks for the run to be started again."""
+    """Return whether every process exited with the code that asks for a restart of the run."""
+    # All of them: one alone did not save with the others.
     return {outcome.status for outcome in outcomes} == {TRY_AGAIN}
 
 

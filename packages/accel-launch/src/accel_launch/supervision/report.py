@@ -1,4 +1,4 @@
-"""What is said when a run failed: for a person on the terminal, and for a machine as JSON."""
+"""The report of a failed run: for a person on the terminal, and for a machine as JSON."""
 
 import contextlib
 import json
@@ -35,11 +35,11 @@ __all__ = [
 _FOLDER = "accel-failure-"
 _KEPT_DAYS = 7
 _NOT_A_STACK = re.compile(r"^(?:Fatal Python error: Aborted\n+|Extension modules: .*\n?)", re.MULTILINE)
-"""What Python prints around stacks because the signal that asks for them counts as a crash."""
+"""What Python prints around stacks, because it treats the signal that asks for them as a crash."""
 
 
 def report_left_behind(pids: Sequence[int]) -> None:
-    """Say which processes outlived the ranks that started them, and were ended."""
+    """Print which processes outlived the ranks that started them and were ended."""
     say(f"accel launch: ended processes that outlived their ranks: {', '.join(map(str, pids))}")
 
 
@@ -92,7 +92,7 @@ def report_failure(
 ) -> Path | None:
     """Write the record and the logs of a failure, and tell a person about it; the traceback comes last."""
     path = _write_record(record, {}, log_dir) if log_dir is not None else None
-    path = path or _write_record(record, logs, None)
+    path = path or _write_record(record, logs, None)  # the folder's disk may be full
     if not quiet:
         folder = path.parent if path is not None else log_dir
         say(_summary(outcomes, folder, path, message, float(record["seconds"]), str(record["reason"])))
@@ -100,7 +100,7 @@ def report_failure(
 
 
 def report_restart(outcomes: Sequence[ExitOutcome], message: str, attempt: int, most: int) -> None:
-    """Tell a person that the ranks are started again, and why."""
+    """Print that the ranks are restarted, and why."""
     first = first_failure(outcomes)
     if first is not None:
         named = f"rank {first.rank} failed first: {first.how}; all ranks start again (restart {attempt} of {most})"
@@ -123,10 +123,11 @@ def pass_on(text: str) -> None:
 
 
 def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
-    """Show in at most five lines how a run went, as far as its ranks told."""
+    """Show in at most five lines how a run went, from what its ranks recorded."""
     lines = [f"accel launch: the run ended after {seconds:.1f} s"]
     if facts.get("samples") and facts.get("seconds"):
         lines.append(f"  speed       {facts['samples'] / facts['seconds']:.4g} samples/s on all ranks together")
+    # In bytes on macOS, in KiB elsewhere.
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     device = f"; {facts['device_bytes'] / 2**30:.2f} GiB on the device" if facts.get("device_bytes") else ""
     lines.append(f"  memory      {largest / 2**30:.2f} GiB in the largest process{device}")
@@ -140,7 +141,7 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
 
 
 def _resuming(words: Sequence[str], script: str, checkpoint: str) -> str:
-    """Return the command line that starts a run again from its checkpoint, as far as the script's text tells."""
+    """Return the command line that resumes a run from its checkpoint, as far as the script's text shows how."""
     words = list(words)
     with contextlib.suppress(OSError):
         text = Path(script).read_text(errors="replace")
@@ -174,10 +175,11 @@ def forget_old_failures(place: Path) -> None:
     oldest = time.time() - _KEPT_DAYS * 86400
     with contextlib.suppress(OSError), os.scandir(place) as found:
         for entry in found:
+            # A link may lead anywhere.
             if not entry.name.startswith(_FOLDER) or not entry.is_dir(follow_symlinks=False):
                 continue
             facts = entry.stat(follow_symlinks=False)
-            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:
+            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:  # the folder for temporary files is shared
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
@@ -192,7 +194,7 @@ def _summary(
     }.get(reason, f"stopped by {reason}")
     lines = ["", f"{paint('accel launch:', 'error', colors)} {title} after {seconds:.1f} s"]
     for outcome in outcomes:
-        word = "stopped by the launcher" if outcome.stopped else "ended well" if outcome.status == 0 else outcome.how
+        word = "stopped by the launcher" if outcome.stopped else "exited with 0" if outcome.status == 0 else outcome.how
         note = "  <- first" if first is not None and outcome.rank == first.rank and len(outcomes) > 1 else ""
         if outcome.traceback and outcome is not cause:
             word += f", {shortened(outcome.traceback.splitlines()[-1])}"
@@ -203,7 +205,7 @@ def _summary(
         kept = f" (kept for {_KEPT_DAYS} days)" if path.parent.name.startswith(_FOLDER) else ""
         lines.append(f"  record: {path}{kept}")
     if want_restart(outcomes):
-        lines.append(f"Every rank left with exit code {outcomes[0].status}, to be tried again: start the run again.")
+        lines.append(f"Every rank exited with {outcomes[0].status} and asks to be restarted: start the run again.")
     elif first is not None:
         lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colors))
     return "\n".join(lines) + _below(message)

@@ -1,4 +1,4 @@
-"""Runs one command and sees it through."""
+"""Runs one command and waits for its end."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ def supervise(
     with Supervisor(settings, command, hold=one_rank) as supervisor:
         ends = {name: followed.child_end for name, followed in supervisor.follow(0, 0).items()}
         flush_output()
-        supervisor.signals.install()  # first, so that no signal ends the launcher and leaves the process alone
+        supervisor.signals.install()  # first, so that no signal ends the launcher and leaves the process running
         try:
             process = subprocess.Popen(
                 list(command),
                 env={**environment, **supervisor.variables(0)},
-                start_new_session=True,
+                start_new_session=True,  # a group of its own: Ctrl-C reaches it once, through the launcher
                 stdout=ends.get("stdout"),
                 stderr=ends["stderr"],
             )
         except OSError as error:
             raise cannot_start(command[0], error) from None
         supervisor.started(0, process.pid)
-        supervisor.signals.repeat()
+        supervisor.signals.repeat()  # a signal may have come before there was a process
         status = process.wait()
     return supervisor.report({0: status})

@@ -1,4 +1,4 @@
-"""Signals to the launcher: the first ends the run in good order, the second at once; some are only forwarded."""
+"""Signals to the launcher: the first ends the run with time to save, the second at once; some are only forwarded."""
 
 import signal
 import threading
@@ -12,14 +12,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that reach every process of the run, and end it."""
 
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that the ranks get as well, and make of what they like."""
+"""Signals that are passed on to the ranks, which decide what they mean."""
 
 TERMINATION_GRACE_S = 30.0
 """Seconds that processes have to end after a signal that a person or a scheduler sent: time to save a state."""
 
 
 class SignalHandlers:
-    """What the launcher does about signals.
+    """The launcher's handling of signals.
 
     Python lets the main thread alone handle signals. A launcher in another thread leaves them to the program around it.
 
@@ -49,17 +49,17 @@ class SignalHandlers:
                 self._set(number, signal.SIG_IGN if ignored else handler)
 
     def repeat(self) -> None:
-        """Handle the first signal again if it has come: maybe when there was no process yet that it could reach."""
+        """Handle the first signal again if it came: there may have been no process yet to pass it to."""
         if self.first is not None:
             self._on_first(self.first)
 
     def ignore(self) -> None:
-        """Let no signal disturb what is left to do."""
+        """Ignore all signals during the remaining cleanup."""
         for number in (*SIGNALS, *FORWARDED_SIGNALS):
             self._set(number, signal.SIG_IGN)
 
     def restore(self) -> None:
-        """Give the signals back to whoever had them when this was made."""
+        """Restore the handlers that were there before."""
         for number, handler in self._before.items():
             self._set(number, handler)
 

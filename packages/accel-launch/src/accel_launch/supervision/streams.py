@@ -52,12 +52,12 @@ class RankLog:
     def keep(self, chunk: bytes) -> None:
         """Remember a piece of what the process printed."""
         self.heard_at = time.monotonic()
-        # A read may end inside of the words that begin a traceback.
+        # A read may end inside the words that begin a traceback.
         seam = len(self.tail) - len(TRACEBACK)
         self.tail += chunk
         if TRACEBACK in self.tail[max(0, seam) :]:
             self.traceback_at = self.heard_at
-        # Not at every piece, as each cut moves a MiB.
+        # Not at every piece, because each cut moves a MiB.
         if len(self.tail) > 2 * _TAIL:
             del self.tail[:-_TAIL]
 
@@ -100,7 +100,7 @@ class Streams:
         self._logs = logs
         self._hold = hold
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
+        self._wake_read, self._wake_write = os.pipe()  # interrupts `select` when a stream is added
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._lock = threading.Lock()
         self._stopping = False
@@ -116,13 +116,13 @@ class Streams:
     def follow(self, log: RankLog, stream: str, *, mark: str = "") -> Followed:
         """Make a stream that the launcher reads."""
         sink = 1 if stream == "stdout" else 2
-        if os.isatty(sink) and not mark:
+        if os.isatty(sink) and not mark:  # a program that writes to a terminal keeps its colors and progress bars
             source, child_end = pty.openpty()
             _like_terminal(child_end, sink)
             path = os.ttyname(child_end)
         else:
             source, child_end = os.pipe()
-            # torch's agent takes names of files; this one opens the pipe that is there.
+            # torch's agent takes file names; this one opens the existing pipe.
             path = f"/dev/fd/{child_end}"
         file = None if self._logs is None else self._logs.open(f"rank{log.rank}.{stream}.log")
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
@@ -146,7 +146,7 @@ class Streams:
             # A process that was waited for already has none, and Linux before 5.3 knows none:
             # https://man7.org/linux/man-pages/man2/pidfd_open.2.html
             with contextlib.suppress(OSError):
-                self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, log)
+                self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, log)  # readable when the process ends
         if not self._thread.is_alive():
             self._thread.start()
         self._wake()
@@ -170,7 +170,7 @@ class Streams:
             hold.keep_all()
 
     def take_held(self, log: RankLog) -> bytes:
-        """Return what is held back of a rank, which is then passed on no more. Call it when the rank has ended."""
+        """Return what is held back of a rank, and drop it. Call it when the rank has ended."""
         return b"".join(hold.take() for hold in self._holds_of(log))
 
     def release(self, log: RankLog) -> None:
@@ -189,13 +189,13 @@ class Streams:
             _write_all(followed.sink, followed.hold.take())
 
     def _release_old(self) -> float | None:
-        """Pass on what processes went on after, and return in how many seconds to look again; None for never."""
+        """Pass on tracebacks that their processes survived, and return the seconds until the next look, or None."""
         waits = []
         for followed in list(self._followed):
             if not followed.hold or followed.log.ended_at is not None:
                 continue
             left = followed.hold.remaining(followed.log.pid)
-            if left <= 0 or len(followed.hold) > _TAIL:
+            if left <= 0 or len(followed.hold) > _TAIL:  # a rank that goes on printing lives
                 self._release(followed)
             else:
                 waits.append(left)
@@ -213,7 +213,7 @@ class Streams:
                 elif isinstance(key.data, RankLog):
                     self._forget(key.fd)
                     key.data.ended_at = time.monotonic()
-                    # Whoever is told of the end finds what the process printed before it.
+                    # Read first, so that what the process printed is complete when its end is reported.
                     self._drain_rank(key.data)
                     if self.on_end is not None:
                         self.on_end(key.data)
@@ -222,7 +222,7 @@ class Streams:
                     key.data.source = -1
 
     def _forget(self, descriptor: int) -> None:
-        with self._lock, contextlib.suppress(KeyError):
+        with self._lock, contextlib.suppress(KeyError):  # both threads may forget it
             self._selector.unregister(descriptor)
         os.close(descriptor)
 
@@ -249,7 +249,7 @@ class Streams:
         if followed.file is not None:
             followed.file.write(chunk)
         if followed.mark:
-            *lines, followed.rest = (followed.rest + chunk).split(b"\n")
+            *lines, followed.rest = (followed.rest + chunk).split(b"\n")  # ranks share a terminal: whole lines only
             chunk = b"".join(followed.mark + line + b"\n" for line in lines)
         _write_all(followed.sink, chunk if followed.hold is None else followed.hold.add(chunk, followed.log.pid))
         return True
@@ -267,7 +267,7 @@ def _write_all(descriptor: int, chunk: bytes) -> None:
 def _write_some(descriptor: int, view: memoryview) -> int | None:
     try:
         return os.write(descriptor, view)
-    # Whoever shares a terminal or a pipe can make it non-blocking for all, also for the launcher.
+    # Any process that shares a terminal or a pipe can make it non-blocking for all, the launcher included.
     except BlockingIOError:
         time.sleep(0.005)
         return 0

@@ -1,4 +1,4 @@
-"""The one place that sees a launch through: streams, signals, watchdog, failure, and nothing left behind.
+"""The one place that supervises a launch: streams, signals, watchdog, failures, and cleanup.
 
 A launcher makes a `Supervisor`, starts its processes, tells it about each, and reports their exit codes:
 
@@ -44,7 +44,7 @@ from accel_launch.supervision.watchdog import Watchdog
 
 __all__ = ["Supervisor", "cannot_start", "marks"]
 
-_REPORT = "accel_launch.supervision.report"
+_REPORT = "accel_launch.supervision.report"  # imported when there is something to report
 _BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -98,7 +98,7 @@ class Supervisor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Leave no process behind; where an error ends the launch, there is no report, and all is passed on."""
+        """Leave no process behind. If an error ends the launch, all output is passed on and there is no report."""
         self._close()
         if kind is not None:
             self.release()
@@ -110,7 +110,7 @@ class Supervisor:
             self.streams.collect(log)
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """Return what a process needs in its environment to be watched."""
+        """Return the variables that a process needs to be watched."""
         watched = {} if self._watchdog is None else self._watchdog.variables(local_rank)
         card = self._card.variables() if local_rank == 0 else {VARIABLE: ""}  # a launcher around this one has its own
         return {**self._mark.variables(), **watched, **card}
@@ -155,8 +155,8 @@ class Supervisor:
             signal_group(log.pid, number)
 
     def kill_after(self, seconds: float) -> None:
-        """End the ranks that run now if they still do after a while."""
-        logs = self.running()  # those of now: after a restart the numbers belong to other processes
+        """End the ranks that run now if they still run after a while."""
+        logs = self.running()  # collected now: after a restart the numbers belong to other processes
 
         def kill() -> None:
             for log in logs:
@@ -164,7 +164,7 @@ class Supervisor:
                     signal_group(log.pid, signal.SIGKILL)
 
         self._killer = threading.Timer(seconds, kill)
-        self._killer.daemon = True
+        self._killer.daemon = True  # it must not keep the launcher alive
         self._killer.start()
 
     def _close(self) -> None:
@@ -176,10 +176,10 @@ class Supervisor:
         for log in self.streams.ranks.values():
             if log.pid:
                 signal_group(log.pid, signal.SIGTERM)  # the group outlives the rank that led it
-        left = self._mark.end_orphans()
+        left = self._mark.end_orphans()  # what left its group, found by the run's variable
         if left and not self._settings["quiet"]:
             import_module(_REPORT).report_left_behind(left)
-        # After the last process has ended, so that what they printed on the way out is read.
+        # After the last process has ended, so that what they printed at exit is read.
         self.streams.stop()
         # After all else: should the launcher be killed meanwhile, the reaper still ends what is left.
         self._reaper.release()
@@ -200,7 +200,7 @@ class Supervisor:
         return 0
 
     def report(self, statuses: Mapping[int, int]) -> int:
-        """Write the record of a failure and tell a person, where there was one."""
+        """Write and print the record of a failure, if there was one."""
         sent = self.signals.first
         if sent is not None:
             self._reasons.append(sent.name)
@@ -209,7 +209,7 @@ class Supervisor:
         ended = self._outcomes(statuses)
         reason = f"another machine: {self.elsewhere}" if self.elsewhere else next(iter(self._reasons), "failure")
         self._tell(ended, reason)
-        if sent is not None and not want_restart(ended):
+        if sent is not None and not want_restart(ended):  # preempted runs end with the status to be requeued
             return shell_status(-sent)
         if reason == "watchdog":
             return shell_status(-signal.SIGABRT)
@@ -230,15 +230,15 @@ class Supervisor:
         return outcomes(self.streams.ranks, statuses, stopped, self._memory)
 
     def restarting(self, statuses: Mapping[int, int], most: int) -> None:
-        """Tell a person why the ranks are started again."""
+        """Print why the ranks are restarted."""
         ended = self._outcomes(statuses)
         message = self._finish(ended)
         if first_failure(ended) is not None and not self._settings["quiet"]:
             import_module(_REPORT).report_restart(ended, message, self.attempt + 1, most)
-        self._reasons.clear()  # the next failure has a reason of its own
+        self._reasons.clear()  # the next failure has its own reason
 
     def _finish(self, ended: Sequence[ExitOutcome]) -> str:
-        """Return the text that ends the report: the traceback of the cause, where it was not passed on already.
+        """Return the end of the report: the traceback of the cause, unless it was passed on already.
 
         What was held back of other ranks that raised is dropped, since they failed because of the cause; the files of
         the failure have it. Anything else that was held back is passed on.
@@ -251,10 +251,10 @@ class Supervisor:
             elif outcome is cause and outcome.traceback:
                 message = outcome.traceback
                 held = self.streams.take_held(log).decode(errors="replace").replace("\r\n", "\n")
-                before, found, after = held.partition(outcome.traceback)
+                before, found, after = held.partition(outcome.traceback)  # other lines were held with it
                 import_module(_REPORT).pass_on(before + after)
                 if not found:
-                    message = message.splitlines()[-1]  # the process lived on after its traceback, which was shown then
+                    message = message.splitlines()[-1]  # the process went on after its traceback, which was shown then
             elif cause is not None and (outcome.stopped or outcome.traceback):
                 self.streams.take_held(log)
             else:
@@ -278,7 +278,7 @@ class Supervisor:
 
 
 def cannot_start(program: str, error: OSError) -> LaunchError:
-    """Return the error for a program that the system does not start."""
+    """Return the error for a program that cannot be started."""
     return LaunchError(
         f"The program could not be started; {program!r} gives: {error.strerror}. Check the name and that it may be "
         "executed."
@@ -290,6 +290,6 @@ def marks(settings: Mapping[str, Any], local_rank: int) -> dict[str, str]:
     tee = tee_of(str(settings["tee"]), local_rank)
     mark = f"[{settings['role']}{local_rank}]: "
     found = {"stderr": mark if tee & 2 else ""}
-    if tee & 1 or settings["log_dir"] or settings["watchdog"]:
+    if tee & 1 or settings["log_dir"] or settings["watchdog"]:  # else ranks keep the launcher's own output
         found["stdout"] = mark if tee & 1 else ""
     return found

@@ -1,4 +1,4 @@
-"""Holds a traceback back until it is known whether its process ends by it.
+"""Holds a traceback back until it is known whether its process ends because of it.
 
 Where it does, the report of the failure shows one traceback, that of the cause, instead of every rank showing its own.
 Where the process goes on, the traceback is passed on.
@@ -14,17 +14,17 @@ __all__ = ["TRACEBACK", "TracebackHold", "seconds_without_core"]
 TRACEBACK = b"Traceback (most recent call last)"
 
 _BEGINS = re.compile(rb"^(\[rank\d+\]: ?)?" + re.escape(TRACEBACK), re.MULTILINE)
-"""A rank's mark stands before the lines that torch's `sys.excepthook` prints: for exceptions that nobody caught."""
+"""A rank's mark stands before the lines that torch's `sys.excepthook` prints: for uncaught exceptions."""
 
 _HOLD_S = 2.0
-"""Seconds that a process has to end after a traceback which somebody may have caught and logged.
+"""Seconds that a process has to end after a traceback that may have been caught and logged.
 
 Nothing outside of a process shows that its interpreter is about to end, so time decides. It is counted without the time
 in which the process waited for a core: how long an interpreter takes to end does not depend on the load otherwise.
 """
 
 _UNCAUGHT_HOLD_S = 60.0
-"""The same after a traceback which nobody caught. The process is ending; one that hangs while it does must show why."""
+"""The same after an uncaught exception. The process is ending; one that hangs while it does must show why."""
 
 
 class TracebackHold:
@@ -48,6 +48,7 @@ class TracebackHold:
         if not keeps_all and (uncaught or (found and not self._held)):
             self._seconds = _UNCAUGHT_HOLD_S if uncaught else _HOLD_S
             self._since, self._waited = time.monotonic(), seconds_without_core(pid)
+        # Order is kept: nothing overtakes what is held.
         start = 0 if self._held or keeps_all else found[0].start() if found else len(chunk)
         self._held += chunk[start:]
         return chunk[:start]
@@ -62,7 +63,7 @@ class TracebackHold:
         return self._seconds - (passed - (seconds_without_core(pid) - self._waited))
 
     def take(self) -> bytes:
-        """Return what is held back, and hold it no more."""
+        """Return what is held back, and clear it."""
         held = bytes(self._held)
         self._held.clear()
         return held
@@ -71,5 +72,5 @@ class TracebackHold:
 def seconds_without_core(pid: int) -> float:
     """Return how long the main thread of a process was ready to run while others had the cores."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9  # the kernel counts nanoseconds
     return 0.0

@@ -1,4 +1,4 @@
-"""Ends a run in which nothing happens any more, and shows where every process stood.
+"""Ends a run that hangs, and shows where every process was.
 
 What counts as progress depends on what a rank shows. While it reads a prepared loader, batches and optimizer steps
 count (`accel_core.host.heartbeat`), from its second batch on; before and after, and for a script that does not use
@@ -54,18 +54,18 @@ class Watchdog:
         self._thread.start()
 
     def variables(self, local_rank: int) -> dict[str, str]:
-        """Return what a process needs in its environment; an earlier attempt's signs of life are forgotten."""
-        found = {"PYTHONFAULTHANDLER": "1"}
+        """Return the variables that a process needs; an earlier attempt's progress is forgotten."""
+        found = {"PYTHONFAULTHANDLER": "1"}  # prints all stacks on SIGABRT
         if heartbeat.Sensor.possible():
             sensor = self._sensors.get(local_rank)
             if sensor is None:
                 sensor = self._sensors[local_rank] = heartbeat.Sensor()
-            sensor.reset()
+            sensor.reset()  # a restart begins without progress
             found[heartbeat.VARIABLE] = sensor.path
         return found
 
     def stop(self) -> None:
-        """End the watch."""
+        """Stop watching."""
         self._done.set()
         self._thread.join()
         for sensor in self._sensors.values():
@@ -76,7 +76,7 @@ class Watchdog:
         return None if sensor is None else sensor.read()
 
     def _watch(self) -> None:
-        while not self._done.wait(min(1.0, self._seconds / 8)):
+        while not self._done.wait(min(1.0, self._seconds / 8)):  # late by an eighth at most
             running = [log for log in list(self._ranks()) if log.pid and log.ended_at is None]
             if not running:
                 continue
@@ -85,7 +85,7 @@ class Watchdog:
                 continue
             self._on_timeout()
             self._tell(running)
-            for number in (signal.SIGABRT, signal.SIGKILL):
+            for number in (signal.SIGABRT, signal.SIGKILL):  # stacks first, then the end
                 for log in running:
                     if log.ended_at is None:
                         signal_group(log.pid, number)

@@ -50,7 +50,7 @@ def what_file_says(path: Path) -> object:
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
     """A file that was named and is not there is an error, never the default one."""
-    with pytest.raises(ConfigurationError, match="no configuration file"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         load(tmp_path / "none.yaml")
 
 

@@ -167,11 +167,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 f"frozen in {block}. Set use_orig_params=True, or use fsdp_version=2."
             )
 
-    def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
-        """Wrap the blocks of a plan, and the model."""
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Wrap the planned blocks, and the model."""
         wrapper = self._wrapper_of(model)
-        if wrapper is not None:
-            return wrapper
+        return self._guarded(self._wrap(model, self.plans[model]) if wrapper is None else wrapper)
+
+    def _wrap(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         if self.world.is_main:
             plan.tell(model, self.plugin.mixed_precision_policy)
         self._shapes[model] = {name: parameter.shape for name, parameter in model.named_parameters()}

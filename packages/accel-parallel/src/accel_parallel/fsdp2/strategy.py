@@ -81,15 +81,16 @@ class FullyShardStrategy(ShardedStrategy):
             require_torch("fsdp2_whole")
         return plan
 
-    def _shard(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
-        """Shard the blocks of a plan, those inside others first, and then the rest."""
+    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Shard the planned blocks in place, inner ones first, and then the rest."""
+        plan = self.plans[model]
         with keeping_marks(model):
             shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
         self._names.remember(model)
         self.averaging.watch(model, plan.whole(model))
         self._watch(model)
         cut_what_is_loaded(model)
-        return model
+        return self._guarded(model)
 
     def _check_spread(self, model: torch.nn.Module) -> None:
         """Also refuse a model that cannot be split over the ranks of tensor parallel."""

@@ -179,18 +179,13 @@ class ShardedStrategy(SequenceStrategy):
         recipe.compile_in_place([block for _, block in self.plans[model].blocks] or [model], self.parts.compilation)
         return model
 
-    def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard a model as planned, and refuse from now on what a sharded one cannot do."""
-        sharded = self._shard(model, self.plans[model])
+    def _guarded(self, sharded: torch.nn.Module) -> torch.nn.Module:
+        """Return a model that was just sharded, and refuse from now on what it cannot do."""
         if self.forms:
             refuse_copies(sharded)
             refuse_resizing(self._bare(sharded))
             refuse_gradients_of_gradients(self._bare(sharded))
         return sharded
-
-    @abstractmethod
-    def _shard(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> torch.nn.Module:
-        """Shard the blocks of a plan, those inside others first, and then the rest."""
 
     def check_optimizers(self, bundle: Bundle) -> None:
         """Also refuse optimizers that update inside backward, or need more than shards, and sparse gradients."""

@@ -19,15 +19,15 @@ _SHUTDOWN_S = 15.0
 
 
 def check_collective(hardware: str, environment: Mapping[str, str], seconds: float) -> DoctorFinding:
-    """Start two ranks that gather from one another."""
+    """Start two ranks that gather from each other."""
     words = ["launch", hardware, "--num-processes", "2", *own_command("accel_launch.selfcheck", "gather")[1:]]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder) / "empty.yaml"
-        empty.write_text("compute_environment: LOCAL_MACHINE\n")
+        empty.write_text("compute_environment: LOCAL_MACHINE\n")  # else the user's own file would be read
         process = subprocess.Popen(
             own_command("accel_launch", *words[:1], "--config-file", str(empty), *words[1:]),
-            env=without_settings(environment),
+            env=without_settings(environment),  # the two ranks test the machine, not the settings
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -48,7 +48,7 @@ def check_collective(hardware: str, environment: Mapping[str, str], seconds: flo
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End the launcher, which ends its ranks; what is left of its session is killed."""
+    """End the launcher, which ends its ranks, and kill what is left of its session."""
     process.terminate()
     try:
         process.communicate(timeout=_SHUTDOWN_S)

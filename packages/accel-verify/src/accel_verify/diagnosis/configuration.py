@@ -1,4 +1,4 @@
-"""The configuration file, and the settings that it and the environment make together."""
+"""The configuration file, and the settings that it and the environment result in."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ _TOPIC = "Configuration"
 
 
 def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]], Settings]) -> list[DoctorFinding]:
-    """Examine the configuration file, and what a launch without flags would be."""
+    """Examine the configuration file, and what a launch without flags would do."""
     try:
         file = load(path)
         findings = [ok(_TOPIC, f"{file.path} can be read" if file else "no configuration file; defaults apply")]

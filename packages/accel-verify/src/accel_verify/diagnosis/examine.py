@@ -44,7 +44,7 @@ def diagnose(args: argparse.Namespace) -> int:
 
 
 def _examine(args: argparse.Namespace) -> Iterator[DoctorFinding]:
-    """Return the findings one after another; imports go on in another process beside the quick examinations."""
+    """Yield the findings one by one; imports run in another process during the quick examinations."""
     environment, probe = environ.snapshot(), Probe()
     yield from check_packages()
     yield from check_network(environment)

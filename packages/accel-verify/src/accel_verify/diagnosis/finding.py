@@ -15,9 +15,9 @@ class DoctorFinding(NamedTuple):
 
     Attributes:
         topic: Heading under which it is shown.
-        state: How it is.
+        state: Its severity.
         what: What was found, in one line.
-        remedy: What to do about it, in one line; empty where nothing has to be done.
+        remedy: What to do about it, in one line; empty if nothing has to be done.
     """
 
     topic: str
@@ -32,12 +32,12 @@ def ok(topic: str, what: str) -> DoctorFinding:
 
 
 def warning(topic: str, what: str, remedy: str) -> DoctorFinding:
-    """Return a finding that may explain trouble, and does not stop a run."""
+    """Return a finding that may explain trouble but does not stop a run."""
     return DoctorFinding(topic, "warning", what, remedy)
 
 
 def problem(topic: str, what: str, remedy: str) -> DoctorFinding:
-    """Return a finding with which runs fail or go wrong."""
+    """Return a finding that makes runs fail or go wrong."""
     return DoctorFinding(topic, "problem", what, remedy)
 
 

@@ -14,17 +14,18 @@ __all__ = ["Probe"]
 _LIBRARIES, _DEVICES = "Libraries", "Devices"
 _GIB = 2**30
 _INSTALL_TORCH = "Install the build of torch for your device: https://pytorch.org/get-started/locally."
+# Drivers list their devices here, whatever torch was built for.
 _VENDORS = (("NVIDIA", "/proc/driver/nvidia/gpus"), ("AMD", "/sys/class/kfd/kfd/topology/nodes"))
 _LITTLE_MEMORY = 0.1
 
 
 class Probe:
-    """Imports of torch and of the optional libraries, which go on in another process until they are asked for."""
+    """Imports of torch and of the optional libraries, which run in another process until their result is needed."""
 
     def __init__(self, libraries: list[str] | None = None) -> None:
         names = ["torch", *optional_libraries()] if libraries is None else libraries
         self._distributions = {"torch" if name == "torch" else module_of(name): name for name in names}
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # started early: imports take seconds
             own_command("accel_verify.diagnosis.probe", *self._distributions),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -40,9 +41,10 @@ class Probe:
         except subprocess.TimeoutExpired:
             self._process.kill()
             printed = self._process.communicate()[0]
-            ended = f"no end of it within {seconds:g} s"
+            ended = f"no result within {seconds:g} s"
         answers = [json.loads(line) for line in printed.splitlines()]
         errors = {answer["module"]: answer["error"] for answer in answers if "module" in answer}
+        # What was begun and not answered is what took Python down.
         begun = [answer["begun"] for answer in answers if "begun" in answer] or list(self._distributions)[:1]
         if begun and begun[-1] not in errors:
             errors[begun[-1]] = ended
@@ -55,7 +57,7 @@ class Probe:
             name = self._distributions[module]
             if not error:
                 continue
-            tell = problem if module == "torch" else warning
+            tell = problem if module == "torch" else warning  # a run may do without the others
             remedy = f"Run `pip install --force-reinstall {name}`" + (
                 "." if module == "torch" else ", or uninstall it."
             )
@@ -76,7 +78,7 @@ class Probe:
 
 
 def _devices(seen: dict[str, Any]) -> list[DoctorFinding]:
-    """Return what there is to say of the devices that torch sees, and of those that it does not see."""
+    """Return findings about the devices that torch sees, and about those that it does not see."""
     built = f"built for {seen['built']}" if seen["built"] else "built for the CPU"
     findings = [ok(_DEVICES, f"torch {seen['version']}, {built}")]
     findings += [_device(device) for device in seen["devices"]]

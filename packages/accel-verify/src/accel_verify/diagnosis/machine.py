@@ -36,13 +36,14 @@ def check_disks(checkpoints: Path) -> list[DoctorFinding]:
 
 
 def _folder(name: str, folder: Path) -> DoctorFinding:
-    """Write to a folder, or to the one in which it would be made, and look at what is free there."""
+    """Write to a folder, or to the one in which it would be created, and check the free space."""
+    # A run creates missing folders.
     there = next((place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()), folder)
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(bytes(4096))
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # a network disk or a quota may refuse only now
         space = os.statvfs(there)
     except OSError as error:
         return problem(
@@ -54,7 +55,7 @@ def _folder(name: str, folder: Path) -> DoctorFinding:
     message = f"{name}: {folder} has {_size(free)} free"
     if free < _LITTLE:
         return warning(_DISK, message, "Delete what is not needed, or use another disk.")
-    if space.f_files and space.f_favail < _FEW_INODES:
+    if space.f_files and space.f_favail < _FEW_INODES:  # some filesystems count no inodes
         return warning(
             _DISK, f"{message}, and room for {space.f_favail} files", "Delete small files that are not needed."
         )
@@ -70,7 +71,7 @@ def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[DoctorFinding]:
     remedy = "Start the container with `--shm-size=8g` or `--ipc=host`, or set num_workers=0."
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_MIB))
+            file.write(bytes(_MIB))  # a container may limit writes below the size that it shows
             file.flush()
         space = os.statvfs(folder)
     except OSError as error:

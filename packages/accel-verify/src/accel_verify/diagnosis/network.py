@@ -34,6 +34,7 @@ def check_network(environment: Mapping[str, str]) -> list[DoctorFinding]:
 def _address(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            # The kernel's names have 15 characters.
             found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return ""
@@ -41,12 +42,12 @@ def _address(interface: str) -> str:
 
 
 def _selection(variable: str, said: str, interfaces: list[str]) -> DoctorFinding:
-    """Check that a variable leaves an interface; NCCL takes beginnings of names, = for whole ones and ^ for others."""
+    """Check that a variable leaves an interface; NCCL takes prefixes of names, = for exact names and ^ to exclude."""
     words, nccl = said.split(","), variable.startswith("NCCL")
     others, exact = nccl and said.startswith("^"), not nccl or said.lstrip("^").startswith("=")
     words = [word.lstrip("^=") for word in words] if nccl else words
     named = [name for name in interfaces if any(name == word if exact else name.startswith(word) for word in words)]
-    missing = [] if nccl else [word for word in words if word not in interfaces]
+    missing = [] if nccl else [word for word in words if word not in interfaces]  # gloo needs all of them
     left = [name for name in interfaces if name not in named] if others else named
     if left and not missing:
         return ok(_TOPIC, f"{variable}={said} leaves {', '.join(left)}")
@@ -60,7 +61,7 @@ def _selection(variable: str, said: str, interfaces: list[str]) -> DoctorFinding
 def _own_name() -> DoctorFinding:
     name = socket.gethostname()
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
+        found = socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]  # gloo looks it up in the same way
     except OSError as error:
         return warning(
             _TOPIC,
@@ -71,7 +72,7 @@ def _own_name() -> DoctorFinding:
 
 
 def _loopback() -> DoctorFinding:
-    """Meet over the loopback interface as the ranks of one machine do."""
+    """Connect over the loopback interface as the ranks of one machine do."""
     sent = b"accel"
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -93,7 +94,7 @@ def _loopback() -> DoctorFinding:
 
 
 def check_port(port: int, source: str) -> DoctorFinding:
-    """Examine whether a port that somebody asked for is free."""
+    """Examine whether a requested port is free."""
     try:
         check_free(port)
     except LaunchError as error:

@@ -16,7 +16,7 @@ _OURS = ("accel-core", "accel-launch", "accel-bigmodel", "accel-trackers", "acce
 _DROP_IN = "accelerate"
 _NOT_FOR_RUNS = {"test", "testing"}
 _WITHOUT_EXTRA = ("torchao", "transformer_engine", "transformers")
-"""Libraries that accel uses where they are, and that no package of it has as an extra."""
+"""Libraries that accel uses if they are installed, and that none of its packages has as an extra."""
 
 
 def check_packages() -> list[DoctorFinding]:
@@ -83,7 +83,7 @@ def _requirements(ours: Distribution) -> list[tuple[Requirement, str]]:
 
 
 def optional_libraries() -> list[str]:
-    """Return the names of the installed distributions that accel uses and does not always need."""
+    """Return the names of the installed optional distributions that accel uses."""
     extras = {requirement.name for ours in _installed_ours() for requirement, extra in _requirements(ours) if extra}
     return sorted(name for name in {*extras, *_WITHOUT_EXTRA} if _installed(name) is not None)
 

@@ -1,4 +1,4 @@
-"""Runs in a process of its own: imports libraries one after another, and says what became of each.
+"""Runs in a process of its own: imports libraries one by one, and reports the result of each.
 
 A library that is built for another machine may take Python down instead of raising an error, so the process of the
 command does not import any.
@@ -15,8 +15,8 @@ __all__ = ["main"]
 
 def main(modules: list[str]) -> None:
     """Import modules, and write a line of JSON before and after each; of torch, also what it sees."""
-    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)  # what a library prints is no answer
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:  # line by line: the next import may end the process
+        os.dup2(2, 1)  # what a library prints is not an answer
         for module in modules:
             print(json.dumps({"begun": module}), file=answers)
             print(json.dumps({"module": module, "error": _trouble_with(module)}), file=answers)
@@ -27,7 +27,7 @@ def main(modules: list[str]) -> None:
 def _trouble_with(module: str) -> str:
     try:
         import_module(module)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # an import may raise anything, and some call sys.exit
         return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     return ""
 
@@ -42,7 +42,7 @@ def _torch() -> dict[str, Any]:
     trouble = ""
     if built and not here:
         try:
-            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # is_available swallows the reason, this raises it
         except (RuntimeError, AssertionError) as error:
             trouble = str(error).splitlines()[0]
     devices = [_device(f"{kind}:{index}") for index in range(count)]
@@ -55,7 +55,7 @@ def _device(name: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {"name": name, "error": ""}
     try:
-        right = float(torch.ones(1024, device=name).sum()) == 1024
+        right = float(torch.ones(1024, device=name).sum()) == 1024  # a driver may list a device that cannot compute
         found["error"] = "" if right else "a sum on it is wrong"
         if name.startswith("cuda"):
             found["model"] = torch.cuda.get_device_name(name)

@@ -1,4 +1,4 @@
-"""Environment variables: names of accel that nobody reads, and variables that contradict each other."""
+"""Environment variables: misspelled names, and variables that contradict each other."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ _BESIDE_SETTINGS = {
     "ACCEL_RUN_CARD",
     "ACCEL_RUN_ID",
 }
-"""Variables that no flag of `accel launch` stands for."""
+"""Variables that no flag of `accel launch` sets."""
 
 KNOWN: frozenset[str] = frozenset(
     {setting.environment for setting in ALL if setting.environment}
@@ -49,7 +49,7 @@ _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what accel reads, and without what a launcher tells a rank."""
+    """Return an environment without the variables that accel reads and those that a launcher sets for a rank."""
     return {name: value for name, value in environment.items() if name not in KNOWN and name not in _OF_RANKS}
 
 
@@ -97,7 +97,7 @@ def _contradictions(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
 
 
 def _ranks(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
-    """Look for what a launcher sets for its processes, in a shell that is none."""
+    """Look for variables that a launcher sets for its processes, in a shell that is not one of them."""
     said = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if environment.get(name)]
     if not said:
         return

@@ -46,6 +46,7 @@ class Tolerance:
         """Return how far values of a step may differ."""
         if step == 1:
             return self
+        # From the second step on weights differ in rounding, which a kink such as ReLU's can amplify.
         gradient, update = max(self.gradient, self.later), max(self.update, self.later)
         return replace(self, loss=10 * self.loss, gradient=gradient, update=update)
 
@@ -63,12 +64,12 @@ _OF_PRECISION = {"fp16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as on one process.
+    """A difference from one process.
 
     Attributes:
         step: Optimizer step, from 1.
         kind: What differs: `dropout`, `mask`, `loss`, `gradient`, `clipping`, `learning rate`, `update`, `metrics`.
-        where: Parameter, module or call where it shows; empty where it is none of these.
+        where: Parameter, module or call where it shows; empty if there is none.
         text: What is there and what one process has.
         difference: How far apart values are; `None` where something is wrong whatever the values are.
     """
@@ -103,12 +104,12 @@ class Largest:
 
 
 def tolerance_of(run: RecordedRun) -> Tolerance:
-    """Return how far the values of a run may lie from those of another one in the same number format."""
+    """Return how far the values of a run may differ from those of another one in the same number format."""
     name = _OF_PRECISION.get(run.precision)
     if name is None:
         kinds = {str(value.dtype).removeprefix("torch.") for value in run.tensors(0, "weights").values()}
         found = [each for each in _TOLERANCES.values() if each.format in kinds] or [_TOLERANCES["float32"]]
-        return max(found, key=lambda each: each.loss)
+        return max(found, key=lambda each: each.loss)  # mixed weights are only as exact as the coarsest
     return _TOLERANCES[name]
 
 
@@ -153,13 +154,13 @@ def own_draw(one: RecordedRun, ranks: RecordedRun, last: int) -> str | None:
     for ours, lines in zip(one.steps[:last], ranks.steps, strict=False):
         for rank, line in enumerate(lines):
             for place, drawn in line["drawn"].items():
-                if not set(drawn) <= set(ours[0]["drawn"].get(place, ())):
+                if not set(drawn) <= set(ours[0]["drawn"].get(place, ())):  # a rank may draw a part of it
                     return f"rank {rank} draws random numbers at {place} that one process does not draw"
     return None
 
 
 class _Noise:
-    """Which elements of each parameter had gradients of a size that counts, in every step so far."""
+    """Which elements of each parameter had gradients above rounding noise, in every step so far."""
 
     def __init__(self, tolerance: Tolerance) -> None:
         self._tolerance = tolerance
@@ -170,6 +171,7 @@ class _Noise:
         floor = floor_of(gradients, self._tolerance)
         for name, value in gradients.items():
             counts = value.abs() > floor
+            # Noise in one step is enough: Adam's moments keep it.
             self._counts[name] = self._counts[name] & counts if name in self._counts else counts
 
     def without(self, name: str, value: Tensor) -> Tensor:
@@ -185,10 +187,10 @@ def floor_of(gradients: dict[str, Tensor], tolerance: Tolerance) -> float:
 
 
 def _dropout(ranks: RecordedRun, step: int) -> Iterator[Finding]:
-    """Find ranks that drop the same elements of different data, or different ones of the same."""
+    """Find ranks that drop the same elements of different data, or different elements of the same data."""
     lines = ranks.steps[step - 1]
     seen: dict[str, int] = {}
-    for rank in ranks.losers:
+    for rank in ranks.losers:  # one rank for each part of the data
         seed = lines[rank]["seed"]
         if seed in seen:
             text = f"ranks {seen[seed]} and {rank} draw the same masks for different data; seed with "
@@ -233,12 +235,13 @@ def _losses(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleranc
 
 
 def _apart(one: float, other: float, relative: float) -> bool:
-    return not abs(one - other) <= relative * max(abs(one), abs(other), 1e-12)  # not a number is apart
+    return not abs(one - other) <= relative * max(abs(one), abs(other), 1e-12)  # NaN counts as different
 
 
 def _rows(run: RecordedRun, step: int) -> list[str]:
     """Return the rows that were read for a step, part after part, batch after batch."""
     batches = [run.steps[step - 1][rank]["rows"] for rank in run.readers]
+    # As one process reads.
     return [row for together in zip(*batches, strict=False) for rows in together for row in rows]
 
 
@@ -250,13 +253,14 @@ def _first_module(one: RecordedRun, ranks: RecordedRun, tolerance: Tolerance) ->
     expected: list[_Output] = one.steps[0][0]["outputs"]
     lines: list[list[_Output]] = [line["outputs"] for line in ranks.steps[0]]
     for number, (name, kind, count, total, squares) in enumerate(expected):
+        # Other modules ran: nothing to compare.
         if any(len(outputs) <= number or outputs[number][0] != name for outputs in lines):
             return None
         groups = (ranks.losers, range(len(lines)))  # tensor parallel leaves outputs whole, or splits them over ranks
         group = next((each for each in groups if sum(lines[rank][number][2] for rank in each) == count), None)
         if group is None:
             continue
-        size = (squares * max(count, 1)) ** 0.5
+        size = (squares * max(count, 1)) ** 0.5  # bounds the sum of absolute values
         near = tolerance.loss * max(size, 1e-12)
         if abs(sum(lines[rank][number][3] for rank in group) - total) > near or _apart(
             sum(lines[rank][number][4] for rank in group), squares, 2 * tolerance.loss
@@ -282,6 +286,7 @@ def _gradients(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toler
         if found is None:
             text = f"its shape is {tuple(theirs[name].shape)} instead of {tuple(value.shape)}"
             yield Finding(step, "gradient", f"`{name}`", text)
+        # Written so that NaN differs.
         elif not found[0] <= tolerance.gradient * found[1] + floor * value.numel() ** 0.5:
             yield Finding(step, "gradient", f"`{name}`", _by_how_much(value, theirs[name]), found[0] / (found[1] or 1))
     for name in theirs.keys() - ours.keys():
@@ -304,7 +309,7 @@ def _rank_apart(lines: list[dict[str, Any]], what: str, name: str, relative: flo
     norm, digest = lines[0][what].get(name, (0.0, ""))
     for rank, line in enumerate(lines[1:], 1):
         other, others = line[what].get(name, (norm, digest))
-        if others != digest and abs(other - norm) > relative * norm + floor:
+        if others != digest and abs(other - norm) > relative * norm + floor:  # equal bits need no tolerance
             return rank
     return None
 
@@ -344,7 +349,7 @@ def _rates(one: RecordedRun, ranks: RecordedRun, step: int) -> Iterator[Finding]
         for group, (ours, theirs) in enumerate(zip(expected, line["rates"], strict=False)):
             if _apart(ours, theirs, 1e-9):
                 text = f"{theirs:.7g} on rank {rank} instead of {ours:.7g}"
-                if not _apart(theirs, ours * len(ranks.parts), 1e-9):
+                if not _apart(theirs, ours * len(ranks.parts), 1e-9):  # exactly as many times as there are parts
                     text += "; a script that scales it by num_processes is verified with --count-as-ranks"
                 yield Finding(step, "learning rate", f"group {group}", text, abs(ours - theirs))
                 return
@@ -372,6 +377,7 @@ def _updates(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleran
             yield Finding(step, "update", f"`{name}`", text)
             continue
         found = _distance(noise.without(name, should), noise.without(name, moved))
+        # A small update of a large weight is itself rounded when it is added.
         rounding = torch.finfo(value.dtype).eps * float(torch.linalg.vector_norm(value.double()))
         if found is not None and not found[0] <= tolerance.update * found[1] + step * rounding:
             text = _by_how_much(should, moved)
@@ -384,6 +390,7 @@ def _metrics(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleran
     for number, (ours, theirs) in enumerate(zip(of_one, of_ranks, strict=False), 1):
         where = f"{theirs['function']}, call {number}"
         for expected, found in zip(ours["values"], theirs["values"], strict=False):
+            # Of equal values, the number of rows says nothing.
             if (expected[2] and found[2]) or expected[0] == found[0]:
                 means = [total / max(1, rows) for rows, total, _ in (expected, found)]
                 size = max(abs(means[0]), abs(means[1]), 1e-12)

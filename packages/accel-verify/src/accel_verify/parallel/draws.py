@@ -1,4 +1,4 @@
-"""What random numbers a script draws with torch, and on which line: those that ranks alone draw make losses differ."""
+"""Which random numbers a script draws with torch, and on which line: those that only ranks draw make losses differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _METHODS = (
     "random_", "uniform_",
 )  # fmt: skip
 _ORDERS = ("torch.utils.data.", "accel_core.", "accel_verify.")
-"""Modules whose own draws decide which samples are read; a sample's rows are compared in their stead."""
+"""Modules whose draws decide which samples are read; instead of the draws, the rows of a sample are compared."""
 
 
 class DrawWatch:
@@ -42,7 +42,7 @@ class DrawWatch:
         self._wanted = wanted
 
     def install(self) -> None:
-        """Exchange torch's functions that draw by what watches them."""
+        """Replace torch's functions that draw by watched ones."""
         for owner, names in ((torch, _FUNCTIONS), (Tensor, _METHODS)):
             for name in names:
                 replace(owner, name, self._watched(getattr(owner, name)))
@@ -55,6 +55,7 @@ class DrawWatch:
         @functools.wraps(original)
         def drawing(*args: object, **kwargs: object) -> object:
             found = original(*args, **kwargs)
+            # Reading a value would break the graph that is being traced, and meta tensors have none.
             if not torch.compiler.is_compiling() and isinstance(found, Tensor) and not found.is_meta and self._wanted():
                 self._note(found, sys._getframe(1))
             return found
@@ -69,10 +70,10 @@ class DrawWatch:
 
 
 def _line(frame: FrameType | None) -> str | None:
-    """Return the line outside of torch that draws, as FILE:LINE; `None` for what decides which samples are read."""
+    """Return the line outside torch that draws, as FILE:LINE; `None` if the draw decides which samples are read."""
     if frame is None or frame.f_globals.get("__name__", "").startswith(_ORDERS):
         return None
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):  # up to the caller of a layer
         frame = frame.f_back
     if frame is None:
         return None

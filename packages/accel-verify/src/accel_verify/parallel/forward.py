@@ -48,7 +48,7 @@ class ForwardWatch:
         self._recurrent: list[nn.Module] = []
 
     def install(self) -> None:
-        """Exchange dropout and attention of torch by what watches them."""
+        """Replace dropout and attention of torch by watched versions."""
         if has_module("accel_parallel"):
             # It binds the attention of torch when it is imported, which has to be torch's own.
             importlib.import_module("accel_parallel.context.attention")
@@ -62,8 +62,9 @@ class ForwardWatch:
         modules = dict(model.named_modules())
         for module in modules.values():
             if isinstance(module, nn.RNNBase) and module.dropout:
-                self._recurrent.append(module)
+                self._recurrent.append(module)  # cuDNN drops inside the layer, out of reach of the functions below
                 module.dropout = 0.0
+        # A hook with Python code breaks the graph.
         if any(type(module).__name__ == "OptimizedModule" or module._compiled_call_impl for module in modules.values()):
             return
         for name, module in modules.items():
@@ -71,11 +72,11 @@ class ForwardWatch:
             self._handles.append(module.register_forward_hook(hook))
 
     def backward_begins(self, models: list[nn.Module]) -> None:
-        """Note that a forward pass is over: what is computed now is computed again."""
+        """Note that a forward pass is over: what is computed from now on is recomputation."""
         self.listening, self.in_backward = False, True
         modules = [module for model in models for module in model.modules()]
         drops = any(isinstance(each, _DROPOUT_MODULES) and each.p > 0 and each.training for each in modules)
-        if drops or any(module.training for module in self._recurrent):
+        if drops or any(module.training for module in self._recurrent):  # a compiled model does not show its calls
             self._draws(next(models[0].parameters()).device)
 
     def backward_ended(self) -> None:
@@ -96,6 +97,7 @@ class ForwardWatch:
             self.outputs.append((name, type(module).__name__.removeprefix("FSDP"), *sums(tensor)))
 
     def _draws(self, device: torch.device) -> None:
+        # The first call decides: later draws follow from it.
         if not torch.compiler.is_compiling() and self.seed is None:
             self.seed = generator_state(device)
 

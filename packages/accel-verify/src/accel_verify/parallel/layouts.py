@@ -1,4 +1,4 @@
-"""What each layout that is verified asks of `accel launch`."""
+"""The flags of `accel launch` for each layout to verify."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def requested_layouts(text: str, most: int) -> list[RequestedLayout]:
 
 
 def requested_layout(text: str) -> RequestedLayout:
-    """Return what a layout asks for.
+    """Return the layout of a name.
 
     Raises:
-        ConfigurationError: There is no such layout, or it is one process by itself.
+        ConfigurationError: The layout is unknown, or is a single process.
     """
     return _requested(parse_layout(text))
 
@@ -58,12 +58,13 @@ def requested_layout(text: str) -> RequestedLayout:
 def _requested(spec: LayoutSpec) -> RequestedLayout:
     if spec.ranks < 2:
         raise ConfigurationError(
-            f"A layout that is compared with one process has several; got {spec.name!r}. Give it at least 2 ranks, as "
-            "in dp2 or fsdp2xtp2."
+            f"A layout to compare with one process needs at least 2 ranks; got {spec.name!r}. Write for example dp2 "
+            "or fsdp2xtp2."
         )
     words = ["--num-processes", str(spec.ranks)]
     if spec.zero_stage is not None:
         words += ["--use-deepspeed", "--zero-stage", str(spec.zero_stage)]
+        # Else its weights cannot be gathered.
         words += ["--zero3-save-16bit-model", "true"] if spec.zero_stage == _GATHERED else []
     elif spec.engine == "fsdp" or min(spec.size("cp"), spec.size("tp")) > 1:
         words += ["--use-fsdp", "--fsdp-version", "2"]

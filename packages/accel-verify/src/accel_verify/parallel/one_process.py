@@ -53,7 +53,7 @@ class _Joined(BatchSampler):
 
 
 def read_for_all(parts: int, *, counts: bool = False) -> None:
-    """Let the Accelerators of this process read, and schedule, for several ranks."""
+    """Make the Accelerators of this process read and schedule for several ranks."""
 
     def prepared(
         prepare: Callable[..., object],
@@ -62,7 +62,7 @@ def read_for_all(parts: int, *, counts: bool = False) -> None:
         *args: object,
         **kwargs: object,
     ) -> object:
-        if not isinstance(data_loader, PreparedLoader):
+        if not isinstance(data_loader, PreparedLoader):  # a second prepare must not join again
             data_loader = _joined(accelerator, data_loader, parts)
         return prepare(accelerator, data_loader, *args, **kwargs)
 
@@ -79,7 +79,7 @@ def _joined(accelerator: Accelerator, loader: DataLoader[Any], parts: int) -> Da
     """Return a loader that gives the batches of all ranks as one, and draws its order as ranks do."""
     loader = _copy(loader)
     _draw_order_as_ranks(accelerator, loader)
-    if parts == 1 or accelerator.split_batches:
+    if parts == 1 or accelerator.split_batches:  # a split batch is the global one already
         return loader
     if loader.batch_size is None and loader.batch_sampler is None:
         raise DataError(
@@ -90,6 +90,7 @@ def _joined(accelerator: Accelerator, loader: DataLoader[Any], parts: int) -> Da
     plain = type(batches) is BatchSampler
     size = (loader.batch_size or 1) * parts
     joined = BatchSampler(batches.sampler, size, batches.drop_last) if plain else _Joined(batches, parts)
+    # Torch forbids setting them.
     loader.__dict__.update(batch_sampler=joined, batch_size=size if plain else loader.batch_size)
     return loader
 
@@ -105,6 +106,7 @@ def _draw_order_as_ranks(accelerator: Accelerator, loader: DataLoader[Any]) -> N
     sampler = get_sampler(loader)
     if isinstance(loader.dataset, IterableDataset) or getattr(sampler, "generator", False) is not None:
         return
+    # Its order is that of all ranks already.
     if accelerator.use_seedable_sampler and isinstance(sampler, _RandomSampler):
         return
     sampler.generator = torch.Generator()
@@ -113,10 +115,11 @@ def _draw_order_as_ranks(accelerator: Accelerator, loader: DataLoader[Any]) -> N
 
 def _by_share(parts: int, forward: Callable[..., Tensor], layer: _BatchNorm, input: Tensor) -> Tensor:
     """Normalize each rank's share of a batch by itself."""
-    if not layer.training or len(input) < parts:
+    if not layer.training or len(input) < parts:  # a rank without rows has no statistics
         return forward(layer, input)
     outputs = []
     for number, share in enumerate(input.chunk(parts)):
+        # Running statistics are those of the first rank, as in copies of a model.
         kept = [(each, each.clone()) for each in layer.buffers()] if number and layer.track_running_stats else []
         outputs.append(forward(layer, share))
         for buffer, before in kept:

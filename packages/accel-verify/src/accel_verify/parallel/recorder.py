@@ -57,14 +57,14 @@ UNSAVED: dict[str, Callable[..., object]] = {
     "save_model": lambda *args, **kwargs: None,
     "save": lambda *args, **kwargs: None,
 }
-"""Members of Accelerator that do nothing: the script runs several times, and not to its end."""
+"""Members of Accelerator that are disabled, because the script runs several times and not to its end."""
 
 _EMPTY_EPOCHS = 1000
-"""How often a script may begin an epoch after the last step: one that counts steps would do so for ever."""
+"""How often a script may begin an epoch after the last step: one that counts steps would do so forever."""
 
 
 class Finished(SystemExit):
-    """Ends a script that would train on."""
+    """Ends a script that would continue to train."""
 
 
 class StepRecorder:
@@ -91,7 +91,7 @@ class StepRecorder:
         self._gathering = False
 
     def install(self) -> None:
-        """Put the watch into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
+        """Hook into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
         self._forward.install()
         self._draw_watch.install()
         if self._parts:
@@ -116,7 +116,7 @@ class StepRecorder:
     def write(self, kind: str, **facts: object) -> None:
         """Write a line of the record."""
         self._record.write(json.dumps({"kind": kind, **facts}) + "\n")
-        self._record.flush()
+        self._record.flush()  # a rank that is killed leaves what it has written
 
     def end(self, error: BaseException | None) -> None:
         """Write the last line."""
@@ -155,7 +155,7 @@ class StepRecorder:
         self._forward.backward_ended()
 
     def _begins(self, accelerator: Accelerator) -> None:
-        accelerator.log_with = []
+        accelerator.log_with = []  # a run that is watched must not appear in a tracker
         if self._accelerator is None:
             layout = accelerator._runtime.layout
             shares = [layout.place((*GROUPS["dp_cp"], "sp"), rank) for rank in range(layout.world_size)]
@@ -206,7 +206,7 @@ class StepRecorder:
         """Write the complete gradients of the window down, once, before anything clips them."""
         if self._gradients is not None or not accelerator.sync_gradients or self.step >= self.steps:
             return
-        accelerator.unscale_gradients()
+        accelerator.unscale_gradients()  # scaled ones differ by the scale, which each run finds by itself
         if self.step == 0:
             self._keep(0, "weights", weights(accelerator))
         self._gradients = self._keep(self.step + 1, "gradients", gradients(accelerator))
@@ -254,7 +254,7 @@ class StepRecorder:
         return any(loader is each for each in self._trained_with)
 
     def _trains_on(self) -> None:
-        """Leave out a step after the last one, and end what takes it; a script without a loader ends here."""
+        """Skip a step after the last one and end the script; a script without a loader ends here."""
         self._note_loader()
         if not self._reading:
             raise Finished(0)
@@ -275,7 +275,7 @@ class StepRecorder:
                 if self.step >= self.steps and self._is_trained_with(loader):
                     break
         finally:
-            batches.close()
+            batches.close()  # the loader must not stay the active one
             self._reading.remove(loader)
 
     def _generators(self) -> list[str]:
@@ -304,7 +304,7 @@ class StepRecorder:
     ) -> object:
         # What is gathered while a model trains may be asked for where there are several ranks only.
         trains = name == "gather" and any(model.training for model in accelerator._models)
-        if self._gathering or trains:
+        if self._gathering or trains:  # gather_for_metrics calls gather
             return gather(accelerator, *args, **kwargs)
         self._gathering = True
         try:
@@ -338,7 +338,7 @@ def run_target(target: str, arguments: list[str]) -> None:
     script, _, function = target.partition(".py:")
     script += ".py" if function else ""
     sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
+    sys.path.insert(0, str(Path(script).resolve().parent))  # as Python does for a script
     if not function:
         runpy.run_path(script, run_name="__main__")
         return
@@ -346,7 +346,7 @@ def run_target(target: str, arguments: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Watch a target to its end; what it raises before its last step is raised, unless a strategy refuses it."""
+    """Watch a target to its end; raise what it raises before its last step, unless a strategy refuses it."""
     folder, steps, parts, counts, target, *rest = arguments
     recorder = StepRecorder(Path(folder), int(steps), int(parts), counts=counts == "1")
     recorder.install()
@@ -356,7 +356,7 @@ def main(arguments: list[str]) -> None:
         recorder.end(error)
         if recorder.step >= recorder.steps or isinstance(error, Finished):
             return
-        if isinstance(error, SystemExit) and not error.code:
+        if isinstance(error, SystemExit) and not error.code:  # the script's own end
             return
         raise
     recorder.end(None)

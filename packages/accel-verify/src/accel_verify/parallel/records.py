@@ -64,6 +64,7 @@ class RecordedRun:
         lines = self.steps[step - 1]
         pairs: list[tuple[float, float | None]] = [pair for rank in self.losers for pair in lines[rank]["losses"]]
         if any(weight is not None for _, weight in pairs):
+            # With weights, ranks pass sums: the loss is over all tokens.
             return sum(value for value, _ in pairs) / (sum(weight or 0.0 for _, weight in pairs) or 1.0)
         return sum(value for value, _ in pairs) / max(1, len(pairs))
 
@@ -91,7 +92,7 @@ def read_run(folder: Path) -> RecordedRun:
         about["parts"],
         about["loss_parts"],
         about["precision"],
-        [list(lines) for lines in zip(*steps, strict=False)],
+        [list(lines) for lines in zip(*steps, strict=False)],  # only steps that every rank made
         [line for line in ranks[0] if line["kind"] == "metric"] if ranks else [],
         [line["memory"] for line in ends],
         None if last is None else last["note"],

@@ -141,7 +141,7 @@ def _finite(value: object) -> object:
         return {str(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_finite(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

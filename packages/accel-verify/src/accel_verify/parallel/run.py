@@ -32,7 +32,7 @@ __all__ = ["VerifyRequest", "check_one_process", "run", "variables_of", "verdict
 
 _MOST_ON_CPU = 8
 _GRACE_S = 30.0
-"""How long ranks may go on when one has ended well: past its last step, a script may fail on one of them alone."""
+"""How long ranks may go on once one has exited with 0: after its last step, a script may fail on one rank only."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class VerifyRequest:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out.
+    """Run the command.
 
     Raises:
-        ConfigurationError: An unknown layout, one that is too large, or no such script.
+        ConfigurationError: An unknown layout, one that is too large, or a script that does not exist.
         LaunchError: The script fails on one process, or makes fewer steps.
     """
     report = verify_parallel(
@@ -97,7 +97,7 @@ def verify_parallel(
     """Run a script, or a function, on one process and on layouts of ranks, and compare what happens.
 
     Raises:
-        ConfigurationError: An unknown layout, one that is too large, or no such script.
+        ConfigurationError: An unknown layout, one that is too large, or a script that does not exist.
         LaunchError: The script fails on one process, or makes fewer steps.
     """
     gpus = 0 if cpu else count_gpus(environ.snapshot())
@@ -117,7 +117,7 @@ def _checked(target: str | Callable[[], object]) -> str:
     """Return where a target is, as the recorder takes it.
 
     Raises:
-        ConfigurationError: There is no such script or function, or the function cannot be found by its name.
+        ConfigurationError: The script or function does not exist, or the function cannot be found by its name.
     """
     if callable(target):
         source = inspect.getsourcefile(target)
@@ -136,7 +136,7 @@ def _verify(request: VerifyRequest, layouts: Sequence[RequestedLayout]) -> Repor
     ones: dict[int, RecordedRun] = {}
     verdicts = []
     for layout in layouts:
-        if layout.parts not in ones:
+        if layout.parts not in ones:  # layouts with equally many parts share one
             ones[layout.parts] = _one_process(request, layout.parts)
         progress(f"Running on {layout.name}, {layout.ranks} ranks ...")
         ended, found = _recorded(request, layout.name, layout.ranks, 0, layout.words)
@@ -155,7 +155,7 @@ def _one_process(request: VerifyRequest, parts: int) -> RecordedRun:
 
 
 def check_one_process(request: VerifyRequest, ended: RanksEnded, found: RecordedRun) -> None:
-    """Refuse to compare with a run on one process that did not make its steps.
+    """Refuse a run on one process that did not make its steps.
 
     Raises:
         LaunchError: It failed, was too slow, or made fewer steps.
@@ -164,8 +164,8 @@ def check_one_process(request: VerifyRequest, ended: RanksEnded, found: Recorded
         return
     if ended.timed_out:
         raise LaunchError(
-            f"The script did not make its steps on one process in time; got {request.timeout:g} s for {request.steps} "
-            "optimizer steps. Pass a longer --timeout, or fewer --steps."
+            f"The script did not finish its steps on one process in time; got {request.timeout:g} s for "
+            f"{request.steps} optimizer steps. Pass a longer --timeout, or fewer --steps."
         )
     if ended.failed is not None:
         raise LaunchError(
@@ -187,7 +187,7 @@ def check_one_process(request: VerifyRequest, ended: RanksEnded, found: Recorded
 def verdict_on(
     request: VerifyRequest, layout: RequestedLayout, one: RecordedRun, ended: RanksEnded, found: RecordedRun
 ) -> Verdict:
-    """Return what became of a layout."""
+    """Return the verdict on a layout."""
     about: dict[str, Any] = {"layout": layout.name, "ranks": layout.ranks, "parts": layout.parts}
     about["numbers"] = run_as_numbers(found)
     if found.refused:
@@ -197,6 +197,7 @@ def verdict_on(
         state, message = _state_of(one, found, findings)
         unended = f"nothing, but did not end{_standing(request, ended)}" if ended.timed_out else None
         note, largest = found.note or unended or one.note, largest_difference(one, found)
+        # By type: texts have numbers.
         of_one = note is not None and one.note is not None and note.split(":")[0] == one.note.split(":")[0]
         about |= {"findings": findings, "largest": largest, "note": note, "note_of_one": of_one}
         return Verdict(**about, state=state, message=message)
@@ -214,7 +215,7 @@ def verdict_on(
 
 
 def _standing(request: VerifyRequest, ended: RanksEnded) -> str:
-    """Return on which line of the script each rank stood when its time was over, as far as their stacks tell."""
+    """Return the line of the script at which each rank was when the time was over, as far as stacks show it."""
     name = Path(request.target.partition(".py:")[0]).stem + ".py"
     frame = re.compile(rf'File "[^"]*{re.escape(name)}", line (\d+)')
     stood = [
@@ -226,13 +227,14 @@ def _standing(request: VerifyRequest, ended: RanksEnded) -> str:
 
 
 def _state_of(one: RecordedRun, found: RecordedRun, findings: Sequence[Finding]) -> tuple[str, str]:
-    """Return the state of a layout on which all steps were made, and why it is that one."""
+    """Return the state of a layout that made all steps, and the reason."""
     if not findings:
         return "equal", ""
     own = own_draw(one, found, findings[0].step)
     if own is None or any(finding.certain for finding in findings):
         return "differs", ""
-    return "not comparable", f"{own}. Draw them for each sample, or for all ranks from one seed and use each its part."
+    remedy = "Draw them per sample; or draw them for all ranks from one seed, and let each rank use its part."
+    return "not comparable", f"{own}. {remedy}"
 
 
 def _recorded(
@@ -257,7 +259,7 @@ def _recorded(
 
 
 def variables_of(words: Sequence[str], place: Path) -> dict[str, str]:
-    """Return the variables by which `accel launch` would tell ranks of some flags, whatever its file says."""
+    """Return the variables that `accel launch` would set for some flags, whatever its configuration file says."""
     empty = place / "empty.yaml"
     empty.write_text("compute_environment: LOCAL_MACHINE\n")
     return child_environment(settings_from(launch_command_parser().parse_args(["--config-file", str(empty), *words])))

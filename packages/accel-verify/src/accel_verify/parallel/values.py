@@ -1,4 +1,4 @@
-"""What is read of a model while it trains: whole gradients and weights, and what stands for them."""
+"""What is read from a model while it trains: whole gradients and weights, and their digests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["first_tensor", "generator_state", "gradients", "peak_memory", "row_d
 
 
 def _bare_models(accelerator: Accelerator) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
-    """Yield what stands before the names of each prepared model, the model, and the bare one inside."""
+    """Yield the prefix of the names of each prepared model, the model, and the bare one inside."""
     models = accelerator._models
     for number, model in enumerate(models):
         yield "" if len(models) == 1 else f"model {number}: ", model, accelerator.unwrap_model(model)
@@ -91,7 +91,7 @@ def first_tensor(output: object) -> Tensor | None:
 
 
 def _leaves_of(output: object) -> list[Any]:
-    """Return the leaves of a nest; what is no nest, such as a model's own kind of output, counts as its attributes."""
+    """Return the leaves of a nest; other objects, such as a model's own output class, count as their attributes."""
     leaves = list(tree_leaves(output))
     return [inner for leaf in leaves for inner in (leaf, *getattr(leaf, "__dict__", {}).values())]
 
@@ -109,7 +109,7 @@ def generator_state(device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that this process has held: on its device where torch counts that, else in the machine."""
+    """Return the peak memory of this process: on its device if torch counts it, else in host memory."""
     module: Any = getattr(torch, device.type, None)
     if device.type != "cpu" and hasattr(module, "max_memory_allocated"):
         return int(module.max_memory_allocated(device))

@@ -1,1 +1,1 @@
-"""Does a script go on exactly where it was interrupted? The command `accel check-resume`."""
+"""Does a script continue exactly where it was interrupted? The command `accel check-resume`."""

@@ -1,4 +1,4 @@
-"""Running a script straight and interrupted, and comparing what was recorded."""
+"""Runs a script straight and interrupted, and compares what was recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASPECTS = ("data order", "learning rate", "parameters", "optimizer", "random sta
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that is not the same.
+    """The first difference.
 
     Attributes:
         step: Optimizer step after which it shows, counting from 1.
@@ -44,10 +44,10 @@ class Difference:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out.
+    """Run the command.
 
     Raises:
-        ConfigurationError: Steps that cannot be, or no such script.
+        ConfigurationError: Impossible steps, or a script that does not exist.
         LaunchError: The script failed.
     """
     args.steps = args.steps or 2 * (args.at or 3)
@@ -96,7 +96,7 @@ def compare(straight: list[list[dict[str, Any]]], interrupted: list[list[dict[st
     for records in zip(
         *(zip(one, two, strict=True) for one, two in zip(straight, interrupted, strict=True)), strict=True
     ):
-        for aspect in ASPECTS:
+        for aspect in ASPECTS:  # causes first: the first difference found is named
             for rank, (one, two) in enumerate(records):
                 for detail in _differences(one[aspect], two[aspect], aspect):
                     return Difference(one["step"], rank, aspect, detail)
@@ -135,7 +135,7 @@ def _records(
         for rank in range(args.num_processes)
     ]
     made = first + min(map(len, found))
-    if made < last:  # a process can leave with success in ways that its recorder does not see, such as os._exit
+    if made < last:  # a process can exit with 0 in ways that its recorder does not see, such as os._exit
         raise LaunchError(
             f"The script ended before the step that --steps asks for; it made {made} optimizer steps of {last} with "
             "prepared loaders. Ask for fewer --steps, and prepare the training loader."
@@ -149,5 +149,5 @@ def _environment(args: argparse.Namespace, rank: int, port: int) -> dict[str, st
         variables["ACCELERATE_USE_CPU"] = "true"
     variables |= rank_variables(rank, args.num_processes, port)
     if args.num_processes > 1:
-        variables.setdefault("OMP_NUM_THREADS", "1")
+        variables.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, and sums do not depend on their number
     return variables

@@ -59,7 +59,7 @@ class ResumeRecorder:
         self._written = first
 
     def install(self) -> None:
-        """Put the watch into Accelerator and into prepared loaders."""
+        """Hook into Accelerator and prepared loaders."""
         wrap(Accelerator, "__init__", self._begun)
         wrap(Accelerator, "load_state", self._loaded)
         for kind in (DataLoaderShard, DataLoaderDispatcher):
@@ -72,12 +72,12 @@ class ResumeRecorder:
 
     def _loaded(self, load: Callable[..., object], *args: object, **kwargs: object) -> object:
         found = load(*args, **kwargs)
-        self._load = NOTHING
+        self._load = NOTHING  # the script restored its state itself
         return found
 
     def _move(self, project: ProjectConfiguration) -> None:
         if project.automatic_checkpoint_naming:
-            if project.logging_dir == project.project_dir:
+            if project.logging_dir == project.project_dir:  # it follows, as where the script left it unset
                 project.logging_dir = self._project
             project.project_dir = self._project
 
@@ -99,7 +99,7 @@ class ResumeRecorder:
         return 0 if accelerator is None or not accelerator._optimizers else _count(accelerator._optimizers[0])
 
     def _boundary(self, before: int) -> None:
-        """Write a line if the batch that was just dealt with ended in an optimizer step; stop after the last."""
+        """Write a line if the batch that was just processed ended in an optimizer step; stop after the last."""
         accelerator = self._accelerator
         if accelerator is None or self._steps_done() == before:
             return
@@ -112,7 +112,7 @@ class ResumeRecorder:
             if self._save != NOTHING:
                 automatic = accelerator.project_configuration.automatic_checkpoint_naming
                 accelerator.save_state(None if automatic else self._save)
-            accelerator.wait_for_everyone()
+            accelerator.wait_for_everyone()  # a rank that ends now would take the save of others with it
             raise Finished(0)
 
     def _state(self, accelerator: Accelerator) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _restores_position(accelerator: Accelerator) -> bool:
 
 
 def _seed() -> None:
-    """Seed every generator: whether a script is repeatable at all is not the question, only whether it resumes."""
+    """Seed every generator, because the question is only whether a script resumes, not whether it is repeatable."""
     random.seed(0)
     torch.manual_seed(0)
     if importlib.util.find_spec("numpy") is not None:
@@ -167,7 +167,7 @@ def _count(optimizer: Any) -> int:
         def counted(*_: object) -> None:
             inner._accel_steps += 1
 
-        inner.register_step_post_hook(counted)
+        inner.register_step_post_hook(counted)  # steps inside an accumulation window do not reach it
     return int(inner._accel_steps)
 
 

@@ -43,7 +43,7 @@ class TrainingClock:
     """Counts optimizer steps after the first, samples, seconds, and those in which the script waited for batches."""
 
     def __init__(self) -> None:
-        self.steps, self.samples, self.waited, self.seconds = -1, 0, 0.0, 0.0
+        self.steps, self.samples, self.waited, self.seconds = -1, 0, 0.0, 0.0  # the first step warms up
         self._began = 0.0
         self._accelerator: Accelerator | None = None
         self._input: Tensor | None = None
@@ -65,9 +65,10 @@ class TrainingClock:
         model = prepare(*args, **kwargs)
 
         def note(module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
+            # Transformers: the first tensor may be a mask.
             found = [named["input_ids"]] if "input_ids" in named else tree_leaves((inputs, named))
             self._input = next((leaf for leaf in found if isinstance(leaf, Tensor) and leaf.dim()), None)
-            seen.remove()
+            seen.remove()  # the first forward pass is enough
 
         seen = model.register_forward_pre_hook(note, with_kwargs=True)
         return model
@@ -108,9 +109,9 @@ class TrainingClock:
         if accelerator is None or given is None or not accelerator._optimizers:
             return [], "no prepared model was trained"
         model = accelerator.unwrap_model(accelerator._models[0], keep_fp32_wrapper=False).to("meta")
-        model.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)  # gradients would be copied with the model
         optimizer = getattr(accelerator._optimizers[0], "optimizer", accelerator._optimizers[0])
-        known = type(optimizer).__module__.startswith("torch.optim")
+        known = type(optimizer).__module__.startswith("torch.optim")  # the prediction steps torch's optimizers only
         states = {name: optimizer.defaults[name] for name in _STATES if known and optimizer.defaults.get(name)}
         tokens = not given.is_floating_point() and given.dim() == 2
         shape: dict[str, Any] = {"sequence": given.shape[1]} if tokens else {"sample": tuple(given.shape[1:])}

@@ -24,7 +24,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     "try",
-    "Run a few steps of a script on one process and on two: whether they are equal, how fast, and how large.",
+    "Run a few steps of a script on one process and on two, and compare results, speed and memory.",
     _add_arguments,
     runner_of("accel_verify.trial.run"),
     "Nothing that the script saves is written. The exit status is 0 where both train alike, 1 where they do not or one "

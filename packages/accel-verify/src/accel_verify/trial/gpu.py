@@ -1,4 +1,4 @@
-"""What memory a GPU has, by its name."""
+"""The memory of a GPU, by its name."""
 
 import re
 
@@ -10,14 +10,14 @@ _KNOWN = {
     "T4": 16, "L4": 24, "A10": 24, "A10G": 24, "L40": 48, "L40S": 48, "RTX3090": 24, "RTX4090": 24, "RTX5090": 32,
     "H100": 80, "H200": 141, "B200": 180, "MI250": 64, "MI300X": 192,
 }  # fmt: skip
-"""Memory of GPUs that are made with one size alone, in GB, as their makers state it."""
+"""Memory of GPUs that are made in one size only, in GB, as their makers state it."""
 
 
 def memory_of_gpu(name: str) -> int:
     """Return the bytes of a GPU by its name, which may end in its size: `A100-80GB`, `L4`, `24GB`.
 
     Raises:
-        ConfigurationError: The name neither says a size nor is known.
+        ConfigurationError: The name is unknown and does not state a size.
     """
     size = re.search(r"(\d+)\s*Gi?B?$", name, re.IGNORECASE)
     gib = int(size[1]) if size else _KNOWN.get(name.upper().replace(" ", "").replace("-", ""))

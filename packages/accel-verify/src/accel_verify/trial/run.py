@@ -1,4 +1,4 @@
-"""What `accel try` does: verify on two ranks, put a clock beside one process, and say how to launch."""
+"""What `accel try` does: verify on two ranks, time one process, and say how to launch."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _AT_LEAST_S, _TIMES = 20.0, 6
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry the command out.
+    """Run the command.
 
     Raises:
-        ConfigurationError: An unknown layout or GPU, or no such script.
+        ConfigurationError: An unknown layout or GPU, or a script that does not exist.
         LaunchError: The script fails on one process, or makes fewer steps.
     """
     gpus = {name.strip(): memory_of_gpu(name.strip()) for name in (args.gpu or "").split(",") if name.strip()}
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         timeout=min(args.timeout, _AT_LEAST_S + _TIMES * (time.monotonic() - began)),
     )
     (verdict,) = report.verdicts
+    # A fault of its own on both is no difference.
     good = verdict.state == "equal" and (verdict.note is None or verdict.note_of_one)
     lines = [
         (verdict.state if good or verdict.state != "equal" else "failed", _equality(verdict, good)),
@@ -74,7 +75,7 @@ def _equality(verdict: Verdict, good: bool) -> str:
 
 
 def _clocked(args: argparse.Namespace, limit: int) -> dict[str, Any]:
-    """Run the script on one process beside a clock; raise a LaunchError where it fails there."""
+    """Run the script on one process and time it; raise a LaunchError if it fails there."""
     progress("Timing one process ...")
     words = ["--num-processes", "1"] + (["--cpu"] if args.cpu or not count_gpus(environ.snapshot()) else [])
     words += [] if args.mixed_precision is None else ["--mixed-precision", args.mixed_precision]
@@ -106,9 +107,10 @@ def _fitting(clocked: dict[str, Any], nbytes: int) -> dict[str, Any] | None:
 
 
 def _memory(name: str, nbytes: int, clocked: dict[str, Any]) -> str:
-    """Say what a rank needs of a GPU, and on how many of them the training fits."""
+    """Describe how much of a GPU a rank needs, and on how many of them the training fits."""
     if not clocked["memory"]:
         return f"unknown: {clocked['trouble']}"
+    # Layouts grow until one fits.
     first, last, fitting = clocked["memory"][0], clocked["memory"][-1], _fitting(clocked, nbytes)
     text = f"{written_size(first['peak'])} of {written_size(nbytes)} on one {name}"
     if fitting is first:
@@ -128,4 +130,4 @@ def _launch_line(args: argparse.Namespace, good: bool, limit: int, clocked: dict
         words = [] if limit or count_gpus(environ.snapshot()) else ["--cpu", "--num-processes", "2"]
     words += [] if args.mixed_precision is None else ["--mixed-precision", args.mixed_precision]
     line = shlex.join(["accel", "launch", *words, args.script, *args.script_arguments])
-    return line if good else f"{line}, until that is mended"
+    return line if good else f"{line}, until that is fixed"

@@ -33,7 +33,7 @@ def test_no_file_is_fine() -> None:
             "num_processes is not valid; got 'many' from {path}:1",
             "Give it a whole number from 1.",
         ),
-        (None, "There is no configuration file {path}", "Name one that exists"),
+        (None, "The configuration file {path} does not exist", "Name one that does"),
     ],
 )
 def test_a_file_that_does_not_hold(tmp_path: Path, text: str | None, what: str, remedy: str) -> None:

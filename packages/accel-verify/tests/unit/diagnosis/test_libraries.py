@@ -42,7 +42,7 @@ def test_a_broken_library_is_named_with_its_error(probe) -> None:
 
 @pytest.mark.parametrize(
     ("name", "seconds", "message"),
-    [("crashing", 60, "ended with status -9"), ("slow", 2, "no end of it within 2 s")],
+    [("crashing", 60, "ended with status -9"), ("slow", 2, "no result within 2 s")],
 )
 def test_a_library_that_takes_python_down_is_named(probe, name: str, seconds: float, message: str) -> None:
     """The library that was begun last is the culprit, and those behind it are said to be untried."""

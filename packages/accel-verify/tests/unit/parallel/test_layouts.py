@@ -66,7 +66,7 @@ def test_a_hybrid_mesh_is_asked_for_axis_by_axis() -> None:
 @pytest.mark.parametrize("name", ["tp1", "single"])
 def test_one_process_is_not_compared_with_itself(name: str) -> None:
     """A layout has several ranks."""
-    with pytest.raises(ConfigurationError, match=f"has several; got '{name}'"):
+    with pytest.raises(ConfigurationError, match=f"needs at least 2 ranks; got '{name}'"):
         requested_layout(name)
 
 

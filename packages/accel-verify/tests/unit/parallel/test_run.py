@@ -20,8 +20,8 @@ def trainer() -> None:
     [
         (["--layouts", "fdsp2", "train.py"], "fsdp2"),
         (["--layouts", "dp1024", "--cpu", "train.py"], "dp1024 needs 1024 processes, and this run may start 8"),
-        (["--layouts", "dp2", "--cpu", "none.py"], "There is no such script; got 'none.py'"),
-        (["--layouts", "dp2", "--cpu", "none.py:main"], "There is no such script; got 'none.py'"),
+        (["--layouts", "dp2", "--cpu", "none.py"], "The script does not exist; got 'none.py'"),
+        (["--layouts", "dp2", "--cpu", "none.py:main"], "The script does not exist; got 'none.py'"),
     ],
 )
 def test_wrong_arguments_are_named(

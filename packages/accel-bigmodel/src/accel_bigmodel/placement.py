@@ -68,15 +68,7 @@ def as_device(device: int | str | torch.device) -> torch.device:
 
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
-    """Return whether two devices are one, where an accelerator without an index is number 0.
-
-    Args:
-        first_device: A device.
-        second_device: Another.
-
-    Returns:
-        True when they are the same.
-    """
+    """Return whether two devices are one, where an accelerator without an index is number 0."""
     if first_device.type != second_device.type:
         return False
     if first_device.type == "cpu":

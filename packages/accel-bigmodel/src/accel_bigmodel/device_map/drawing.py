@@ -69,13 +69,7 @@ class Segment:
 
 @record(frozen=True)
 class Bar:
-    """A device.
-
-    Attributes:
-        label: Its name.
-        note: What is written below the bar.
-        segments: Its stretches, from the left.
-    """
+    """A device."""
 
     label: str
     note: str

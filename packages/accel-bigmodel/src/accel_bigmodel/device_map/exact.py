@@ -12,12 +12,7 @@ Device = int | str
 
 @record
 class Unit:
-    """What must stay together: a layer, or several that share tensors.
-
-    Attributes:
-        nodes: Its parts, in the model's order.
-        size: Its bytes.
-    """
+    """What must stay together: a layer, or several that share tensors."""
 
     nodes: list[Node]
     size: int

@@ -100,13 +100,7 @@ class Plan:
         return sum(part.nbytes for part in self.parts)
 
     def explain(self, device: Device) -> str:
-        """Return in words which parts a device holds, and what its bytes are for.
-
-        Args:
-            device: The device.
-
-        Returns:
-            One sentence per purpose.
+        """Return in words which parts a device holds, and what its bytes are for, one sentence per purpose.
 
         Raises:
             ConfigurationError: When the plan has no such device.
@@ -131,11 +125,7 @@ class Plan:
         return " ".join(words)
 
     def table(self) -> str:
-        """Draw the devices as a table of text.
-
-        Returns:
-            Lines: device, parts, weights, reserve, headroom, free, limit.
-        """
+        """Draw the devices as a table of text: device, parts, weights, reserve, headroom, free, limit."""
         rows: list[tuple[str, ...]] = [("device", "parts", "weights", "reserve", "headroom", "free", "limit")]
         for share in self.shares:
             count = sum(part.device == share.device for part in self.parts)
@@ -148,11 +138,7 @@ class Plan:
         return "\n".join(lines)
 
     def svg(self) -> str:
-        """Draw the devices as bars, each to the scale of the largest limit.
-
-        Returns:
-            An SVG document.
-        """
+        """Draw the devices as the bars of an SVG document, each to the scale of the largest limit."""
         bars = []
         for share in self.shares:
             held = {part.name: part for part in self.parts if part.device == share.device}
@@ -165,11 +151,7 @@ class Plan:
         return draw_bars(f"{written_size(self.nbytes)} of weights on {devices}", bars)
 
     def to_json(self) -> str:
-        """Write the plan as JSON.
-
-        Returns:
-            Text that `from_json` reads.
-        """
+        """Write the plan as JSON, which `from_json` reads."""
         content = {
             "parts": [asdict(part) for part in self.parts],
             "shares": [asdict(share) for share in self.shares],
@@ -180,12 +162,6 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Read a plan.
-
-        Args:
-            text: What `to_json` gave.
-
-        Returns:
-            An equal plan.
 
         Raises:
             ConfigurationError: When the text is not a plan.

@@ -135,13 +135,7 @@ class Node:
 
 
 class Tree:
-    """A model's nodes and its tied tensors.
-
-    Attributes:
-        root: The model.
-        ties: Groups of tensor nodes that are one tensor; the first is the one whose bytes count.
-        counts: The bytes.
-    """
+    """A model's nodes and its tied tensors."""
 
     def __init__(self, root: Node, counts: Counts) -> None:
         self.root = root

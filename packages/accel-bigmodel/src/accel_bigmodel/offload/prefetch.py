@@ -19,13 +19,7 @@ __all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights"]
 
 @record
 class TransferSpec:
-    """The weights of a block, as a transport is told of them.
-
-    Attributes:
-        names: Names in the store.
-        dtypes: The dtype that each is computed in.
-        store: Where they are.
-    """
+    """The weights of a block, as a transport is told of them."""
 
     names: Sequence[str]
     dtypes: Sequence[torch.dtype]

@@ -35,14 +35,7 @@ _OF_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_
 
 @record(frozen=True)
 class Members:
-    """The objects from which an engine is built.
-
-    Attributes:
-        model: The model.
-        optimizer: Its optimizer or `DummyOptim`; `None` for a model that is only evaluated.
-        schedule: Its schedule or `DummyScheduler`, or `None`.
-        sizes: Batch size of each loader on this rank; `None` for a loader without one.
-    """
+    """The objects from which an engine is built."""
 
     model: torch.nn.Module
     optimizer: Any = None

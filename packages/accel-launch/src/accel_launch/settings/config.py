@@ -33,15 +33,7 @@ SAGEMAKER_TRANSFORMERS_VERSION = "4.17.0"
 
 @dataclass
 class BaseConfig:
-    """What every configuration says.
-
-    Attributes:
-        compute_environment: Machines of one's own, or Amazon SageMaker.
-        distributed_type: How the run is spread.
-        mixed_precision: "no", "fp16", "bf16" or "fp8".
-        use_cpu: Whether to train on the CPU.
-        debug: Whether to check operations across ranks.
-    """
+    """What every configuration says."""
 
     compute_environment: ComputeEnvironment
     distributed_type: DistributedType | SageMakerDistributedType

@@ -70,19 +70,12 @@ _HEADER = re.compile(r"\A# accel configuration, schema (\d+)")
 
 @dataclass
 class ConfigFile:
-    """A configuration file.
-
-    Attributes:
-        path: Where it is.
-        config: What it says, by key, in today's keys.
-        lines: Line of every key, by the keys that lead to it.
-        changes: What had to be migrated.
-    """
+    """A configuration file."""
 
     path: Path
     config: dict[str, Any]
-    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
-    changes: list[str] = field(default_factory=list)
+    lines: dict[tuple[str, ...], int] = field(default_factory=dict)  # by the keys that lead there
+    changes: list[str] = field(default_factory=list)  # what had to be migrated
 
     def where(self, *keys: str) -> str:
         """Return file and line of a key."""

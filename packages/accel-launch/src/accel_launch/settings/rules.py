@@ -21,12 +21,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rule:
-    """What the value of a setting has to be.
-
-    Attributes:
-        wanted: The same in words, as in "Give … ".
-        holds: Returns whether a parsed value is so.
-    """
+    """What the value of a setting has to be."""
 
     wanted: str
     holds: Callable[[Any], bool]

@@ -91,12 +91,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest difference of an element of the weights after the last step.
-
-    Attributes:
-        value: How large.
-        where: Name of the parameter.
-    """
+    """The largest difference of an element of the weights after the last step."""
 
     value: float
     where: str

@@ -15,14 +15,7 @@ _GATHERED = 3
 
 @dataclass(frozen=True)
 class RequestedLayout:
-    """A layout that was named.
-
-    Attributes:
-        name: As it was written.
-        ranks: Number of processes.
-        parts: Into how many parts the data is split.
-        words: Flags of `accel launch` that ask for it.
-    """
+    """A layout that was named."""
 
     name: str
     ranks: int

@@ -37,25 +37,15 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What is verified, and how.
-
-    Attributes:
-        target: `script.py`, or `script.py:function`.
-        arguments: Arguments of the script.
-        steps: Optimizer steps.
-        words: Flags of `accel launch` for all runs.
-        counts: Whether `num_processes` of the one process answers with the number of data parts.
-        timeout: Seconds that a run may take.
-        place: Folder for records.
-    """
+    """What is verified, and how."""
 
     target: str
     arguments: tuple[str, ...]
     steps: int
-    words: tuple[str, ...]
-    counts: bool
-    timeout: float
-    place: Path
+    words: tuple[str, ...]  # flags of `accel launch` for all runs
+    counts: bool  # `num_processes` of the one process answers with the number of data parts
+    timeout: float  # seconds that a run may take
+    place: Path  # folder for records
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,16 +24,9 @@ ASPECTS = ("data order", "learning rate", "parameters", "optimizer", "random sta
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that is not the same.
+    """The first thing that is not the same."""
 
-    Attributes:
-        step: Optimizer step after which it shows, counting from 1.
-        rank: Where it shows.
-        aspect: One of ASPECTS.
-        detail: Which batch, parameter or group, and both values.
-    """
-
-    step: int
+    step: int  # counting from 1
     rank: int
     aspect: str
     detail: str

@@ -22,11 +22,7 @@ _T = TypeVar("_T")
 
 @contextmanager
 def together(ranks: Ranks, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:
-    """Do something on every rank, and raise on all of them if it failed on any.
-
-    Raises:
-        CheckpointError: The same text on every rank.
-    """
+    """Do something on every rank, and raise on all of them if it failed on any."""
 
     def exchange(value: _T) -> list[_T]:
         return ranks.meet(value, doing, advice)
@@ -66,11 +62,7 @@ def common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
 
 
 def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
-    """Return what this rank holds of the newest save to `target` that every rank holds.
-
-    Raises:
-        CheckpointMismatchError: The ranks hold different saves; every rank raises the same, with a list.
-    """
+    """Return what this rank holds of the newest save to `target` that every rank holds."""
     before: list[list[FoundSave]] | None = None
     while True:
         own: list[FoundSave] = []
@@ -94,11 +86,7 @@ def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
 
 
 def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
-    """Return the target of the newest numbered checkpoint of which every rank holds the same save, whole.
-
-    Raises:
-        CheckpointNotFoundError: There is none; every rank raises the same, with a list of who has what.
-    """
+    """Return the target of the newest numbered checkpoint of which every rank holds the same save, whole."""
     seen: list[str] = []
     below: int | None = None
     while True:

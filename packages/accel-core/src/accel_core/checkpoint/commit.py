@@ -83,10 +83,6 @@ def make_room(
     """Recover what earlier saves left, and create the folder that a save writes into and the rank `keeper` completes.
 
     Of several saves that a crash left of a target, the one that all disks hold is `kept`, by the target's name.
-
-    Raises:
-        ConfigurationError: The target is numbered and exists.
-        CheckpointError: The target is not a folder.
     """
     for other in unrecovered(target.parent) if others else []:
         recover(other, kept.get(other.name))
@@ -101,11 +97,7 @@ def make_room(
 
 
 def stage(target: Path, identity: str) -> Path:
-    """Create the empty folder into which a save writes; parent folders that it creates are flushed too.
-
-    Raises:
-        CheckpointError: The target is not a folder.
-    """
+    """Create the empty folder into which a save writes; parent folders that it creates are flushed too."""
     if os.path.lexists(target):
         if not target.is_dir():
             raise CheckpointError(
@@ -143,11 +135,7 @@ def files_in(staging: Path) -> list[str]:
 
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:
-    """Finish what was staged, all of it on disk: from then on it can be published.
-
-    Raises:
-        CheckpointError: Something in the target stands where a file belongs.
-    """
+    """Finish what was staged, all of it on disk: from then on it can be published."""
     (staging / _KEEPER).unlink(missing_ok=True)
     if staging.parent != target.parent:
         state_journal(target).prepare(staging)

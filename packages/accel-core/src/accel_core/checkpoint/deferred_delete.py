@@ -47,11 +47,7 @@ def release(held: Iterable[int | None]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder; its names are gone when the call returns, the space of its large files a little later.
-
-    Raises:
-        OSError: Something in it cannot be deleted, or is the root of another filesystem; then nothing was deleted.
-    """
+    """Delete a folder; its names are gone when the call returns, the space of its large files a little later."""
     for place, inner, _ in os.walk(folder):
         for name in inner:
             if os.path.ismount(os.path.join(place, name)):

@@ -30,12 +30,7 @@ def register_format(chosen: CheckpointFormat | str) -> None:
 
 
 def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
-    """Return the format that a checkpoint is in; the run's own for one that holds no models.
-
-    Raises:
-        CheckpointMismatchError: No format recognizes it.
-        MissingDependencyError: The package of the engine that wrote it is not installed.
-    """
+    """Return the format that a checkpoint is in; the run's own for one that holds no models."""
     for candidate in (own, *_others()):
         if candidate.recognises(source):
             return candidate

@@ -71,11 +71,7 @@ class Journal:
         return self.folder / f"{identity}{_WRITING}"
 
     def begin(self, identity: str) -> Path:
-        """Create the folder into which a save writes.
-
-        Raises:
-            CheckpointError: Something that is not accel's has the name of the hidden folder.
-        """
+        """Create the folder into which a save writes."""
         try:
             # Only this user may look into it until the modes of what it replaces are known.
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -88,11 +84,7 @@ class Journal:
         return staging
 
     def prepare(self, staging: Path) -> None:
-        """Make sure that files can come to their places, and note which ones leave; before the manifest is written.
-
-        Raises:
-            CheckpointError: A folder stands where a file belongs, or the other way round.
-        """
+        """Make sure that files can come to their places, and note which ones leave; before the manifest is written."""
         folders, files = self._staged(staging)
         self._refuse_conflicts(folders, files)
         for name in [*folders, *files]:

@@ -23,13 +23,7 @@ def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
 
 
 def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
-    """Read a JSON file of at most 256 MiB.
-
-    Raises:
-        CheckpointDamagedError: It is no JSON.
-        UnsafeCheckpointError: It is no regular file or leads out of the folder.
-        FileNotFoundError: There is no such file.
-    """
+    """Read a JSON file of at most 256 MiB."""
     with open(open_member(folder, name, links=links), "rb") as file:
         content = file.read(_LONGEST + 1)
     try:

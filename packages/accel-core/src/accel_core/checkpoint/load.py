@@ -84,11 +84,7 @@ def load_state(
 
 
 def placement(place: object, world: World) -> dict[str, Any]:
-    """Return the arguments of `torch.load` for the `map_location` that a user asked for.
-
-    Raises:
-        TypeError: It is neither `None`, `"cpu"` nor `"on_device"`.
-    """
+    """Return the arguments of `torch.load` for the `map_location` that a user asked for."""
     if place is None:
         return {}
     if place not in ("cpu", "on_device"):
@@ -101,31 +97,17 @@ def placement(place: object, world: World) -> dict[str, Any]:
 
 @record(frozen=True)
 class LoadRequest:
-    """What is restored, and how.
-
-    Attributes:
-        run: The run.
-        input_dir: The checkpoint; `None` for the latest numbered one.
-        load_kwargs: What the user passes to the reader of plain objects.
-        model_kwargs: What the user passes to `load_state_dict` of models.
-        ranks: The ranks that load.
-        strict: Raise unless all of it fits.
-    """
+    """What is restored, and how."""
 
     run: Run
-    input_dir: str | os.PathLike[str] | None
+    input_dir: str | os.PathLike[str] | None  # the checkpoint; `None` for the latest numbered one
     load_kwargs: dict[str, Any]
-    model_kwargs: dict[str, Any]
+    model_kwargs: dict[str, Any]  # what the user passes to `load_state_dict` of models
     ranks: Ranks
     strict: bool
 
     def folder(self) -> Path:
-        """Return the folder to load, or the folder in which to look for the latest checkpoint.
-
-        Raises:
-            ConfigurationError: No folder was given, and none follows from the project.
-            UnsupportedTypeError: It is not a path.
-        """
+        """Return the folder to load, or the folder in which to look for the latest checkpoint."""
         if self.input_dir is not None:
             return names.folder_of(self.input_dir)
         if not self.run.project.automatic_checkpoint_naming:
@@ -364,25 +346,15 @@ def _tell(report: RestoreReport, run: Run) -> None:
 
 @record
 class Reading:
-    """The checkpoint that all ranks load, as it is compared with the run.
-
-    Attributes:
-        request: What was asked for.
-        source: Where it is read from.
-        format: How models and optimizers lie in it.
-        whole: Whether all of its files are there with their sizes.
-        snapshot: What its files were when reading began.
-        report: What was found.
-        plans: How what was compared is restored.
-    """
+    """The checkpoint that all ranks load, as it is compared with the run."""
 
     request: LoadRequest
     source: Source
-    format: CheckpointFormat
-    whole: bool
-    snapshot: FileSnapshot
+    format: CheckpointFormat  # how models and optimizers lie in it
+    whole: bool  # whether all of its files are there with their sizes
+    snapshot: FileSnapshot  # what its files were when reading began
     report: RestoreReport
-    plans: list[Restoration] = field(default_factory=list)
+    plans: list[Restoration] = field(default_factory=list)  # how what was compared is restored
 
     def read_by(self, *ranks: int) -> set[str]:
         """Return the names that ranks read, without the random states of other ranks."""
@@ -404,15 +376,11 @@ class FileSnapshot:
 
     No save writes into a file that has a public name: it puts another file there. So, as long as every name still means
     the file that it meant at the beginning, everything that was read in between is of one save.
-
-    Attributes:
-        target: The folder that was saved to.
-        folder: Where its files are read.
-        files: What each name meant; `None` for one that was not there.
     """
 
-    target: Path
+    target: Path  # the folder that was saved to
     folder: Path
+    # what each name meant; `None` for one that was not there
     files: dict[str, Seen | None] = field(default_factory=dict)
 
     def take(self, read: set[str]) -> None:

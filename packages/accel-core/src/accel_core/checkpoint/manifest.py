@@ -40,40 +40,24 @@ _VERSION = 1
 
 @record(frozen=True)
 class Entry:
-    """One file of a checkpoint.
+    """One file of a checkpoint."""
 
-    Attributes:
-        name: Path below the folder, with forward slashes.
-        size: Bytes.
-        digest: xxh3-128 of the content, in hexadecimal digits.
-        rank: The rank that wrote it.
-    """
-
-    name: str
+    name: str  # path below the folder, with forward slashes
     size: int
-    digest: str
+    digest: str  # xxh3-128 of the content, in hexadecimal digits
     rank: int = 0
 
 
 @record(frozen=True)
 class Manifest:
-    """Everything in a checkpoint.
+    """Everything in a checkpoint."""
 
-    Attributes:
-        entries: One for each file, sorted by name.
-        world_size: Number of ranks that wrote it.
-        versions: Versions of the installed accel packages and of torch.
-        written_at: Nanoseconds since the epoch.
-        save: Id of the save, the same on every disk that the ranks write to.
-        absent: Number of further ranks of the run, of which nothing was written: rank 0 saved alone.
-    """
-
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # one for each file, sorted by name
     world_size: int
-    versions: dict[str, str] = field(default_factory=dict)
-    written_at: int = field(default_factory=time.time_ns)
-    save: str = field(default_factory=names.fresh_id)
-    absent: int = 0
+    versions: dict[str, str] = field(default_factory=dict)  # versions of the installed accel packages and of torch
+    written_at: int = field(default_factory=time.time_ns)  # nanoseconds since the epoch
+    save: str = field(default_factory=names.fresh_id)  # id of the save, the same on every disk that the ranks write to
+    absent: int = 0  # number of further ranks of the run, of which nothing was written: rank 0 saved alone
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -104,12 +88,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Manifest:
-        """Build a manifest from the bytes of its file.
-
-        Raises:
-            CheckpointDamagedError: The bytes are not what `encode` gives.
-            UnsafeCheckpointError: It lists a file outside the folder.
-        """
+        """Build a manifest from the bytes of its file."""
         try:
             data = json.loads(raw)
             claimed = data.pop("digest")
@@ -152,11 +131,7 @@ class Manifest:
             file.write(self.encode())
 
     def damages(self, folder: Path, only: Iterable[str] | None = None, *, contents: bool = True) -> dict[str, str]:
-        """Compare the files of a folder with this manifest.
-
-        Raises:
-            UnsafeCheckpointError: A file is no regular file or leads out of the folder.
-        """
+        """Compare the files of a folder with this manifest."""
         chosen = None if only is None else set(only)
         wrong: dict[str, str] = {}
         for entry in self.entries:
@@ -183,21 +158,13 @@ def versions() -> dict[str, str]:
 
 @record(frozen=True)
 class FoundSave:
-    """One checkpoint that a disk holds for a target.
-
-    Attributes:
-        folder: Where its files are.
-        identity: Which save it is; the same on all disks that this save was written to.
-        whole: Whether all of its files are there with their sizes.
-        committed: Whether its save was committed, as far as this disk knows.
-        written_at: Nanoseconds since the epoch.
-    """
+    """One checkpoint that a disk holds for a target."""
 
     folder: Path
-    identity: str
-    whole: bool
-    committed: bool
-    written_at: int
+    identity: str  # which save it is; the same on all disks that this save was written to
+    whole: bool  # whether all of its files are there with their sizes
+    committed: bool  # whether its save was committed, as far as this disk knows
+    written_at: int  # nanoseconds since the epoch
 
 
 def found_save(folder: Path, *, committed: bool = False, foreign: bool = True) -> FoundSave:
@@ -214,11 +181,7 @@ def found_save(folder: Path, *, committed: bool = False, foreign: bool = True) -
 
 
 def check_name(name: str, where: Path) -> None:
-    """Refuse a file name that leads out of its folder.
-
-    Raises:
-        UnsafeCheckpointError: The name is absolute, holds `..`, or is not normal.
-    """
+    """Refuse a file name that leads out of its folder."""
     parts = name.split("/")
     if not name or name.startswith("/") or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts):
         raise UnsafeCheckpointError(
@@ -228,11 +191,7 @@ def check_name(name: str, where: Path) -> None:
 
 
 def lies_inside(target: Path, name: str) -> bool:
-    """Return whether a name refers, through no link, to something in a folder: only that may be deleted.
-
-    Raises:
-        UnsafeCheckpointError: The name is absolute or holds `..`.
-    """
+    """Return whether a name refers, through no link, to something in a folder: only that may be deleted."""
     check_name(name, target)
     return Path(os.path.realpath((target / name).parent)).is_relative_to(os.path.realpath(target))
 

@@ -56,12 +56,7 @@ class StoredWeights(Protocol):
 
 
 class ObjectWeights:
-    """Weights that `torch.save` wrote.
-
-    Raises:
-        CheckpointError: The file cannot be read, would run code, or holds something else than tensors.
-        FileNotFoundError: There is no such file.
-    """
+    """Weights that `torch.save` wrote."""
 
     aliases: Mapping[str, str] = {}
 
@@ -87,12 +82,7 @@ class ObjectWeights:
 
 
 def open_weights(folder: Path, name: str) -> StoredWeights:
-    """Open the weights in a file; its extension tells the format.
-
-    Raises:
-        CheckpointError: The file is damaged or unsafe.
-        FileNotFoundError: There is none.
-    """
+    """Open the weights in a file; its extension tells the format."""
     return tensor_file.TensorFile(folder, name) if name.endswith(".safetensors") else ObjectWeights(folder, name)
 
 

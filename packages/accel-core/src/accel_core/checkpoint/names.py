@@ -162,11 +162,7 @@ def is_model(name: str) -> bool:
 
 
 def folder_of(given: str | os.PathLike[str]) -> Path:
-    """Return the folder that a user named.
-
-    Raises:
-        UnsupportedTypeError: It is not a path.
-    """
+    """Return the folder that a user named."""
     fits = isinstance(given, str | os.PathLike)
     expect(fits, given, "A checkpoint is a folder", "Pass its path as a text or a Path.")
     return Path(os.path.expanduser(given))

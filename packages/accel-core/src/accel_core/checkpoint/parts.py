@@ -17,17 +17,11 @@ __all__ = ["BytesPart", "FilePart"]
 
 @record(frozen=True)
 class BytesPart:
-    """One small file of a checkpoint whose bytes are known.
-
-    Attributes:
-        name: Path below the checkpoint, with forward slashes.
-        content: What is written.
-        concurrent: It may be written in a thread, beside others.
-    """
+    """One small file of a checkpoint whose bytes are known."""
 
     name: str
     content: bytes
-    concurrent: bool = True
+    concurrent: bool = True  # it may be written in a thread, beside others
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write the file and flush it to disk."""
@@ -44,19 +38,12 @@ class BytesPart:
 
 @record(frozen=True)
 class FilePart:
-    """One file of a checkpoint.
-
-    Attributes:
-        name: Path below the checkpoint, with forward slashes.
-        kind: How the content is written: safetensors, `torch.save` or JSON.
-        content: What is written.
-        concurrent: It may be written in a thread, beside others.
-    """
+    """One file of a checkpoint."""
 
     name: str
-    kind: Literal["tensors", "object", "json"]
+    kind: Literal["tensors", "object", "json"]  # how the content is written: safetensors, `torch.save` or JSON
     content: Any
-    concurrent: bool = True
+    concurrent: bool = True  # it may be written in a thread, beside others
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write the file and flush it to disk."""

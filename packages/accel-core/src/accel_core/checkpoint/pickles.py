@@ -87,12 +87,7 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: obje
 
 
 def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
-    """Read an open file that `torch.save` wrote, refusing anything but data.
-
-    Raises:
-        UnsafeCheckpointError: Reading it would run code.
-        CheckpointDamagedError: It is truncated or in another format.
-    """
+    """Read an open file that `torch.save` wrote, refusing anything but data."""
     options = {"map_location": "cpu"} | options | {"weights_only": True}
     room = _room(file, path)
     mapped = bool(options.pop("mmap", False)) and room.zipped
@@ -111,12 +106,7 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file that the user named.
-
-    Raises:
-        CheckpointNotFoundError: There is no such file.
-        UnsafeCheckpointError: It is no regular file.
-    """
+    """Open a regular file that the user named."""
     path = Path(path)
     try:
         return open(open_member(path.parent, path.name, links=True), "rb")
@@ -127,11 +117,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def prove_readable(content: object, component: str) -> None:
-    """Make sure that what is about to be saved can be read without running code.
-
-    Raises:
-        UnsafeCheckpointError: It holds an object that only code could rebuild.
-    """
+    """Make sure that what is about to be saved can be read without running code."""
     file = io.BytesIO()
     torch.save(content, file)
     file.seek(0)
@@ -244,15 +230,9 @@ def _mappable(file: BinaryIO, path: Path) -> str:
 
 
 class _Room(NamedTuple):
-    """What the file has for the values of tensors.
+    """What the file has for the values of tensors."""
 
-    Attributes:
-        zipped: Whether it is an archive, as torch writes them from 1.6 on.
-        bytes: Their number.
-        size: Bytes of the file.
-    """
-
-    zipped: bool
+    zipped: bool  # whether it is an archive, as torch writes them from 1.6 on
     bytes: int
     size: int
 

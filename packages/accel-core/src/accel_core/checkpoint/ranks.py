@@ -33,12 +33,7 @@ class Ranks:
         self._channel = Channel(found, operation, lane=lane, patient=True)
 
     def exchange(self, value: _T) -> list[_T]:
-        """Return the value of each rank, by rank; every rank calls it.
-
-        Raises:
-            RankDisagreementError: A rank is in another operation; every rank names every rank's line.
-            RemoteRankError: A rank is gone, or the group's timeout passed.
-        """
+        """Return the value of each rank, by rank; every rank calls it."""
         try:
             return self._channel.exchange(value)
         except RankDisagreementError:
@@ -50,20 +45,11 @@ class Ranks:
             ) from error
 
     def agree(self, failure: Exception | None, doing: str, advice: str = ADVICE) -> None:
-        """Raise on every rank if any rank failed; every rank calls it, or is in `meet`.
-
-        Raises:
-            CheckpointError: The same text on every rank. It is the class that the lowest failing rank met, if that is
-                one of accel's.
-        """
+        """Raise on every rank if any rank failed; every rank calls it, or is in `meet`."""
         self._exchange_outcome(True, None, failure, doing, advice)
 
     def meet(self, value: _T, doing: str, advice: str = ADVICE) -> list[_T]:
-        """Return the value of each rank in the middle of an operation that `agree` ends.
-
-        Raises:
-            CheckpointError: A rank failed, or has finished already; the same text on every rank.
-        """
+        """Return the value of each rank in the middle of an operation that `agree` ends."""
         return self._exchange_outcome(False, value, None, doing, advice)
 
     def _exchange_outcome(

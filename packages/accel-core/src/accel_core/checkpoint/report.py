@@ -50,22 +50,15 @@ class Finding:
 
 @record
 class Restoration:
-    """One component that is about to be restored.
+    """One component that is about to be restored."""
 
-    Attributes:
-        component: Such as `model 0`.
-        apply: Restores it, or what fits of it. Raises nothing that `findings` could have told.
-        findings: What is wrong with it.
-        partial: Whether `apply` does something useful in spite of the findings.
-        files: Names of the files that it reads.
-        holds: What of the component lies in each file, for errors; empty where a file is the component.
-    """
-
-    component: str
+    component: str  # such as `model 0`
+    # restores it, or what fits of it. Raises nothing that `findings` could have told
     apply: Callable[[], None] = lambda: None
     findings: list[Finding] = field(default_factory=list)
-    partial: bool = False
+    partial: bool = False  # whether `apply` does something useful in spite of the findings
     files: frozenset[str] = frozenset()
+    # what of the component lies in each file, for errors; empty where a file is the component
     holds: dict[str, list[str]] = field(default_factory=dict)
 
 

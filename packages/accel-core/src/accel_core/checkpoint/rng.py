@@ -40,11 +40,7 @@ def collect(world: World) -> dict[str, Any]:
 
 
 def check(states: Any, world: World) -> None:
-    """Make sure that `restore` will succeed.
-
-    Raises:
-        CheckpointMismatchError: A state is missing or is no state of this generator.
-    """
+    """Make sure that `restore` will succeed."""
     try:
         fits = random.Random()
         fits.setstate(_python_state(states))

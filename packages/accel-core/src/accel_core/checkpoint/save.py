@@ -128,12 +128,7 @@ def save_state(
 
 
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder to save into.
-
-    Raises:
-        ConfigurationError: No folder was given, and none follows from the project.
-        UnsupportedTypeError: It is not a path.
-    """
+    """Return the folder to save into."""
     if project.automatic_checkpoint_naming:
         return project.checkpoints_folder() / f"checkpoint_{project.iteration}"
     if output_dir is None:
@@ -156,11 +151,7 @@ def _refuse_keywords(given: Mapping[str, object]) -> None:
 
 
 def _absent(run: Run) -> int:
-    """Return how many ranks a save is made without: none, or all but the main one, which has all that is saved.
-
-    Raises:
-        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
-    """
+    """Return how many ranks a save is made without: none, or all but the main one, which has all that is saved."""
     parameters = (value for model in run.models for value in (*model.parameters(), *model.buffers()))
     by_one = type(run.strategy.format) is PlainFormat and not any(map(is_spread, parameters))
     absent = roll_call.call(run.world, "save_state")
@@ -179,37 +170,21 @@ def _absent(run: Run) -> int:
 
 @record(frozen=True)
 class Transaction:
-    """One save, as one rank sees it.
-
-    Attributes:
-        world: This rank among those that save.
-        target: Where the checkpoint goes.
-        staging: Where it is written.
-        identity: Id of the save.
-        written_at: When it began on the main rank, in nanoseconds since the epoch; the same on all ranks.
-        keeper: The rank that completes the folder on the disk that this rank sees.
-        writes_shared: Whether this rank writes what all ranks of its disk share.
-        limit: Number of numbered checkpoints to keep, `None` for all.
-        absent: Number of ranks of the run that it is made without.
-    """
+    """One save, as one rank sees it."""
 
     world: World
     target: Path
     staging: Path
     identity: str
-    written_at: int
-    keeper: int
-    writes_shared: bool
-    limit: int | None
-    absent: int
+    written_at: int  # when it began on the main rank, in nanoseconds since the epoch; the same on all ranks
+    keeper: int  # the rank that completes the folder on the disk that this rank sees
+    writes_shared: bool  # whether this rank writes what all ranks of its disk share
+    limit: int | None  # number of numbered checkpoints to keep, `None` for all
+    absent: int  # number of ranks of the run that it is made without
 
     @classmethod
     def begin(cls, world: World, ranks: Ranks, target: Path, project: ProjectConfiguration, absent: int) -> Transaction:
-        """Recover what earlier saves left, and make the folder to write into; every rank calls it.
-
-        Raises:
-            CheckpointError: Some rank could not; every rank raises the same.
-        """
+        """Recover what earlier saves left, and make the folder to write into; every rank calls it."""
         doing = f"Preparing the checkpoint {str(target)!r}"
         numbered = project.automatic_checkpoint_naming
         identity, written_at = ranks.exchange((names.fresh_id(), time.time_ns()))[0]

@@ -25,12 +25,7 @@ _CHOICES = (
 
 
 class ShardedWeights:
-    """Weights in several files.
-
-    Raises:
-        CheckpointError: The index or a shard is damaged or unsafe.
-        CheckpointNotFoundError: The index or a shard is not there.
-    """
+    """Weights in several files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,13 +74,7 @@ def open_weights(path: Path) -> StoredWeights:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Read an index of shards.
-
-    Raises:
-        CheckpointDamagedError: It is no index.
-        UnsafeCheckpointError: A file name is absolute or leads out of the folder.
-        CheckpointNotFoundError: There is no such file.
-    """
+    """Read an index of shards."""
     try:
         content = json_file.read_json(path.parent, path.name, links=True)
     except FileNotFoundError as error:

@@ -48,11 +48,7 @@ class Stateful(Protocol):
 
 
 def parts(run: Run) -> list[Part]:
-    """Return the files of schedules, loaders, the scaler and registered objects.
-
-    Raises:
-        UnsafeCheckpointError: A state could not be read back without running code.
-    """
+    """Return the files of schedules, loaders, the scaler and registered objects."""
     found: list[Part] = []
 
     def add(name: str, component: str, state: object) -> None:

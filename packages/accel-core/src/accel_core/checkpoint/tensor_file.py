@@ -70,13 +70,7 @@ class _Writable(Protocol):
 
 
 class TensorFile:
-    """The tensors of a safetensors file, each read only when it is asked for; aliases are other names of them.
-
-    Raises:
-        CheckpointDamagedError: The file is truncated or no safetensors file.
-        UnsafeCheckpointError: It is no regular file or leads out of the folder.
-        FileNotFoundError: There is no such file.
-    """
+    """The tensors of a safetensors file, each read only when it is asked for; aliases are other names of them."""
 
     def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
         self.path = folder / name
@@ -90,12 +84,7 @@ class TensorFile:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in new memory on the CPU.
-
-        Raises:
-            CheckpointError: torch has no such dtype.
-            CheckpointDamagedError: The file became shorter, or holds booleans that are neither 0 nor 1.
-        """
+        """Return a tensor in new memory on the CPU."""
         stored = self.tensors[self.aliases.get(name, name)]
         tensor = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")  # whatever the default device is
         self._read_bytes(stored, tensor)
@@ -132,11 +121,7 @@ def lies_open(tensor: Tensor) -> bool:
 
 
 def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:
-    """Make sure that the booleans of a file are 0 or 1: torch would count a 2 as two.
-
-    Raises:
-        CheckpointDamagedError: There is another byte.
-    """
+    """Make sure that the booleans of a file are 0 or 1: torch would count a 2 as two."""
     if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
         raise CheckpointDamagedError(
             f"The checkpoint file {os.fspath(path)!r} is damaged; got booleans that are neither 0 nor 1. "
@@ -148,9 +133,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, r
     """Write a safetensors file and flush it to disk.
 
     Tensors with the same memory and layout are stored once; their other names go into the metadata.
-
-    Raises:
-        CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
     """
     with HashingFile(path) as file:
         stream_tensors(file, tensors)
@@ -158,11 +140,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, r
 
 
 def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
-    """Write tensors in the safetensors format to any object with `write`.
-
-    Raises:
-        CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
-    """
+    """Write tensors in the safetensors format to any object with `write`."""
     stored, aliases = _distinct(tensors)
     header: dict[str, Any] = {METADATA: aliases | {_FORMAT: "pt"}}
     start = 0

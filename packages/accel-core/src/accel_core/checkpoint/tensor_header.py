@@ -67,11 +67,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype.
-
-        Raises:
-            CheckpointError: This torch has none of that name.
-        """
+        """Its dtype."""
         if isinstance(self.form, str):
             raise CheckpointError(
                 f"A weights file holds values of a dtype that torch {torch.__version__} has not; got {self.form}. "
@@ -98,11 +94,7 @@ def name_of_dtype(dtype: torch.dtype) -> str | None:
 
 
 def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of an open safetensors file; it may have at most 100 MB.
-
-    Raises:
-        CheckpointDamagedError: The file is truncated, or not in the format.
-    """
+    """Read and check the header of an open safetensors file; it may have at most 100 MB."""
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
@@ -122,11 +114,7 @@ def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
 
 
 def torch_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape in torch of a stored tensor; 4-bit values are stored in pairs.
-
-    Raises:
-        ValueError: torch cannot hold a tensor of this shape.
-    """
+    """Return the shape in torch of a stored tensor; 4-bit values are stored in pairs."""
     if name == "F4":
         if not shape or shape[-1] % 2:
             raise ValueError(f"values of 4 bits in a last axis that is odd: {list(shape)}")

@@ -92,12 +92,7 @@ def _write_and_warn(folder: Path, shards: Sequence[Mapping[str, Any]], safe: boo
 
 
 class _Turns:
-    """The gathers of a save, which all ranks do in one order whatever becomes of the files.
-
-    Attributes:
-        shards: What goes into each file; to gather from it takes a turn.
-        left: What is still to be gathered, in order.
-    """
+    """The gathers of a save, which all ranks do in one order whatever becomes of the files."""
 
     def __init__(self, state: Mapping[str, Any], limit: int, safe: bool, *, first_only: bool) -> None:
         turns: dict[int, SpreadWeight] = {}
@@ -131,11 +126,7 @@ def _has_meta(state: Mapping[str, Any]) -> bool:
 
 
 def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
-    """Write files of weights and their index into a folder, in place of weights of the same format: all or none.
-
-    Raises:
-        CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
-    """
+    """Write files of weights and their index into a folder, in place of weights of the same format: all or none."""
     if folder.is_file():
         raise CheckpointError(
             f"Weights are saved into a folder; got the file {str(folder)!r}. Pass the folder that is to hold them."

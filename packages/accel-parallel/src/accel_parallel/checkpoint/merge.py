@@ -68,12 +68,7 @@ def merge_weights(
 def merge_folder(
     checkpoint_dir: str, output_path: str, safe_serialization: bool, remove_checkpoint_dir: bool, max_shard_size: str
 ) -> None:
-    """Merge on the main process, and remove the folder afterwards where that is asked for.
-
-    Raises:
-        CheckpointError: There are no weights in the folder, they are damaged, or they are of several saves.
-        ConfigurationError: The folder shall be removed, and the weights would lie in it.
-    """
+    """Merge on the main process, and remove the folder afterwards where that is asked for."""
     source, target = Path(checkpoint_dir), Path(output_path)
     if not source.is_dir():
         raise CheckpointNotFoundError(f"There is no folder of weights to merge; got {checkpoint_dir}. Check the path.")
@@ -109,11 +104,7 @@ def _reader_of(folder: Path) -> Callable[[], Mapping[str, object]] | None:
 
 
 def _engine_in(source: Path) -> Path:
-    """Return the folder of an engine in that of a checkpoint; anything else as it is.
-
-    Raises:
-        CheckpointMismatchError: There are several engines, or other weights beside one.
-    """
+    """Return the folder of an engine in that of a checkpoint; anything else as it is."""
     if not source.is_dir() or _reader_of(source) is not None:
         return source
     entries = sorted(os.scandir(source), key=lambda entry: entry.name)
@@ -183,11 +174,7 @@ def _in_shards(source: Path) -> dict[str, object]:
 
 
 def _names(folder: ShardFolder) -> dict[str, str]:
-    """Return the names of a model's weights, and under which names they lie.
-
-    Raises:
-        CheckpointMismatchError: There is no model, but the state of an optimizer.
-    """
+    """Return the names of a model's weights, and under which names they lie."""
     paths = {name: folder.metadata.path_of(name) for name in (*folder.tensors, *sorted(folder.metadata.objects))}
     roots = {str(path[0]) for path in paths.values() if len(path) > 1}
     if _MODEL in roots:
@@ -202,11 +189,7 @@ def _names(folder: ShardFolder) -> dict[str, str]:
 
 
 def _refuse_mixture(folder: ShardFolder) -> None:
-    """Refuse shards that do not all belong to the save that the list describes, as far as that can be seen.
-
-    Raises:
-        CheckpointDamagedError: A shard is missing or too short, is not listed, or has another digest than was noted.
-    """
+    """Refuse shards that do not all belong to the save that the list describes, as far as that can be seen."""
     listed = folder.contents()
     wrong = folder.check()
     unlisted = sorted(set(_shards_in(folder.path)) - listed.keys())

@@ -61,12 +61,7 @@ def holds_local(source: Source, index: int) -> bool:
 
 
 def shards_of(source: Source, folder: str) -> ShardFolder:
-    """Open a folder of shards, which has to be complete.
-
-    Raises:
-        CheckpointMismatchError: It belongs to no save.
-        CheckpointError: It is damaged or unsafe, or lacks a shard, whose values are named.
-    """
+    """Open a folder of shards, which has to be complete."""
     source.check_listed(f"{folder}/{METADATA_NAME}")
     return ShardFolder(source.folder, folder)
 

@@ -26,21 +26,13 @@ __all__ = ["NamedOptimizer", "named_optimizer", "restoration", "state_by_names"]
 
 @record(frozen=True)
 class NamedOptimizer:
-    """An optimizer, seen by the names of its parameters.
+    """An optimizer, seen by the names of its parameters."""
 
-    Attributes:
-        param_groups: Its groups; `params` holds tensors of the shapes of the parameters.
-        names: Names of the parameters, group by group.
-        like: By name, a tensor that is spread over ranks as the entries of its state are to be.
-        load: Loads a state dict whose keys are those names, in this order.
-        state: What is there, by parameter, if it is to be compared.
-    """
-
-    param_groups: list[dict[str, Any]]
-    names: list[list[str]]
-    like: dict[str, Tensor]
-    load: Callable[[dict[str, Any]], None]
-    state: Mapping[Any, Any] = field(default_factory=dict)
+    param_groups: list[dict[str, Any]]  # its groups; `params` holds tensors of the shapes of the parameters
+    names: list[list[str]]  # names of the parameters, group by group
+    like: dict[str, Tensor]  # by name, a tensor that is spread over ranks as the entries of its state are to be
+    load: Callable[[dict[str, Any]], None]  # loads a state dict whose keys are those names, in this order
+    state: Mapping[Any, Any] = field(default_factory=dict)  # what is there, by parameter, if it is to be compared
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state dict whose groups are in the order of this optimizer."""
@@ -156,25 +148,16 @@ _Path = tuple[str | int, ...]
 
 @record(frozen=True)
 class _Stored:
-    """The state of an optimizer in a folder of shards.
-
-    Attributes:
-        shards: The folder.
-        of_parameters: For each parameter, the names under which the entries of its state are stored, by their paths.
-        of_groups: The same for each group of parameters.
-    """
+    """The state of an optimizer in a folder of shards."""
 
     shards: ShardFolder
+    # for each parameter, the names under which the entries of its state are stored, by their paths
     of_parameters: dict[str, dict[_Path, str]]
     of_groups: dict[int, dict[_Path, str]]
 
     @classmethod
     def of(cls, shards: ShardFolder) -> _Stored:
-        """Look for the state in a folder.
-
-        Raises:
-            CheckpointDamagedError: The folder holds something else.
-        """
+        """Look for the state in a folder."""
         parameters: dict[str, dict[_Path, str]] = {}
         groups: dict[int, dict[_Path, str]] = {}
         for name in [*shards.tensors, *sorted(shards.metadata.objects)]:

@@ -94,21 +94,13 @@ class ShardFolder:
         return wrong
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, whole, in new memory on the CPU.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is damaged or not there.
-        """
+        """Return one tensor, whole, in new memory on the CPU."""
         stored = self.tensors[name]
         return self.read_part(name, Box((0,) * len(stored.shape), tuple(stored.shape)))
 
     @torch.no_grad()
     def read_part(self, name: str, part: Box) -> Tensor:
-        """Return a part of one tensor in new memory on the CPU; only pieces that overlap it are read.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is damaged or not there.
-        """
+        """Return a part of one tensor in new memory on the CPU; only pieces that overlap it are read."""
         stored = self.tensors[name]
         if part in stored.boxes and part.numel:
             return self._piece(name, stored, part)
@@ -117,11 +109,7 @@ class ShardFolder:
         return made
 
     def stream(self, name: str, box: Box) -> Iterator[Tensor]:
-        """Yield the values of one piece in their order, a part at a time; each is good until the next is asked for.
-
-        Raises:
-            CheckpointDamagedError: The piece is damaged or not there.
-        """
+        """Yield the values of one piece in their order, a part at a time; each is good until the next is asked for."""
         stored = self.tensors[name]
         place = self.metadata.places[name, box.offsets]
         with self._opened(name, place) as window:
@@ -143,20 +131,12 @@ class ShardFolder:
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into another; of a sharded one, only this rank's part is read.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is damaged or not there.
-        """
+        """Copy one tensor into another; of a sharded one, only this rank's part is read."""
         for (offsets, sizes), memory in local_parts(destination):
             self._fill(name, Box(offsets, sizes), memory)
 
     def sample(self, name: str) -> bytes:
-        """Return some bytes from the middle of each piece of one tensor, which are equal for equal values.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is not there.
-        """
+        """Return some bytes from the middle of each piece of one tensor, which are equal for equal values."""
         found = b""
         for box in sorted(self.tensors[name].boxes, key=lambda box: box.offsets):
             place = self.metadata.places[name, box.offsets]
@@ -168,12 +148,7 @@ class ShardFolder:
         return found
 
     def read_object(self, name: str) -> object:
-        """Return a value that is no tensor.
-
-        Raises:
-            UnsafeCheckpointError: Reading it would run code.
-            CheckpointDamagedError: It is damaged or not there.
-        """
+        """Return a value that is no tensor."""
         return self._read(name, None)
 
     def _fill(self, name: str, part: Box, destination: Tensor) -> None:

@@ -180,11 +180,11 @@ def _without_wrappers(model: nn.Module) -> Iterator[None]:
 
 
 def _model_name(kind: str, index: int) -> str:
-    return names.whole_model_name(index) if kind == _WHOLE else names.sharded_model_name(index)
+    return names.numbered(names.FSDP_MODEL_NAME, index) if kind == _WHOLE else names.sharded_model_name(index)
 
 
 def _optimizer_name(kind: str, index: int) -> str:
-    return names.optimizer_name(index) if kind == _WHOLE else names.sharded_optimizer_name(index)
+    return names.numbered(names.OPTIMIZER_NAME, index) if kind == _WHOLE else names.sharded_optimizer_name(index)
 
 
 def _parts_of(model: nn.Module) -> dict[str, PartView]:

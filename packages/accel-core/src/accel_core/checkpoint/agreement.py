@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from accel_core.checkpoint.ranks import ADVICE, Ranks
 from accel_core.comm.transport import ranks_know
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
 
-__all__ = ["agree_on_latest", "agree_on_save", "common_save", "common_saves", "together"]
+__all__ = ["agree_on_latest", "agree_on_save", "common_saves", "together"]
 
 _T = TypeVar("_T")
 
@@ -25,16 +26,16 @@ def together(ranks: Ranks, doing: str, advice: str = ADVICE) -> Iterator[Exchang
     """Do something on every rank, and raise on all of them if it failed on any."""
 
     def exchange(value: _T) -> list[_T]:
-        return ranks.meet(value, doing, advice)
+        return ranks.outcome(doing, advice, value=value)
 
+    failure: Exception | None = None
     try:
         yield exchange
-    except Exception as failure:
-        if ranks_know(failure):
+    except Exception as met:
+        if ranks_know(met):
             raise
-        ranks.agree(failure, doing, advice)
-    else:
-        ranks.agree(None, doing, advice)
+        failure = met
+    ranks.outcome(doing, advice, failure=failure, done=True)
 
 
 def common_save(everywhere: Sequence[Sequence[FoundSave]]) -> str | None:
@@ -65,7 +66,6 @@ def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
     """Return what this rank holds of the newest save to `target` that every rank holds."""
     before: list[list[FoundSave]] | None = None
     while True:
-        own: list[FoundSave] = []
         with together(ranks, f"Opening the checkpoint {str(target)!r}"):
             own = _with_identities(commit.saves_of(target), ranks.size > 1)
         if ranks.size == 1:
@@ -90,21 +90,19 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
     seen: list[str] = []
     below: int | None = None
     while True:
-        number, own = -1, list[FoundSave]()
         with together(ranks, f"Looking for checkpoints in {str(directory)!r}"):
             number, own = _newest(directory, below, ranks.size > 1)
-        everywhere = ranks.exchange((number, own))
-        if any(number >= 0 for number, _ in everywhere):
-            seen.append(_listed([save for _, save in everywhere], [number for number, _ in everywhere]))
-        lowest = min(number for number, _ in everywhere)
+        numbers, everywhere = zip(*ranks.exchange((number, own)), strict=True)
+        if max(numbers) >= 0:
+            seen.append(_listed(everywhere))
+        lowest = min(numbers)
         if lowest < 0:
             break
-        if all(number == lowest for number, _ in everywhere):
-            if common_save([save for _, save in everywhere]) is not None:
-                return directory / f"checkpoint_{lowest}"
-            below = lowest
-        else:
-            below = lowest + 1
+        agreed = max(numbers) == lowest
+        if agreed and common_save(everywhere) is not None:
+            return directory / f"checkpoint_{lowest}"
+        # Where they differ, the ranks with a newer one look whether they have the lowest too.
+        below = lowest if agreed else lowest + 1
     found = "\n" + "\n".join(seen) + "\n" if seen else f"{len(commit.numbered(directory))} folders so named. "
     raise CheckpointNotFoundError(
         f"There is no complete checkpoint_<number> in {str(directory)!r} that every rank holds; got {found}"
@@ -125,14 +123,7 @@ def _newest(directory: Path, below: int | None, several: bool) -> tuple[int, lis
 
 def _with_identities(found: list[FoundSave], several: bool) -> list[FoundSave]:
     """Give folders of Accelerate, which have no id, a digest of their content; one rank has nothing to compare with."""
-    if not several:
-        return found
-    return [
-        FoundSave(save.folder, _content_of(save.folder), save.whole, save.committed, save.written_at)
-        if not save.identity
-        else save
-        for save in found
-    ]
+    return [replace(save, identity=save.identity or _content_of(save.folder)) if several else save for save in found]
 
 
 def _content_of(folder: Path) -> str:
@@ -148,11 +139,10 @@ def _content_of(folder: Path) -> str:
     return f"content {digest_of_bytes(chr(10).join(digests).encode())[:12]}"
 
 
-def _listed(everywhere: Sequence[Sequence[FoundSave]], numbers: Sequence[int] | None = None) -> str:
+def _listed(everywhere: Sequence[Sequence[FoundSave]]) -> str:
     """Say who holds what, one line for each rank."""
     lines = []
     for rank, own in enumerate(everywhere):
         what = ", ".join(f"{save.identity}{'' if save.whole else ' (incomplete)'} in {save.folder}" for save in own)
-        number = f"checkpoint_{numbers[rank]}: " if numbers is not None and own else ""
-        lines.append(f"rank {rank}: {number}{what or 'nothing'}")
+        lines.append(f"rank {rank}: {what or 'nothing'}")
     return "\n".join(lines)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,6 +27,7 @@ __all__ = [
     "FoundSave",
     "Manifest",
     "check_name",
+    "damaged_file",
     "found_save",
     "lies_inside",
     "open_member",
@@ -91,17 +91,11 @@ class Manifest:
         """Build a manifest from the bytes of its file."""
         try:
             data = json.loads(raw)
-            claimed = data.pop("digest")
             entries = tuple(Entry(**entry) for entry in data["entries"])
-            fields = ("world_size", "versions", "written_at", "save")
-            manifest = cls(entries=entries, absent=data.get("absent", 0), **{name: data[name] for name in fields})
-            whole = data.keys() - {"absent"} == {"entries", "format", *fields}
-            whole = whole and isinstance(manifest.save, str)
-            whole = whole and claimed == _digest(data) and all(_well_typed(entry) for entry in entries)
-            whole = whole and type(manifest.world_size) is int and manifest.world_size >= 1
-            whole = whole and type(manifest.written_at) is int and data["format"] == _VERSION
-            whole = whole and type(manifest.absent) is int and manifest.absent >= 0
-            whole = whole and raw == manifest.encode()
+            given = {name: data[name] for name in ("world_size", "versions", "written_at", "save")}
+            manifest = cls(entries, absent=data.get("absent", 0), **given)
+            # What `encode` makes of it has the right checksum, version and form, so the same bytes have them too.
+            whole = manifest._is_well_typed() and raw == manifest.encode()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
         if not whole:
@@ -112,18 +106,20 @@ class Manifest:
             raise _damaged(path, "a file that it lists twice")
         return manifest
 
+    def _is_well_typed(self) -> bool:
+        """Return whether fields that JSON gave have their types; a bool is no number here."""
+        texts = [self.save, *(text for entry in self.entries for text in (entry.name, entry.digest))]
+        numbers = [self.written_at, *(number for entry in self.entries for number in (entry.size, entry.rank))]
+        integers = all(type(number) is int for number in (self.world_size, self.absent, *numbers))
+        return all(isinstance(text, str) for text in texts) and integers and self.world_size >= 1 and self.absent >= 0
+
     def encode(self) -> bytes:
         """Return the bytes of the manifest's file."""
-        data: dict[str, Any] = {
-            "entries": [asdict(entry) for entry in self.entries],
-            "world_size": self.world_size,
-            "versions": self.versions,
-            "written_at": self.written_at,
-            "save": self.save,
-            "format": _VERSION,
-        }
-        data |= {"absent": self.absent} if self.absent else {}
-        return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
+        data = asdict(self) | {"format": _VERSION}
+        if not self.absent:
+            del data["absent"]
+        digest = digest_of_bytes(json.dumps(data, sort_keys=True).encode())
+        return json.dumps(data | {"digest": digest}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:
         """Write the manifest into a folder and flush it to disk."""
@@ -131,15 +127,10 @@ class Manifest:
             file.write(self.encode())
 
     def damages(self, folder: Path, only: Iterable[str] | None = None, *, contents: bool = True) -> dict[str, str]:
-        """Compare the files of a folder with this manifest."""
-        chosen = None if only is None else set(only)
-        wrong: dict[str, str] = {}
-        for entry in self.entries:
-            if chosen is None or entry.name in chosen:
-                problem = _compare(folder, entry, contents)
-                if problem:
-                    wrong[entry.name] = problem
-        return wrong
+        """Compare the files of a folder with this manifest; return what is wrong with those that differ."""
+        chosen = {entry.name for entry in self.entries} if only is None else set(only)
+        compared = {entry.name: _compare(folder, entry, contents) for entry in self.entries if entry.name in chosen}
+        return {name: problem for name, problem in compared.items() if problem}
 
     def __contains__(self, name: object) -> bool:
         return any(entry.name == name for entry in self.entries)
@@ -232,12 +223,11 @@ def open_member(folder: Path, name: str, *, links: bool = False) -> int:
     path = folder / name
     try:
         path.lstat()
-    except (UnicodeEncodeError, NotADirectoryError) as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), repr(str(path))) from error
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+    except (UnicodeEncodeError, OSError) as error:
+        # Nothing can lie below a file, or have a name that no filesystem takes.
+        if isinstance(error, OSError) and error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG):
             raise
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), repr(str(path))) from error
     if not links and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise UnsafeCheckpointError(
             f"A link in a checkpoint leads out of its folder; {str(path)!r} points to {os.path.realpath(path)!r}. "
@@ -253,50 +243,37 @@ def open_member(folder: Path, name: str, *, links: bool = False) -> int:
     return descriptor
 
 
+def damaged_file(path: str | os.PathLike[str], found: str) -> CheckpointDamagedError:
+    """Return the error for a file whose content is not what its reader needs."""
+    name = os.fspath(path)
+    return CheckpointDamagedError(
+        f"The checkpoint file {name!r} is damaged or in another format; got {found}. Load another checkpoint."
+    )
+
+
 def _compare(folder: Path, entry: Entry, contents: bool) -> str | None:
     try:
         descriptor = open_member(folder, entry.name)
-    except FileNotFoundError:
-        return "is missing"
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     size = os.fstat(descriptor).st_size
-    if size != entry.size:
+    if size != entry.size or not contents:
         os.close(descriptor)
-        return f"has {size} bytes instead of {entry.size}"
-    if not contents:
-        os.close(descriptor)
-        return None
-    found = digest_of(folder / entry.name, lambda _: descriptor)
+        return f"has {size} bytes instead of {entry.size}" if size != entry.size else None
+    found = digest_of(folder / entry.name, descriptor)
     return None if found == entry.digest else f"has checksum {found} instead of {entry.digest}"
 
 
 def _refuse_irregular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        found = kinds.get(stat.S_IFMT(mode), "a device")
         raise UnsafeCheckpointError(
-            f"A checkpoint holds regular files only; {str(path)!r} is {_kind(mode)}. Do not use this checkpoint."
+            f"A checkpoint holds regular files only; {str(path)!r} is {found}. Do not use this checkpoint."
         )
-
-
-def _digest(data: dict[str, Any]) -> str:
-    return digest_of_bytes(json.dumps(data, sort_keys=True).encode())
-
-
-def _well_typed(entry: Entry) -> bool:
-    return (
-        isinstance(entry.name, str)
-        and type(entry.size) is int
-        and isinstance(entry.digest, str)
-        and type(entry.rank) is int
-    )
 
 
 def _damaged(path: Path, found: str) -> CheckpointDamagedError:
     return CheckpointDamagedError(f"The manifest {str(path)!r} is damaged; got {found}. Load another checkpoint.")
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
-    return kinds.get(stat.S_IFMT(mode), "a device")

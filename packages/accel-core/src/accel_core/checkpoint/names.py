@@ -36,9 +36,7 @@ __all__ = [
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
     "WEIGHTS_PATTERN_NAME",
-    "belongs_to_checkpoint",
     "custom_name",
-    "dataloader_name",
     "engine_of",
     "folder_of",
     "found_in",
@@ -47,13 +45,10 @@ __all__ = [
     "is_shard",
     "local_model_name",
     "model_name",
-    "optimizer_name",
+    "numbered",
     "random_states_name",
-    "sampler_name",
-    "scheduler_name",
     "sharded_model_name",
     "sharded_optimizer_name",
-    "whole_model_name",
 ]
 
 MODEL_NAME = "pytorch_model"
@@ -99,12 +94,12 @@ def model_name(index: int, *, safe: bool) -> str:
     >>> model_name(0, safe=True), model_name(1, safe=False)
     ('model.safetensors', 'pytorch_model_1.bin')
     """
-    return _numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else _numbered(MODEL_NAME, index, "bin")
+    return numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else numbered(MODEL_NAME, index)
 
 
-def optimizer_name(index: int) -> str:
-    """Return the file of the optimizer number `index`."""
-    return _numbered(OPTIMIZER_NAME, index, "bin")
+def numbered(stem: str, index: int, suffix: str = "bin") -> str:
+    """Return the file number `index` of a kind: of optimizers, say, `numbered(OPTIMIZER_NAME, 1)`."""
+    return f"{stem}.{suffix}" if index == 0 else f"{stem}_{index}.{suffix}"
 
 
 def sharded_model_name(index: int) -> str:
@@ -117,11 +112,6 @@ def sharded_optimizer_name(index: int) -> str:
     return f"{OPTIMIZER_NAME}_{index}"
 
 
-def whole_model_name(index: int) -> str:
-    """Return the file that Accelerate's FSDP writes the whole model number `index` into."""
-    return _numbered(FSDP_MODEL_NAME, index, "bin")
-
-
 def local_model_name(index: int, rank: int) -> str:
     """Return the file of what one rank holds of the model number `index`.
 
@@ -129,21 +119,6 @@ def local_model_name(index: int, rank: int) -> str:
     ('pytorch_model_fsdp_rank1.bin', 'pytorch_model_fsdp_2_rank0.bin')
     """
     return f"{FSDP_MODEL_NAME}{f'_{index}' if index else ''}_rank{rank}.bin"
-
-
-def scheduler_name(index: int) -> str:
-    """Return the file of the scheduler number `index`."""
-    return _numbered(SCHEDULER_NAME, index, "bin")
-
-
-def sampler_name(index: int) -> str:
-    """Return the file of the data position of the loader number `index`."""
-    return _numbered(SAMPLER_NAME, index, "bin")
-
-
-def dataloader_name(index: int) -> str:
-    """Return the file of the state of the stateful loader number `index`."""
-    return _numbered(DATALOADER_NAME, index, "bin")
 
 
 def random_states_name(rank: int) -> str:
@@ -168,11 +143,6 @@ def folder_of(given: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(given))
 
 
-def belongs_to_checkpoint(name: str) -> bool:
-    """Return whether `name` is a file that `save_state` writes itself, here or in Accelerate."""
-    return _PARTS.fullmatch(name) is not None or engine_of(name) is not None
-
-
 def engine_of(name: str) -> str | None:
     """Return the engine that writes files of this name; `None` for a name that no engine owns.
 
@@ -192,22 +162,17 @@ def _engines() -> list[tuple[str, re.Pattern[str], re.Pattern[str]]]:
 
 def found_in(folder: Path) -> list[str]:
     """Return the files of a folder with documented names, including those in the folders of engines, sorted."""
-    found = [entry for entry in os.scandir(folder) if not entry.is_dir()]
-    listed = [entry.name for entry in found if belongs_to_checkpoint(entry.name)]
-    inside = [
-        f"{place.name}/{name}"
-        for place in os.scandir(folder)
-        if place.is_dir(follow_symlinks=False) and _may_hold_shards(place.name)
-        for name in os.listdir(place)
-        if engine_of(f"{place.name}/{name}")
-    ]
+    entries = list(os.scandir(folder))
+    files = [entry.name for entry in entries if not entry.is_dir()]
+    listed = [name for name in files if _PARTS.fullmatch(name) or engine_of(name)]
+    # Any other folder may be of any size, and is not looked into.
+    shards = [each for each in entries if each.name.startswith((MODEL_NAME, OPTIMIZER_NAME))]
+    folders = [place for place in shards if place.is_dir(follow_symlinks=False)]
+    inside = [f"{place.name}/{name}" for place in folders for name in os.listdir(place)]
+    inside = [name for name in inside if engine_of(name)]
     known = {engine_of(name) for name in inside}
     unsure = [also for title, _, also in _engines() if title not in known]
     return sorted([*inside, *(name for name in listed if not any(also.fullmatch(name) for also in unsure))])
-
-
-def _may_hold_shards(name: str) -> bool:
-    return name.startswith((MODEL_NAME, OPTIMIZER_NAME))
 
 
 def is_shard(name: str) -> bool:
@@ -222,7 +187,3 @@ def is_shard(name: str) -> bool:
 def fresh_id() -> str:
     """Return an id for one save: letters only, because readers of folder names look for numbers."""
     return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(ID_LENGTH))
-
-
-def _numbered(stem: str, index: int, suffix: str) -> str:
-    return f"{stem}.{suffix}" if index == 0 else f"{stem}_{index}.{suffix}"

@@ -19,8 +19,6 @@ _T = TypeVar("_T")
 ADVICE = "Remove the cause and call again; what was there before is intact."
 """What to do about a failure that changed nothing."""
 
-_Failure = tuple[type[AccelError], str]
-
 
 class Ranks:
     """The ranks that save or restore together."""
@@ -44,17 +42,20 @@ class Ranks:
                 "The checkpoint that was there before is intact; start the run again from it."
             ) from error
 
-    def agree(self, failure: Exception | None, doing: str, advice: str = ADVICE) -> None:
-        """Raise on every rank if any rank failed; every rank calls it, or is in `meet`."""
-        self._exchange_outcome(True, None, failure, doing, advice)
-
-    def meet(self, value: _T, doing: str, advice: str = ADVICE) -> list[_T]:
-        """Return the value of each rank in the middle of an operation that `agree` ends."""
-        return self._exchange_outcome(False, value, None, doing, advice)
-
-    def _exchange_outcome(
-        self, done: bool, value: Any, failure: Exception | None, doing: str, advice: str
+    def outcome(
+        self,
+        doing: str,
+        advice: str = ADVICE,
+        *,
+        value: Any = None,
+        failure: Exception | None = None,
+        done: bool = False,
     ) -> list[Any]:
+        """Return the value of each rank in the middle of an operation, or end it; every rank calls it equally often.
+
+        Where a rank failed, all raise a CheckpointError of the same text, of the class that the lowest failing rank
+        met if that is one of accel's.
+        """
         said = self.exchange((done, value, None if failure is None else described(failure)))
         failed = {rank: outcome for rank, (_, _, outcome) in enumerate(said) if outcome is not None}
         if failed:
@@ -77,7 +78,7 @@ class Ranks:
         return [each for _, each, _ in said]
 
 
-def described(failure: Exception) -> _Failure:
+def described(failure: Exception) -> tuple[type[AccelError], str]:
     """Return the class and the text under which other ranks learn of a failure."""
     if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
         return type(failure), str(failure)

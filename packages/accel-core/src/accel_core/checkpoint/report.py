@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -127,8 +128,8 @@ class RestoreReport:
         """Write the report as a table, for notebooks."""
         cells = [(name, "restored", "") for name in self.restored] + [(name, "in part", "") for name in self.partial]
         cells += [(each.component, each.kind, f"{each.detail} (rank {each.rank})") for each in self.findings[:_SHOWN]]
-        rows = ["".join(f"<td>{_escaped(text)}</td>" for text in row) for row in cells]
-        title = f"{_escaped(str(self.folder))}, world size {self.world_size}"
+        rows = ["".join(f"<td>{html.escape(text)}</td>" for text in row) for row in cells]
+        title = f"{html.escape(str(self.folder))}, world size {self.world_size}"
         return f"<table><caption>{title}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def error(self) -> CheckpointError | None:
@@ -144,10 +145,6 @@ class RestoreReport:
 
     def _of(self, kind: Kind) -> list[Finding]:
         return [found for found in self.findings if found.kind == kind]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def finding_of(error: Exception, component: str, rank: int) -> Finding:

@@ -24,7 +24,7 @@ from pathlib import Path
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, deferred_delete, names, stateful
 from accel_core.checkpoint.agreement import common_saves, together
-from accel_core.checkpoint.digest import digest_of
+from accel_core.checkpoint.digest import digest_of, flush
 from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
@@ -62,23 +62,16 @@ def save_state(
     blocking: bool = True,
     **save_model_func_kwargs: object,
 ) -> Path | background.Handle:
-    """Save everything that a run needs to go on, in one step.
+    """Save everything that a run needs to go on, in one step, with the errors that `Accelerator.save_state` lists.
 
     Every rank calls it, and leaves it when the checkpoint is complete. A kill at any instant leaves the previous or the
     new checkpoint. Where each rank holds whole models and optimizers, rank 0 may also call it alone while the others go
     on: their random states are then not in the checkpoint.
-
-    Raises:
-        CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
-        ConfigurationError: No folder was given, the automatic name is taken, or a keyword that nobody reads was given.
-        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
-        RemoteRankError: A rank neither called it nor went on before the process group's timeout.
     """
     background.finish()
     absent = _absent(run)
     world = replace(run.world, size=1) if absent else run.world
     ranks = Ranks(world, "save_state")
-    given = Path()
     with together(ranks, "Preparing a checkpoint") as exchange:
         _refuse_keywords(save_model_func_kwargs)
         if run.project.automatic_checkpoint_naming:
@@ -88,7 +81,6 @@ def save_state(
     if run.world.is_main:
         logger.info("Saving current state to %s", given)
     transaction = Transaction.begin(world, ranks, Path(os.path.realpath(given)), run.project, absent)
-    parts: list[Part] = []
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
     try:
         with together(ranks, doing):
@@ -197,7 +189,6 @@ class Transaction:
             with together(ranks, doing):
                 if makes and commit.staged(target, identity) is None:
                     commit.make_room(target, identity, world.rank, kept, numbered=numbered, others=others)
-        staging, keeper = Path(), 0
         with together(ranks, doing):
             found = commit.staged(target, identity)
             if found is None:
@@ -220,13 +211,8 @@ class Transaction:
         return commit.files_in(self.staging) if self.completes else []
 
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
-        """Write, agree, complete and put in place; every rank calls it and leaves when all is done.
-
-        Raises:
-            CheckpointError: Some rank failed; every rank raises the same, and it says which checkpoint stands.
-        """
+        """Write, agree, complete and put in place; every rank calls it and leaves when all is done."""
         try:
-            entries: list[Entry] = []
             with together(ranks, f"Writing the checkpoint {str(self.target)!r}"):
                 entries = self._write(parts, threads)
             shared = [part for part in parts if isinstance(part, SharedPart)]
@@ -256,17 +242,19 @@ class Transaction:
     def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
         concurrent = [part for part in parts if threads and part.concurrent]
         entries: list[Entry] = []
-        if concurrent:
-            with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
-                for written in pool.map(lambda part: part.write(self.staging, self.world.rank), concurrent):
-                    entries += written
+        with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
+            for written in pool.map(lambda part: part.write(self.staging, self.world.rank), concurrent):
+                entries += written
         for part in parts:
             if not (threads and part.concurrent):
                 entries += part.write(self.staging, self.world.rank)
         return entries
 
     def _complete(self, entries: list[Entry], hooked: Sequence[str]) -> None:
-        entries += [_entry_of_hook(self.staging / name, name, self.world.rank) for name in hooked]
+        for name in hooked:
+            path = self.staging / name
+            flush(path)
+            entries.append(Entry(name, path.stat().st_size, digest_of(path), self.world.rank))
         listed, found = {entry.name for entry in entries}, set(commit.files_in(self.staging))
         if listed != found:
             raise CheckpointError(
@@ -296,10 +284,3 @@ class Transaction:
             if alone and self.completes and self.staging.is_dir():
                 self.abandon()
             raise
-
-
-def _entry_of_hook(path: Path, relative: str, rank: int) -> Entry:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    os.fsync(descriptor)
-    size = os.fstat(descriptor).st_size
-    return Entry(relative, size, digest_of(path, lambda _: descriptor), rank)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_core.checkpoint import json_file, names, tensor_file
+from accel_core.checkpoint import json_file, model, names
 from accel_core.checkpoint.manifest import check_name
-from accel_core.checkpoint.model import ObjectWeights, StoredWeights
+from accel_core.checkpoint.model import StoredWeights
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 __all__ = ["ShardedWeights", "open_weights", "read_index"]
@@ -92,9 +92,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 def _open_file(path: Path) -> StoredWeights:
     try:
-        if path.suffix == ".safetensors":
-            return tensor_file.TensorFile(path.parent, path.name, links=True)
-        return ObjectWeights(path.parent, path.name, links=True)
+        return model.open_weights(path.parent, path.name, links=True)
     except FileNotFoundError as error:
         raise _not_found(path) from error
     except OSError as error:

@@ -180,11 +180,13 @@ def _without_wrappers(model: nn.Module) -> Iterator[None]:
 
 
 def _model_name(kind: str, index: int) -> str:
-    return names.numbered(names.FSDP_MODEL_NAME, index) if kind == _WHOLE else names.sharded_model_name(index)
+    return (
+        names.numbered(names.FSDP_MODEL_NAME, index) if kind == _WHOLE else names.sharded(names.FSDP_MODEL_NAME, index)
+    )
 
 
 def _optimizer_name(kind: str, index: int) -> str:
-    return names.numbered(names.OPTIMIZER_NAME, index) if kind == _WHOLE else names.sharded_optimizer_name(index)
+    return names.numbered(names.OPTIMIZER_NAME, index) if kind == _WHOLE else names.sharded(names.OPTIMIZER_NAME, index)
 
 
 def _parts_of(model: nn.Module) -> dict[str, PartView]:

@@ -40,21 +40,7 @@ from accel_core.checkpoint.in_place import state_journal
 from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save, lies_inside, owned_files
 from accel_core.errors import CheckpointError, ConfigurationError
 
-__all__ = [
-    "STAGING",
-    "complete",
-    "find",
-    "flush_tree",
-    "make_room",
-    "numbered",
-    "prune",
-    "publish",
-    "recover",
-    "replace_folder",
-    "saves_of",
-    "sibling_path",
-    "undo",
-]
+__all__ = ["STAGING", "flush_tree", "replace_folder", "sibling_path"]
 
 logger = logging.getLogger(__name__)
 

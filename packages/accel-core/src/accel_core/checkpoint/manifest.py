@@ -22,18 +22,7 @@ from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = [
-    "Entry",
-    "FoundSave",
-    "Manifest",
-    "check_name",
-    "damaged_file",
-    "found_save",
-    "lies_inside",
-    "open_member",
-    "owned_files",
-    "versions",
-]
+__all__ = ["Entry", "Manifest", "check_name", "open_member"]
 
 _VERSION = 1
 

@@ -15,16 +15,9 @@ from accel_core.errors import expect
 from accel_core.options.engines import PUBLIC, engines
 
 __all__ = [
-    "CUSTOM_NAME",
-    "DATALOADER_NAME",
     "FSDP_MODEL_NAME",
-    "ID_LENGTH",
-    "JOURNAL_NAME",
-    "MANIFEST_NAME",
-    "MODEL_JOURNAL_NAME",
     "MODEL_NAME",
     "OPTIMIZER_NAME",
-    "PROGRESS_NAME",
     "RNG_STATE_NAME",
     "SAFE_MODEL_NAME",
     "SAFE_WEIGHTS_INDEX_NAME",
@@ -38,17 +31,13 @@ __all__ = [
     "WEIGHTS_PATTERN_NAME",
     "custom_name",
     "engine_of",
-    "folder_of",
     "found_in",
-    "fresh_id",
     "is_model",
-    "is_shard",
     "local_model_name",
     "model_name",
     "numbered",
     "random_states_name",
-    "sharded_model_name",
-    "sharded_optimizer_name",
+    "sharded",
 ]
 
 MODEL_NAME = "pytorch_model"
@@ -102,14 +91,9 @@ def numbered(stem: str, index: int, suffix: str = "bin") -> str:
     return f"{stem}.{suffix}" if index == 0 else f"{stem}_{index}.{suffix}"
 
 
-def sharded_model_name(index: int) -> str:
-    """Return the folder of the shards of the model number `index`."""
-    return f"{FSDP_MODEL_NAME}_{index}"
-
-
-def sharded_optimizer_name(index: int) -> str:
-    """Return the folder of the shards of the optimizer number `index`."""
-    return f"{OPTIMIZER_NAME}_{index}"
+def sharded(stem: str, index: int) -> str:
+    """Return the folder of the shards number `index` of a kind."""
+    return f"{stem}_{index}"
 
 
 def local_model_name(index: int, rank: int) -> str:

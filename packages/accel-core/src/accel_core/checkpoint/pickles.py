@@ -26,15 +26,7 @@ from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
 from accel_core.errors import CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = [
-    "TORCH_SAFE_GLOBALS",
-    "load_object",
-    "open_plain",
-    "prove_readable",
-    "read_object",
-    "safe_globals",
-    "write_object",
-]
+__all__ = ["TORCH_SAFE_GLOBALS", "load_object", "open_plain", "prove_readable", "read_object"]
 
 _LONGEST_BARE_PICKLE = 1 << 20
 _CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"})

@@ -26,19 +26,7 @@ from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
 from accel_core.tqdm import on_terminal
 
-__all__ = [
-    "SpreadWeight",
-    "TensorFile",
-    "buffer_of",
-    "bytes_of",
-    "check_booleans",
-    "in_file_order",
-    "lies_open",
-    "storage_key",
-    "stream_tensors",
-    "warn_of_shared",
-    "write_tensors",
-]
+__all__ = ["SpreadWeight", "buffer_of", "check_booleans", "lies_open", "storage_key"]
 
 logger = get_logger(__name__)
 

@@ -61,7 +61,11 @@ def merge_weights(
     limit = convert_file_size_to_int(max_shard_size)
     source = _engine_in(Path(os.path.realpath(source)))
     _refuse_parent(source)
-    state = _state_of(source)
+    reader = _reader_of(source)
+    if reader is not None:
+        state = reader()
+    else:
+        state = _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
     write_shards(target, split(state, limit), safe_serialization)
 
 
@@ -88,13 +92,6 @@ def merge_command(args: argparse.Namespace) -> None:
     """Merge weights, as a command line asks."""
     kept = not args.unsafe_serialization
     merge_folder(args.checkpoint_directory, args.output_path, kept, args.remove_checkpoint_dir, args.max_shard_size)
-
-
-def _state_of(source: Path) -> Mapping[str, object]:
-    reader = _reader_of(source)
-    if reader is not None:
-        return reader()
-    return _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
 
 
 def _reader_of(folder: Path) -> Callable[[], Mapping[str, object]] | None:
@@ -192,7 +189,7 @@ def _refuse_mixture(folder: ShardFolder) -> None:
     """Refuse shards that do not all belong to the save that the list describes, as far as that can be seen."""
     listed = folder.contents()
     wrong = folder.check()
-    unlisted = sorted(set(_shards_in(folder.path)) - listed.keys())
+    unlisted = sorted({path.name for path in folder.path.glob("*.distcp")} - listed.keys())
     manifest = Manifest.read(folder.path.parent)
     if manifest is not None and not wrong:
         known = [name for name in folder.files() if name in manifest]
@@ -205,10 +202,6 @@ def _refuse_mixture(folder: ShardFolder) -> None:
             f"{' …' if len(problems) > _SHOWN else ''}. Bring all of its shards, and only these, into the folder."
         )
     _warn_of_newer(folder.path, listed)
-
-
-def _shards_in(folder: Path) -> Iterator[str]:
-    return (entry.name for entry in os.scandir(folder) if entry.name.endswith(".distcp"))
 
 
 def _warn_of_newer(folder: Path, listed: Mapping[str, object]) -> None:

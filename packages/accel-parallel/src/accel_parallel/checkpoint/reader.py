@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -75,13 +75,13 @@ class ShardFolder:
         """Return the names of the values of which something lies in each shard; shards by their names here."""
         return self.metadata.contents()
 
-    def check(self, files: Iterable[str] | None = None) -> dict[str, str]:
+    def check(self) -> dict[str, str]:
         """Return what is wrong with each shard that is missing or shorter than the list says, with what it held."""
         contents, ends = self.contents(), dict[str, int]()
         for place in self.metadata.places.values():
             ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
         wrong: dict[str, str] = {}
-        for name in sorted(ends if files is None else files):
+        for name in sorted(ends):
             try:
                 descriptor = open_member(self._checkpoint, self.file(name), links=self._links)
             except (FileNotFoundError, NotADirectoryError):

@@ -30,6 +30,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -54,7 +55,7 @@ STAGING = ".tmp-"
 GONE = ".gone-"
 
 _LEFT = "What a save left could not be deleted: %s. The next save tries again."
-
+_SIBLING = re.compile(rf"({re.escape(STAGING)}|{re.escape(GONE)})(.+)-[a-z]{{{names.ID_LENGTH}}}", re.DOTALL)
 _LONGEST_NAME = 255 - len(GONE) - 1 - names.ID_LENGTH
 """Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
 
@@ -411,9 +412,5 @@ def split_sibling(name: str) -> tuple[str, str] | None:
     >>> split_sibling(".tmp-ckpt-abcdefghijkl")
     ('.tmp-', 'ckpt')
     """
-    for prefix in (STAGING, GONE):
-        if name.startswith(prefix):
-            target, dash, identity = name[len(prefix) :].rpartition("-")
-            if dash and target and len(identity) == names.ID_LENGTH and identity.isalpha():
-                return prefix, target
-    return None
+    parsed = _SIBLING.fullmatch(name)
+    return (parsed[1], parsed[2]) if parsed else None

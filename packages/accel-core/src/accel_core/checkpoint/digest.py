@@ -60,8 +60,8 @@ class HashingFile:
         self.size += len(view)
         if self.size - self._begun >= _WRITEBACK:
             # Let the disk begin to write now, so that the flush at the end has less left to wait for.
-            start, length = ctypes.c_int64(self._begun), ctypes.c_int64(self.size - self._begun)
-            _sync_file_range()(self._descriptor, start, length, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
+            begun, length = ctypes.c_int64(self._begun), ctypes.c_int64(self.size - self._begun)
+            _sync_file_range()(self._descriptor, begun, length, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
             self._begun = self.size
         return len(view)
 
@@ -98,7 +98,7 @@ class HashingFile:
         if error is None:
             self.close()
         self._release()
-        if error and self._failure not in (None, error):
+        if error and self._failure and self._failure is not error:
             raise self._failure from error  # torch.save says of a full disk only that its writer failed
 
 

@@ -101,7 +101,9 @@ class Journal:
             flush_folder(self.target)
         # Readers that may not write read from here after a crash; modes inside are those of what is replaced.
         os.chmod(self.folder, stat.S_IMODE(os.stat(self.target).st_mode) & 0o777)
-        committed = self.folder / f"{_identity_of(staging)}{_COMMITTED}"
+        # The id stands in the name of a folder that was written into, inside the target or beside it.
+        identity = staging.stem if staging.suffix == _WRITING else staging.name.rpartition("-")[2]
+        committed = self.folder / f"{identity}{_COMMITTED}"
         os.rename(staging, committed)
         try:
             flush_folder(self.folder)
@@ -305,8 +307,3 @@ def _copy_attribute(source: Path, destination: Path, name: str) -> None:
 def _fingerprint(path: Path) -> Fingerprint:
     found = os.lstat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _identity_of(staging: Path) -> str:
-    """Return the id in the name of a folder that a save wrote into, inside the target or beside it."""
-    return staging.stem if staging.suffix == _WRITING else staging.name.rpartition("-")[2]

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from accel_core.checkpoint import names, pickles, tensor_file
 from accel_core.checkpoint.format import Source
+from accel_core.checkpoint.manifest import damaged_file
 from accel_core.checkpoint.report import Finding, Kind, Restoration, finding_of
-from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import fill, is_spread
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
@@ -64,10 +65,7 @@ class ObjectWeights:
     def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
         content = pickles.read_object(folder, name, links=links, mmap=True)
         if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
-            raise CheckpointDamagedError(
-                f"The weights file {str(folder / name)!r} holds no state dict; got a {type(content).__name__}. "
-                "Load another checkpoint."
-            )
+            raise damaged_file(folder / name, f"a {type(content).__name__} where a state dict of tensors belongs")
         self.path = folder / name
         self.tensors: dict[str, Any] = dict(content)
 
@@ -89,19 +87,14 @@ def open_weights(folder: Path, name: str, *, links: bool = False) -> StoredWeigh
     return ObjectWeights(folder, name, links=links)
 
 
-def _is_safe(source: Source, index: int) -> bool:
-    """Return whether model number `index` was saved as safetensors; the other file may be there, of another save."""
-    plain, safe = names.model_name(index, safe=False), names.model_name(index, safe=True)
-    if source.manifest is not None:
-        return safe in source.manifest or plain not in source.manifest
-    return (source.folder / safe).exists() or not (source.folder / plain).exists()
-
-
 def restoration(model: object, index: int, source: Source, rank: int) -> Restoration:
     """Compare the weights of model `index` in a checkpoint with a model, changing nothing."""
     component = f"model {index}"
+    plain, safe = names.model_name(index, safe=False), names.model_name(index, safe=True)
+    listed = source.files()
     try:
-        name = names.model_name(index, safe=_is_safe(source, index))
+        # A file of the other format may be there, of another save.
+        name = safe if safe in listed or plain not in listed else plain
         source.check_listed(name)
         weights = open_weights(source.folder, name)
     except (CheckpointError, OSError) as error:

@@ -30,26 +30,22 @@ class ShardedWeights:
     def __init__(self, path: Path) -> None:
         self.path = path
         table = read_index(path)
-        self._parts = {name: _open_file(path.parent / name) for name in sorted(set(table.values()))}
+        parts = {name: _open_file(path.parent / name) for name in sorted(set(table.values()))}
         self._where: dict[str, StoredWeights] = {}
         for name, file in table.items():
-            part = self._parts[file]
+            part = self._where[name] = parts[file]
             if name not in part.tensors and name not in part.aliases:
                 raise CheckpointDamagedError(
                     f"The weights file {str(path.parent / file)!r} does not fit its index; {name!r} is not in it. "
                     "Download or save the weights again."
                 )
-            self._where[name] = part
-        self.aliases: Mapping[str, str] = {
-            alias: name for part in self._parts.values() for alias, name in part.aliases.items()
+        self.tensors: Mapping[str, Any] = {
+            name: part.tensors[name] for name, part in self._where.items() if name in part.tensors
         }
-        for part in self._parts.values():
+        self.aliases: Mapping[str, str] = {}
+        for part in parts.values():
+            self.aliases |= part.aliases
             self._where.update(dict.fromkeys(part.aliases, part))
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Something with a `shape` and a `dtype` for each name."""
-        return {name: part.tensors[name] for name, part in self._where.items() if name in part.tensors}
 
     def read(self, name: str) -> Tensor:
         """Return one tensor in new memory on the CPU."""
@@ -115,10 +111,8 @@ def _choose(folder: Path) -> Path:
 
 
 def _not_found(path: Path) -> CheckpointNotFoundError:
+    beside = sorted(os.listdir(path.parent))[:10] if path.parent.is_dir() else ["nothing, and does not exist"]
     return CheckpointNotFoundError(
-        f"The weights file {str(path)!r} is not there; its folder holds {_listing(path.parent)}. Pass another path."
+        f"The weights file {str(path)!r} is not there; its folder holds {', '.join(beside) or 'nothing'}. Pass another "
+        "path."
     )
-
-
-def _listing(folder: Path) -> str:
-    return ", ".join(sorted(os.listdir(folder))[:10]) or "nothing" if folder.is_dir() else "nothing, and does not exist"

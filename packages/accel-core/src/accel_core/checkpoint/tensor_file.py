@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -50,11 +50,6 @@ class SpreadWeight:
     def __call__(self) -> Tensor:
         """Return the weight whole; every rank calls it."""
         return self.gather()
-
-
-class _Writable(Protocol):
-    def write(self, data: Any, /) -> object:
-        """Take bytes."""
 
 
 class TensorFile:
@@ -121,7 +116,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, r
     return Entry(path.name, file.size, file.digest, rank)
 
 
-def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
+def stream_tensors(file: HashingFile | IO[bytes], tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
     """Write tensors in the safetensors format to any object with `write`."""
     stored, aliases = _distinct(tensors)
     header: dict[str, Any] = {METADATA: aliases | {_FORMAT: "pt"}}
@@ -145,7 +140,7 @@ def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]
             _write_values(file, value() if isinstance(value, SpreadWeight) else value)
 
 
-def _write_values(file: _Writable, tensor: Tensor) -> None:
+def _write_values(file: HashingFile | IO[bytes], tensor: Tensor) -> None:
     values = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     if values.numel():
         file.write(buffer_of(values))

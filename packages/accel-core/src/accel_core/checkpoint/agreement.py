@@ -1,41 +1,18 @@
-"""What the ranks of a save or restore agree on before anything changes: whether all went well, and which save it is."""
+"""Which save the ranks of a save or restore agree on before anything changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from accel_core.checkpoint import commit, names
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
-from accel_core.checkpoint.format import Exchange
 from accel_core.checkpoint.manifest import FoundSave
-from accel_core.checkpoint.ranks import ADVICE, Ranks
-from accel_core.comm.transport import ranks_know
+from accel_core.checkpoint.ranks import Ranks
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
 
-__all__ = ["agree_on_latest", "agree_on_save", "common_saves", "together"]
-
-_T = TypeVar("_T")
-
-
-@contextmanager
-def together(ranks: Ranks, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:
-    """Do something on every rank, and raise on all of them if it failed on any."""
-
-    def exchange(value: _T) -> list[_T]:
-        return ranks.outcome(doing, advice, value=value)
-
-    failure: Exception | None = None
-    try:
-        yield exchange
-    except Exception as met:
-        if ranks_know(met):
-            raise
-        failure = met
-    ranks.outcome(doing, advice, failure=failure, done=True)
+__all__ = ["agree_on_latest", "agree_on_save", "common_saves"]
 
 
 def common_save(everywhere: Sequence[Sequence[FoundSave]]) -> str | None:
@@ -66,7 +43,7 @@ def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
     """Return what this rank holds of the newest save to `target` that every rank holds."""
     before: list[list[FoundSave]] | None = None
     while True:
-        with together(ranks, f"Opening the checkpoint {str(target)!r}"):
+        with ranks.together(f"Opening the checkpoint {str(target)!r}"):
             own = _with_identities(commit.saves_of(target), ranks.size > 1)
         if ranks.size == 1:
             return next(iter(own), None)
@@ -90,7 +67,7 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
     seen: list[str] = []
     below: int | None = None
     while True:
-        with together(ranks, f"Looking for checkpoints in {str(directory)!r}"):
+        with ranks.together(f"Looking for checkpoints in {str(directory)!r}"):
             number, own = _newest(directory, below, ranks.size > 1)
         numbers, everywhere = zip(*ranks.exchange((number, own)), strict=True)
         if max(numbers) >= 0:

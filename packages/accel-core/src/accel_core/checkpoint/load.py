@@ -23,14 +23,13 @@ from typing import Any
 
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, names, stateful
-from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save, together
+from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
-from accel_core.comm.disagreement import ranks_text
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
@@ -143,14 +142,14 @@ def _read_and_compare(request: LoadRequest) -> Reading:
 def _select(request: LoadRequest) -> Reading:
     """Agree on the save that is loaded, and see which format it is in."""
     ranks = request.ranks
-    with together(ranks, f"Opening the checkpoint {str(request.input_dir)!r}"):
+    with ranks.together(f"Opening the checkpoint {str(request.input_dir)!r}"):
         _check_keywords(request)
         given = request.folder()
     if request.input_dir is None:
         given = agree_on_latest(given, ranks)
     target = Path(os.path.realpath(given))
     save = agree_on_save(target, ranks)
-    with together(ranks, f"Opening the checkpoint {str(given)!r}"):
+    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
         folder = given if save is None or (save.folder == target and given.exists()) else save.folder
         manifest = Manifest.read(folder)
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
@@ -209,7 +208,7 @@ def _model_plans(reading: Reading, models: list[Any]) -> list[Restoration]:
 
 def _compared(look: Callable[[Exchange], list[Restoration]], reading: Reading) -> list[Restoration]:
     """Compare on every rank; if it fails on one, all raise the same error."""
-    with together(reading.request.ranks, "Comparing a checkpoint with the run") as exchange:
+    with reading.request.ranks.together("Comparing a checkpoint with the run") as exchange:
         plans = look(exchange)
     return plans
 
@@ -263,7 +262,7 @@ def _call_hooks(reading: Reading) -> list[Restoration]:
     models = models_for_hooks(run)
     prepared = dict(zip(map(id, models), run.models, strict=True))
     doing = f"Calling the load hooks for the checkpoint {folder!r}"
-    with together(ranks, doing, "What they loaded stays; start the run again."):
+    with ranks.together(doing, "What they loaded stays; start the run again."):
         for hook in list(run.load_state_pre_hooks.values()):
             hook(models, folder)
     late = _model_plans(reading, [prepared.get(id(model), model) for model in models])
@@ -282,7 +281,7 @@ def _apply(reading: Reading) -> None:
     bad = {found.component for found in report.findings if found.kind != "extra"}
     lost = {found.component for found in report.findings if found.kind in ("damaged", "unsafe")}
     doing = f"Restoring from {str(report.folder)!r}, whose parts had been found to fit,"
-    with together(reading.request.ranks, doing, "The run is restored in part only; start it again."):
+    with reading.request.ranks.together(doing, "The run is restored in part only; start it again."):
         for plan in reading.plans:
             if plan.component not in bad and not plan.files & lost:
                 _restore(plan, report, report.restored)
@@ -321,9 +320,9 @@ def _tell(report: RestoreReport, run: Run) -> None:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
     if report.absent and report.reseeded and run.world.is_main:
         logger.warning(
-            "The checkpoint %s was saved by rank 0 alone: the random generators of %s are seeded anew.",
+            "The checkpoint %s was saved by rank 0 alone: random generators are seeded anew on rank %s.",
             report.folder,
-            ranks_text(report.reseeded),
+            ", ".join(map(str, report.reseeded)),
         )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from accel_core.checkpoint.format import Exchange
 from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import listed_failures
-from accel_core.comm.transport import known_to_all
+from accel_core.comm.transport import known_to_all, ranks_know
 from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
@@ -42,20 +45,25 @@ class Ranks:
                 "The checkpoint that was there before is intact; start the run again from it."
             ) from error
 
-    def outcome(
-        self,
-        doing: str,
-        advice: str = ADVICE,
-        *,
-        value: Any = None,
-        failure: Exception | None = None,
-        done: bool = False,
-    ) -> list[Any]:
-        """Return the value of each rank in the middle of an operation, or end it; every rank calls it equally often.
+    @contextmanager
+    def together(self, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:
+        """Do something on every rank, and raise on all of them if it failed on any: a CheckpointError of the same text.
 
-        Where a rank failed, all raise a CheckpointError of the same text, of the class that the lowest failing rank
-        met if that is one of accel's.
+        It is of the class that the lowest failing rank met, if that is one of accel's.
         """
+        failure: Exception | None = None
+        try:
+            yield lambda value: self._outcome(doing, advice, value=value)
+        except Exception as met:
+            if ranks_know(met):
+                raise
+            failure = met
+        self._outcome(doing, advice, failure=failure, done=True)
+
+    def _outcome(
+        self, doing: str, advice: str, *, value: Any = None, failure: Exception | None = None, done: bool = False
+    ) -> list[Any]:
+        """Return the value of each rank in the middle of an operation, or end it; every rank calls it equally often."""
         said = self.exchange((done, value, None if failure is None else described(failure)))
         failed = {rank: outcome for rank, (_, _, outcome) in enumerate(said) if outcome is not None}
         if failed:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, deferred_delete, names, stateful
-from accel_core.checkpoint.agreement import common_saves, together
+from accel_core.checkpoint.agreement import common_saves
 from accel_core.checkpoint.digest import digest_of, flush
 from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
@@ -72,7 +72,7 @@ def save_state(
     absent = _absent(run)
     world = replace(run.world, size=1) if absent else run.world
     ranks = Ranks(world, "save_state")
-    with together(ranks, "Preparing a checkpoint") as exchange:
+    with ranks.together("Preparing a checkpoint") as exchange:
         _refuse_keywords(save_model_func_kwargs)
         if run.project.automatic_checkpoint_naming:
             # A rank that was absent from a save did not count it.
@@ -83,12 +83,12 @@ def save_state(
     transaction = Transaction.begin(world, ranks, Path(os.path.realpath(given)), run.project, absent)
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
     try:
-        with together(ranks, doing):
+        with ranks.together(doing):
             weights = run.strategy.format.weights(run)
             for hook in list(run.save_state_pre_hooks.values()):
                 hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
-        with together(ranks, doing) as exchange:
+        with ranks.together(doing) as exchange:
             request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization)
             parts = run.strategy.format.parts(request)
             if request.writes:
@@ -186,10 +186,10 @@ class Transaction:
         others = numbered and absent < world.local_size
         # Only after the main rank can the first rank of a machine see whether its disk is the main rank's.
         for makes in (world.is_main, world.is_local_main)[: 1 + several_disks]:
-            with together(ranks, doing):
+            with ranks.together(doing):
                 if makes and commit.staged(target, identity) is None:
                     commit.make_room(target, identity, world.rank, kept, numbered=numbered, others=others)
-        with together(ranks, doing):
+        with ranks.together(doing):
             found = commit.staged(target, identity)
             if found is None:
                 raise CheckpointError(
@@ -213,12 +213,12 @@ class Transaction:
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done."""
         try:
-            with together(ranks, f"Writing the checkpoint {str(self.target)!r}"):
+            with ranks.together(f"Writing the checkpoint {str(self.target)!r}"):
                 entries = self._write(parts, threads)
             shared = [part for part in parts if isinstance(part, SharedPart)]
             everybody = ranks.exchange((self.keeper, entries, {part.name: part.note for part in shared}))
             mine = [entry for keeper, written, _ in everybody if keeper == self.world.rank for entry in written]
-            with together(ranks, f"Completing the checkpoint {str(self.target)!r}"):
+            with ranks.together(f"Completing the checkpoint {str(self.target)!r}"):
                 if self.completes:
                     for part in shared:
                         notes = [noted.get(part.name) for _, _, noted in everybody]
@@ -269,7 +269,7 @@ class Transaction:
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:
         """Commit on every disk. All of them are prepared, so what one disk commits, every disk can be given."""
         try:
-            with together(ranks, f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
+            with ranks.together(f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
                 if self.completes:
                     commit.publish(self.staging, self.target)
         except RemoteRankError as error:

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel_core.checkpoint import json_file, names, pickles, tensor_file
-from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.in_place import model_journal, standing_weights
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
@@ -79,7 +78,7 @@ def save_model(
                 state = {canonical_name(name): value for name, value in offloaded.state_dict(inner).items()}
             _write_and_warn(folder, split(state, limit), safe_serialization)
         return
-    with together(Ranks(world, "save_model"), f"Saving weights to {str(folder)!r}"):
+    with Ranks(world, "save_model").together(f"Saving weights to {str(folder)!r}"):
         try:
             if writes:
                 _write_and_warn(folder, turns.shards, safe_serialization)

@@ -36,9 +36,6 @@ _NO_LINKS = frozenset(
 )
 _NO_ATTRIBUTES = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL})
 
-Fingerprint = tuple[int, int, int]
-"""Inode, size and time of the last change of a file's content."""
-
 
 @record(frozen=True)
 class Journal:
@@ -304,6 +301,7 @@ def _copy_attribute(source: Path, destination: Path, name: str) -> None:
             raise
 
 
-def _fingerprint(path: Path) -> Fingerprint:
+def _fingerprint(path: Path) -> tuple[int, int, int]:
+    """Return inode, size and time of the last change of a file's content."""
     found = os.lstat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns

@@ -234,8 +234,6 @@ def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Find
         details = manifest.damages(folder, [name]).values()
     except UnsafeCheckpointError as error:
         return [Finding(name, "unsafe", str(error), rank)]
-    except OSError as error:
-        return [Finding(name, "damaged", f"{folder / name} cannot be read ({error.strerror})", rank)]
     return [Finding(name, "damaged", f"{folder / name} {detail}", rank) for detail in details]
 
 

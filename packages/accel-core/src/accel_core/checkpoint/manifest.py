@@ -190,7 +190,7 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
         def unchanged(name: str) -> bool:
             try:
                 return not known.damages(target, [name])
-            except (UnsafeCheckpointError, OSError):
+            except UnsafeCheckpointError:
                 return False
 
         return [entry.name for entry in known.entries], unchanged
@@ -243,15 +243,15 @@ def damaged_file(path: str | os.PathLike[str], found: str) -> CheckpointDamagedE
 def _compare(folder: Path, entry: Entry, contents: bool) -> str | None:
     try:
         descriptor = open_member(folder, entry.name)
+        size = os.fstat(descriptor).st_size
+        if size != entry.size or not contents:
+            os.close(descriptor)
+            return f"has {size} bytes instead of {entry.size}" if size != entry.size else None
+        found = digest_of(folder / entry.name, descriptor)
     except (FileNotFoundError, NotADirectoryError):
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    size = os.fstat(descriptor).st_size
-    if size != entry.size or not contents:
-        os.close(descriptor)
-        return f"has {size} bytes instead of {entry.size}" if size != entry.size else None
-    found = digest_of(folder / entry.name, descriptor)
     return None if found == entry.digest else f"has checksum {found} instead of {entry.digest}"
 
 

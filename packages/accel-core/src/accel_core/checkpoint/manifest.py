@@ -50,13 +50,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """Read the manifest of a folder.
-
-        Raises:
-            CheckpointNotFoundError: There is no such folder.
-            CheckpointDamagedError: The manifest is missing though the folder is ours, or it is damaged.
-            UnsafeCheckpointError: It lists a file outside the folder.
-        """
+        """Return the manifest of a folder; `None` in one without any, as Accelerate writes it."""
         if not folder.is_dir():
             raise CheckpointNotFoundError(
                 f"There is no checkpoint folder {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} "
@@ -202,12 +196,7 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
 
 
 def open_member(folder: Path, name: str, *, links: bool = False) -> int:
-    """Open a file of a checkpoint for reading.
-
-    Raises:
-        UnsafeCheckpointError: The name or a link leads out of the folder, or it is no regular file.
-        FileNotFoundError: There is no such file, nor can there be one of that name.
-    """
+    """Open a file of a checkpoint; unsafe is what is not a regular file in its folder, where `links` may lead out."""
     check_name(name, folder)
     path = folder / name
     try:

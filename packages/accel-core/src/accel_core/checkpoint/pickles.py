@@ -60,13 +60,7 @@ def write_object(path: Path, content: object, *, rank: int = 0) -> Entry:
 
 
 def read_object(folder: Path, name: str, *, links: bool = False, **options: object) -> Any:
-    """Read what `torch.save` wrote, refusing anything but data.
-
-    Raises:
-        UnsafeCheckpointError: Reading it would run code, it is no regular file, or it leads out of the folder.
-        CheckpointDamagedError: It is truncated or in another format.
-        FileNotFoundError: There is no such file.
-    """
+    """Read what `torch.save` wrote, refusing anything but data as unsafe, and what is cut off as damaged."""
     with open(open_member(folder, name, links=links), "rb") as file:
         return load_object(file, folder / name, **options)
 

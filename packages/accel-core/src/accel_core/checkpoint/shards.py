@@ -57,13 +57,7 @@ class ShardedWeights:
 
 
 def open_weights(path: Path) -> StoredWeights:
-    """Open weights for reading, in whichever form they are.
-
-    Raises:
-        CheckpointNotFoundError: There are no weights.
-        CheckpointDamagedError: A file is truncated or of another kind.
-        UnsafeCheckpointError: A file would run code, is no regular file, or the index leads out of its folder.
-    """
+    """Open weights for reading, in whichever form they are."""
     if path.is_dir():
         path = _choose(path)
     return ShardedWeights(path) if path.name.endswith(".json") else _open_file(path)

@@ -60,10 +60,6 @@ def save_model(
     All files are one save: after a crash the weights are the old ones or the new ones. A reader that does not know
     accel's hidden folder may find them without the index that it needs; never shards of two saves under one index.
     Where weights are spread over ranks every rank calls it, and only those that write keep more than their parts.
-
-    Raises:
-        CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
-        ValueError: `max_shard_size` cannot be read.
     """
     world = ensure()
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
@@ -173,14 +169,7 @@ def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
 
 
 def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> RestoreReport:
-    """Read weights into a model, after all of them were found to fit.
-
-    Raises:
-        CheckpointDamagedError: A file is truncated or of another kind; the model is as it was.
-        CheckpointMismatchError: The weights do not fit the model; it is as it was.
-        UnsafeCheckpointError: A file would run code, or the index leads out of its folder.
-        CheckpointNotFoundError: There are no weights.
-    """
+    """Read weights into a model, after all of them were found to fit."""
     weights = open_weights(standing_weights(Path(path)))
     plan = compare(model, weights, "model")
     report = RestoreReport(Path(path), 1, findings=plan.findings)

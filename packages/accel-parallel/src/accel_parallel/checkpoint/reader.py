@@ -34,15 +34,6 @@ class ShardFolder:
     """A folder that `torch.distributed.checkpoint` wrote, or accel in its format, opened for reading.
 
     Opening reads the list of shards only. No collective is called by any method, and nothing is run from the files.
-
-    Raises:
-        CheckpointNotFoundError: There is no list of shards.
-        CheckpointDamagedError: The list is damaged.
-        UnsafeCheckpointError: The list would run code, or names files outside the folder.
-
-    Attributes:
-        path: The folder.
-        metadata: What lies there.
     """
 
     def __init__(self, checkpoint: Path, name: str = "", *, links: bool = False) -> None:

@@ -39,7 +39,7 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
     for known in PUBLIC:
         if known.title in engines:
             require(known.word, f"a checkpoint of it in {str(source.folder)!r}")
-    found = sorted({name.partition("/")[0] for name in source.files()})  # of shards, their folder
+    found = sorted({"".join(name.partition("/")[:2]) for name in source.files()})  # of shards, their folder
     raise CheckpointMismatchError(
         f"No strategy that is installed reads models as they are stored in {str(source.folder)!r}, written by "
         f"{' and '.join(engines)}; got {listed(found)}. Load it with the strategy that saved it, or save whole "

@@ -459,7 +459,7 @@ class Accelerator(FunctionControl):
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
         """The axes of the mesh, or `None`."""
-        return self.state.parallelism_config
+        return self._runtime.strategy.parts.parallelism or self.state.parallelism_config
 
     @property
     def torch_device_mesh(self) -> DeviceMesh | None:

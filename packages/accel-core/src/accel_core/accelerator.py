@@ -464,7 +464,8 @@ class Accelerator(FunctionControl):
     @property
     def torch_device_mesh(self) -> DeviceMesh | None:
         """The device mesh, or `None`."""
-        return self.state.device_mesh
+        own = self._runtime.mesh
+        return self.state.device_mesh if own is None else own
 
     @property
     def is_fsdp2(self) -> bool:

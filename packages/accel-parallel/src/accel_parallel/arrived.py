@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor import DTensor
 
 from accel_core._torch import shard_groups
 from accel_core.errors import ConfigurationError, PreparationError
-from accel_core.mesh.layout import Layout
+from accel_core.mesh.layout import DATA_AXES, Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -118,18 +119,17 @@ def take(runtime: Runtime, models: Sequence[nn.Module]) -> Strategy:
         axes = ParallelismConfig(**arrived[next(iter(arrived)) if sharded is None else sharded], cp_size=1, sp_size=1)
     layout = Layout.of(parts.world.rank, parts.world.size, axes.sizes)
     _refuse_late(runtime, layout)
-    own = (
-        ()
-        if sharded is None
-        else (FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT"),)
-    )
     mesh = axes.get_device_mesh(parts.world.device.type)
-    parts = replace(parts, layout=layout, mesh=mesh, parallelism=axes, plugins=(*own, *parts.plugins))
-    follower = MeshStrategy(parts) if sharded is None else ArrivedStrategy(parts)
+    parts = replace(parts, layout=layout, mesh=mesh, parallelism=axes)
+    if sharded is None:
+        follower: Strategy = MeshStrategy(parts)
+    else:
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+        follower = ArrivedStrategy(replace(parts, plugins=(plugin, *parts.plugins)))
     known = decided()
     if known is not None:
         state = AcceleratorState()
-        state._publish(replace(known, layout=layout), state.distributed_type, device_mesh=mesh)
+        state._publish(replace(known, layout=layout), state.distributed_type)
     return follower
 
 
@@ -142,12 +142,11 @@ def axes_of(model: nn.Module, ranks: int) -> dict[str, int]:
     Raises:
         PreparationError: These are not the axes of a mesh of so many ranks, or nobody reduces some gradients.
     """
-    settings = getattr(getattr(model, "config", None), "distributed_config", None)
-    if getattr(settings, "pp_size", None) not in (None, 1):
+    stages = getattr(getattr(getattr(model, "config", None), "distributed_config", None), "pp_size", None)
+    if stages not in (None, 1):
         raise PreparationError(
-            "A model that arrives sharded has all of its layers on every rank of a replica; got "
-            f"{type(model).__name__} with pp_size={settings.pp_size}, whose layers are dealt out over ranks. "  # type: ignore[union-attr]
-            "Load it with pp_size=1."
+            "A model that arrives sharded has a part of each of its layers on every rank; got "
+            f"{type(model).__name__} with pp_size={stages}, which deals layers out. Load it with pp_size=1."
         )
     records = _records(model)
     spread = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
@@ -162,11 +161,11 @@ def axes_of(model: nn.Module, ranks: int) -> dict[str, int]:
     copies, shards = (1 if axis is None else info.mesh.size(axis) for axis in axes)
     sizes = {"dp_replicate": copies, "dp_shard": shards, "tp": max(1, ranks // (copies * shards))}
     reduced = {id(own) for each in model.modules() if isinstance(each, FSDPModule) for own in each.parameters()}
-    everyone, found = list(range(ranks)), False
+    everyone, readers, found = list(range(ranks)), info.mesh.mesh.flatten().tolist(), False
     for name, parameter in spread.items():
         on = parameter.device_mesh.mesh.flatten().tolist()
         found = found or on == everyone
-        if on not in (everyone, info.mesh.mesh.flatten().tolist()):
+        if on not in (everyone, readers):
             _refuse_mesh(name, parameter, ranks)
         if parameter.requires_grad and id(parameter) not in reduced:
             raise PreparationError(
@@ -175,15 +174,8 @@ def axes_of(model: nn.Module, ranks: int) -> dict[str, int]:
                 "of the model, or freeze this parameter."
             )
         _refuse_packed(name, parameter)
-    try:
-        layout = Layout.of(info.mesh.get_rank(), ranks, sizes)
-    except ConfigurationError:
-        layout = None
-    if (
-        not found
-        or layout is None
-        or list(layout.group("dp_replicate", "dp_shard")) != info.mesh.mesh.flatten().tolist()
-    ):
+    fits = found and copies * shards * sizes["tp"] == ranks
+    if not fits or list(Layout.of(dist.get_rank(), ranks, sizes).group(*DATA_AXES)) != readers:
         _refuse_mesh(*next(iter(spread.items())), ranks)
     return {f"{axis}_size": size for axis, size in sizes.items()}
 

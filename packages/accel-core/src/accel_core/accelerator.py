@@ -461,12 +461,13 @@ class Accelerator(FunctionControl):
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
         """The axes of the mesh, or `None`."""
-        return self.state.parallelism_config
+        return self._runtime.strategy.parts.parallelism or self.state.parallelism_config
 
     @property
     def torch_device_mesh(self) -> DeviceMesh | None:
         """The device mesh, or `None`."""
-        return self.state.device_mesh
+        own = self._runtime.mesh
+        return self.state.device_mesh if own is None else own
 
     @property
     def is_fsdp2(self) -> bool:

@@ -93,7 +93,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Copy a file or folder to `artifacts` in the run's folder, and give the copy to DVC if there is a repository."""
+        """Copy a file or folder to `artifacts` in the run's folder, and give it to DVC if there is a repository."""
         assert self.live is not None, "started"
         target = Path(self.live.artifacts_dir) / (artifact_path or Path(local_path).name)
         target.parent.mkdir(parents=True, exist_ok=True)

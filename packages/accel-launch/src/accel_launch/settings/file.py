@@ -234,7 +234,7 @@ def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, st
 
 
 def _text_of(setting: Setting, value: object, where: str) -> object:
-    """Return a value of the file as text for the setting's parser; a value that needs no parsing is returned unchanged."""
+    """Return a value of the file as text for the setting's parser, or unchanged if it needs no parsing."""
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, (dict, list)) for part in parts):
         raise ConfigurationError(

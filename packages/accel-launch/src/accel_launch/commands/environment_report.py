@@ -16,9 +16,9 @@ from accel_launch.settings.location import load_if_any
 __all__ = ["environment_report", "show_env"]
 
 _PREFIXES = (
-    *("ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_"),
-    *("OMP_", "CUDA_VISIBLE", "NCCL_", "GLOO_"),
-)
+    "ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_",
+    "OMP_", "CUDA_VISIBLE", "NCCL_", "GLOO_",
+)  # fmt: skip
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 

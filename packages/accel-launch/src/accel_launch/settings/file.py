@@ -29,16 +29,16 @@ __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "r
 _THREADS = "num_cpu_threads_per_process"
 
 CLUSTER_ONLY = {
-    *("compute_environment", "distributed_type", "tpu_name", "tpu_zone", "command_file", "commands", "schema"),
+    "compute_environment", "distributed_type", "tpu_name", "tpu_zone", "command_file", "commands", "schema",
     _THREADS,
-}
+}  # fmt: skip
 """Keys of a cluster's file that are not launch settings themselves."""
 
 SAGEMAKER_ONLY = {
-    *("ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name"),
-    *("pytorch_version", "transformers_version", "py_version"),
-    *("sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args"),
-}
+    "ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name",
+    "pytorch_version", "transformers_version", "py_version",
+    "sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args",
+}  # fmt: skip
 """Keys that a file for SageMaker has beyond the others."""
 
 _ENGINE_OF_TYPE = {

@@ -355,7 +355,8 @@ def _check_types(given: Arguments) -> None:
         kinds |= {engine.argument: engine.plugin.partition(":")[2] for engine in engines().values()}
     for name, kind in kinds.items():
         value = getattr(given, name, given.plugins.get(name))
-        fits = not isinstance(value, str | int | float | list | tuple | dict) or name == "deepspeed_plugin"
+        held = value.values() if isinstance(value, dict) else [value]  # some engines take several plugins by name
+        fits = not any(isinstance(each, str | int | float | list | tuple) for each in held)
         expect(fits, value, f"{name} takes a {kind}", f"Write {name}={kind}(...).")
 
 

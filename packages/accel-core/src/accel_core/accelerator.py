@@ -910,6 +910,7 @@ class Accelerator(FunctionControl):
         """
         if max_norm.__class__ in _NUMBERS and max_norm < 0:
             raise _negative("max_norm", max_norm)
+        expect(max_norm is not None, max_norm, "Gradients are clipped to a number", "Pass one, or leave the call out.")
         runtime = self._runtime
         strategy = runtime.strategy
         if strategy.number_format.scaler is not None:
@@ -959,6 +960,8 @@ class Accelerator(FunctionControl):
             >>> with accelerator.autocast():
             ...     scores = torch.rand(2, 64) @ torch.rand(64, 10)
         """
+        fits = autocast_handler is None or hasattr(autocast_handler, "to_kwargs")
+        expect(fits, autocast_handler, "autocast computes in the run's precision", "Pass AutocastKwargs, or nothing.")
         return self._runtime.precision.autocast(autocast_handler)
 
     def join_uneven_inputs(

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from accel_core._records import record
 from accel_core.comm import roll_call
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect
 from accel_core.host import environ
 from accel_core.optim.accumulation import Accumulation
-from accel_core.options.engines import require
+from accel_core.options.engines import engines, require
 from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
@@ -58,6 +58,13 @@ UNSET: Any = _Unset()
 """Stands for an argument that nobody gave."""
 
 _RECIPES = (AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs)
+_CONFIGURATIONS = {
+    "dataloader_config": DataLoaderConfiguration,
+    "dynamo_plugin": TorchDynamoPlugin,
+    "gradient_accumulation_plugin": GradientAccumulationPlugin,
+    "parallelism_config": ParallelismConfig,
+    "project_config": ProjectConfiguration,
+}
 _BUILT_IN = (
     *_RECIPES,
     AutocastKwargs,
@@ -101,6 +108,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
         MissingDependencyError: An engine whose package is not installed.
         DeviceUnavailableError: Hardware that is not here, or does not compute in the precision asked for.
     """
+    _check_types(given)
     handlers = _handlers(given.kwargs_handlers)
     data = _data(given)
     window = _window(given)
@@ -336,6 +344,20 @@ def _choice(
             "asked for. Use one engine for all Accelerators, or train in another process."
         )
     return choice
+
+
+def _check_types(given: Arguments) -> None:
+    """Refuse plain values in the place of a configuration, which would be ignored, or fail later on."""
+    fits = not isinstance(given.device_placement, str)
+    expect(fits, given.device_placement, "device_placement is True or False", "Pass cpu=True to compute on the CPU.")
+    kinds = {name: kind.__name__ for name, kind in _CONFIGURATIONS.items()}
+    if given.plugins:
+        kinds |= {engine.argument: engine.plugin.partition(":")[2] for engine in engines().values()}
+    for name, kind in kinds.items():
+        value = getattr(given, name, given.plugins.get(name))
+        held = value.values() if isinstance(value, dict) else [value]  # some engines take several plugins by name
+        fits = not any(isinstance(each, str | int | float | list | tuple) for each in held)
+        expect(fits, value, f"{name} takes a {kind}", f"Write {name}={kind}(...).")
 
 
 def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ...]:

@@ -316,6 +316,8 @@ class Runtime:
                 )
             lomo.backward(self.optimizers, accumulation.share_of(loss, None, strategy.divides_loss), rate)
             return
+        if not self.models and self.world.size > 1:
+            slips.warn_of_no_model(self.world.size)
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
         if weight is not None and self.gradient_state.sync_gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,23 @@ def test_released_models_go_while_the_accelerator_lives() -> None:
     (model,) = accelerator.free_memory(model)
     gc.collect()
     assert gone() is None
+
+
+@world(2)
+def test_ranks_that_prepare_no_model_are_told() -> None:
+    """Gradients that nobody averages are warned of once, on the main process; a prepared model is not."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("accel_core").addHandler(handler)
+    accelerator, model = Accelerator(), _model()
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), 0.1))
+    for _ in range(2):
+        accelerator.backward(model(torch.ones(3)).sum())
+        optimizer.step()
+    assert len(told) == int(accelerator.is_main_process), told
+    assert all("nothing averages their gradients" in text for text in told)
+    told.clear()
+    prepared = accelerator.prepare(model)
+    accelerator.backward(prepared(torch.ones(1, 3)).sum())
+    assert told == []

@@ -108,6 +108,27 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
         r"got path.*input_dir",
     ),
     ("total_limit", lambda _: ProjectConfiguration(total_limit=-1), ConfigurationError, r"total_limit=-1"),
+    ("total_limit text", lambda _: ProjectConfiguration(total_limit="2"), ConfigurationError, r"got total_limit='2'"),  # type: ignore[arg-type]
+    ("a device first", lambda _: Accelerator("cpu"), UnsupportedTypeError, r"got 'cpu' \(str\).*cpu=True"),  # type: ignore[arg-type]
+    (
+        "a dict of data settings",
+        lambda _: Accelerator(cpu=True, dataloader_config={"split_batches": True}),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"dataloader_config takes a DataLoaderConfiguration; got \{'split_batches'.*DataLoaderConfiguration\(",
+    ),
+    (
+        "a folder as project",
+        lambda _: Accelerator(cpu=True, project_config="out"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"got 'out' \(str\).*ProjectConfiguration\(",
+    ),
+    ("autocast", lambda a: a.autocast("bf16"), UnsupportedTypeError, r"got 'bf16' \(str\).*AutocastKwargs"),
+    ("clip to nothing", lambda a: a.clip_grad_norm_([], None), UnsupportedTypeError, r"got None"),
+    ("skip less than none", lambda a: a.skip_first_batches(DataLoader(Numbers()), -1), UnsupportedTypeError, r"got -1"),
+    ("skip text", lambda a: a.skip_first_batches(DataLoader(Numbers()), "2"), UnsupportedTypeError, r"got '2'"),
+    ("save_model the wrong way round", lambda a: a.save_model("out", Net()), UnsupportedTypeError, r"got a Net.*path"),
+    ("reduce a number", lambda a: a.reduce(1.0), UnsupportedTypeError, r"`reduce` works on tensors"),
+    ("pad a number", lambda a: a.pad_across_processes(1.0), UnsupportedTypeError, r"`pad_across_processes` works on"),
 ]
 
 WARNED: list[tuple[str, Slip, str]] = [

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from accel_core.errors import ConfigurationError
+from accel_core.accelerator import Accelerator
+from accel_core.errors import ConfigurationError, UnsupportedTypeError
 from accel_core.host.environ import patch_environment
 from accel_core.modules import unwrap
 from accel_core.options.engines import engines
@@ -18,6 +19,13 @@ from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_a_plugin_that_is_none_is_refused() -> None:
+    """`fsdp_plugin=True`, which trained without FSDP, is answered with the class that is meant."""
+    with pytest.raises(UnsupportedTypeError, match=r"got True \(bool\)\. Write fsdp_plugin=FullyShardedDataParallelPl"):
+        Accelerator(cpu=True, fsdp_plugin=True)  # type: ignore[arg-type]
 
 
 def test_the_version_chooses_the_way_to_shard() -> None:

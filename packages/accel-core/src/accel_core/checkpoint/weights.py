@@ -62,7 +62,7 @@ def save_model(
     Where weights are spread over ranks every rank calls it, and only those that write keep more than their parts.
     """
     world = ensure()
-    limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
+    limit, folder = convert_file_size_to_int(max_shard_size), names.folder_of(save_directory)
     writes = world.is_local_main if save_on_each_node else world.is_main
     state = dict(weights_of(model) if weights is None else weights)
     first_only = not save_on_each_node or world.local_size == world.size

@@ -119,7 +119,8 @@ def reduce(tensor: Nest, reduction: str = "mean", scale: float = 1.0) -> Nest:
             stacklevel=2,
         )
     if world.size == 1:
-        copied: Nest = recursively_apply(torch.clone, tensor, error_on_other_type=True)
+        flatten(tensor, "reduce")
+        copied: Nest = recursively_apply(torch.clone, tensor)
         return copied
     return _reduce(tensor, reduction, scale, world)
 

@@ -9,7 +9,7 @@ import torch
 
 from accel_core.comm.packing import check_kinds
 from accel_core.comm.transport import Message, digest_of, participate
-from accel_core.comm.tree import flatten, recursively_apply, unflatten, view_of
+from accel_core.comm.tree import flatten, unflatten, view_of
 from accel_core.errors import ConfigurationError
 from accel_core.process.world import World, ensure
 
@@ -47,8 +47,9 @@ def pad_across_processes(tensor: Nest, dim: int = 0, pad_index: float = 0, pad_f
     """
     world = ensure()
     if world.size == 1:
-        kept: Nest = recursively_apply(_warn_of_nested, tensor, error_on_other_type=True)
-        return kept
+        for leaf in flatten(tensor, "pad_across_processes")[0]:
+            _warn_of_nested(leaf)
+        return tensor
     return _pad_across(tensor, dim, pad_index, pad_first, world)
 
 

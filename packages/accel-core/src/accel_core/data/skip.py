@@ -86,6 +86,8 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         >>> len(loader), len(rest)
         (4, 1)
     """
+    fits = hasattr(num_batches, "__index__") and num_batches >= 0
+    expect(fits, num_batches, "A number of batches is a whole number from 0", "Pass how many are to be skipped.")
     if isinstance(dataloader, PreparedLoader):
         dataloader._position_loaded = False
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)

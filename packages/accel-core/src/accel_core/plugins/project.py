@@ -23,7 +23,7 @@ class ProjectConfiguration:
         save_on_each_node: Save on the main process of every machine instead of on the first machine only.
 
     Raises:
-        ConfigurationError: `total_limit` is below 0.
+        ConfigurationError: `total_limit` is no number, or below 0.
 
     Examples:
         >>> project = ProjectConfiguration("run", automatic_checkpoint_naming=True, total_limit=2)
@@ -40,9 +40,10 @@ class ProjectConfiguration:
 
     def __post_init__(self) -> None:
         """Fill the logging folder."""
-        if isinstance(self.total_limit, int) and self.total_limit < 0:
+        limit = self.total_limit
+        if limit is not None and not (hasattr(limit, "__index__") and limit >= 0):
             raise ConfigurationError(
-                f"A number of checkpoints is not negative; got total_limit={self.total_limit}. Write None to keep all."
+                f"total_limit is a number of checkpoints from 0; got total_limit={limit!r}. Write None to keep all."
             )
         self.set_directories(self.project_dir)
 

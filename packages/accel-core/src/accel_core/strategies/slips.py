@@ -12,7 +12,7 @@ from accel_core.logging import get_logger
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.bundle import Bundle, kind_of
 
-__all__ = ["warn_of_strange", "warn_of_unprepared"]
+__all__ = ["warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
 
 logger = get_logger(__name__)
 
@@ -36,6 +36,14 @@ def _warn(found: str, advice: str) -> None:
     logger.warning(
         "prepare() prepares models, optimizers, loaders and schedules; got %s, which comes back as it is. %s",
         *(found, advice),
+    )
+
+
+def warn_of_no_model(ranks: int) -> None:
+    """Warn of ranks that compute gradients and prepared no model: nobody averages them."""
+    logger.warning_once(
+        f"Ranks train together through prepared models; got none on {ranks} ranks: nothing averages their gradients. "
+        "Pass the model to prepare(), with its optimizer and loader."
     )
 
 

@@ -91,9 +91,9 @@ def restoration(model: object, index: int, source: Source, rank: int) -> Restora
     """Compare the weights of model `index` in a checkpoint with a model, changing nothing."""
     component = f"model {index}"
     plain, safe = names.model_name(index, safe=False), names.model_name(index, safe=True)
-    listed = source.files()
     try:
         # A file of the other format may be there, of another save.
+        listed = source.files()
         name = safe if safe in listed or plain not in listed else plain
         source.check_listed(name)
         weights = open_weights(source.folder, name)

@@ -42,9 +42,9 @@ class ShardedWeights:
         self.tensors: Mapping[str, Any] = {
             name: part.tensors[name] for name, part in self._where.items() if name in part.tensors
         }
-        self.aliases: Mapping[str, str] = {}
+        self.aliases: dict[str, str] = {}
         for part in parts.values():
-            self.aliases |= part.aliases
+            self.aliases.update(part.aliases)
             self._where.update(dict.fromkeys(part.aliases, part))
 
     def read(self, name: str) -> Tensor:

@@ -269,6 +269,9 @@ def test_models_that_transformers_shards_train_as_in_one_process(tmp_path: Path)
                     whole.zero_grad()
                 optimizer.step()
                 optimizer.zero_grad()
+        state = accelerator.get_state_dict(net)
+        if accelerator.is_main_process:
+            torch.testing.assert_close(dict(state), dict(plain.state_dict()), rtol=1e-5, atol=2e-6)
         accelerator.save_model(net, tmp_path / f"{name} whole")
         if accelerator.is_main_process:
             plain.config.save_pretrained(tmp_path / f"{name} whole")

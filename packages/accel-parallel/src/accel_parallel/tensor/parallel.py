@@ -90,7 +90,7 @@ class TensorParallel:
 
     def watch(self, model: nn.Module, *, again: bool = False) -> None:
         """Compare the first complete gradients of a bare model, if it has something to train."""
-        self._summed[model] = [*_summed(model)]
+        self._summed[model] = [*dict.fromkeys(_summed(model))]  # a model and the one in it name the same
         if not again and model in self._unproved:
             return
         if any(parameter.requires_grad for parameter in model.parameters()):

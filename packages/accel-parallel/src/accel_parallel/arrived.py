@@ -44,6 +44,7 @@ class ArrivedStrategy(FullyShardStrategy):
 
     name = "arrived"
     receives_weights = False
+    mixes = True
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -107,8 +108,8 @@ def take(runtime: Runtime, models: Sequence[nn.Module]) -> Strategy:
     strategy = runtime.strategy
     new = [strategy.unwrap(each, keep_torch_compile=False) for each in models if strategy_of(each) is not strategy]
     arrived = {each: axes_of(each, runtime.world.size) for each in new if any(map(is_spread, each.parameters()))}
-    for model, sizes in arrived.items():
-        _refuse_misfit(strategy, model, sizes)
+    for model, found in arrived.items():
+        _refuse_misfit(strategy, model, found)
     if isinstance(strategy, ArrivedStrategy) or strategy.name == "fsdp2":
         return strategy
     sharded = next((each for each in arrived if _records(each)), None)
@@ -116,7 +117,8 @@ def take(runtime: Runtime, models: Sequence[nn.Module]) -> Strategy:
         return strategy
     parts, axes = strategy.parts, strategy.parts.parallelism
     if axes is None or axes.total_size == 1:
-        axes = ParallelismConfig(**arrived[next(iter(arrived)) if sharded is None else sharded], cp_size=1, sp_size=1)
+        sizes: dict[str, Any] = {**arrived[next(iter(arrived)) if sharded is None else sharded]}
+        axes = ParallelismConfig(**sizes, cp_size=1, sp_size=1)
     layout = Layout.of(parts.world.rank, parts.world.size, axes.sizes)
     _refuse_late(runtime, layout)
     mesh = axes.get_device_mesh(parts.world.device.type)

@@ -201,6 +201,22 @@ def test_what_does_not_fit_a_model_that_arrives_is_refused_by_name() -> None:
         accelerator.prepare(net, _optimizer(net))
 
 
+@world(2)
+def test_what_arrives_computes_in_the_precision_of_the_run() -> None:
+    """In bf16 a loss is that of autocast on one process, and parameters keep the format in which they came."""
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    net, plain, batch = Net(), Net(), _rows()[:_BATCH]
+    net = accelerator.prepare(_sharded(net, init_device_mesh("cpu", (2,))))
+    loss = _loss(net, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain(batch)
+    assert expected.dtype is torch.bfloat16
+    torch.testing.assert_close(loss, (expected.float() - batch[:, :3].cos()).square().mean())
+    accelerator.backward(loss)
+    assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
 def _only_head(net: Net, mesh: DeviceMesh) -> Net:
     fully_shard(net.head, mesh=mesh)
     return net
@@ -225,32 +241,37 @@ def test_models_that_transformers_shards_train_as_in_one_process(tmp_path: Path)
         "tp": (dense, {"tp_size": 2}, 1),
         "ep": (sparse, {"fsdp_size": 2, "ep_size": 2}, 2),
     }
-    words = torch.arange(24 * 8).reshape(24, 8) * 7 % 31
+    words = torch.arange(32 * 8).reshape(32, 8) * 7 % 31
     for name, ((kind, settings), spread, replicas) in cases.items():
         torch.manual_seed(0)
         plain = kind(settings)
-        plain.set_experts_implementation("eager") if name == "ep" else None
-        accelerator = Accelerator(cpu=True)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=_WINDOW)
         if accelerator.is_main_process:
             plain.save_pretrained(tmp_path / name)
         accelerator.wait_for_everyone()
         net = kind.from_pretrained(tmp_path / name, distributed_config=config(**spread))
         data = torch.utils.data.DataLoader(words, batch_size=8 // replicas)  # type: ignore[arg-type]
-        net, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5), data)
+        net, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5, foreach=True), data)
         whole = torch.optim.SGD(plain.parameters(), lr=0.5)
         for batch, everything in zip(loader, words.split(8), strict=True):
-            loss = net(input_ids=batch, labels=batch).loss
-            accelerator.backward(loss)
-            norm = accelerator.clip_grad_norm_(net.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
             expected = plain(input_ids=everything, labels=everything).loss
-            expected.backward()
-            torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(plain.parameters(), 0.5), rtol=1e-5, atol=1e-6)
-            whole.step()
-            whole.zero_grad()
-            mean = accelerator.reduce(loss.detach(), "mean")
-            torch.testing.assert_close(mean, expected.detach(), rtol=1e-5, atol=1e-6)
+            (expected / _WINDOW).backward()
+            with accelerator.accumulate(net):
+                loss = net(input_ids=batch, labels=batch).loss
+                accelerator.backward(loss)
+                mean = accelerator.reduce(loss.detach(), "mean")
+                torch.testing.assert_close(mean, expected.detach(), rtol=1e-5, atol=1e-6)
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(net.parameters(), 0.5)
+                    whole_norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+                    torch.testing.assert_close(norm, whole_norm, rtol=1e-5, atol=1e-6)
+                    whole.step()
+                    whole.zero_grad()
+                optimizer.step()
+                optimizer.zero_grad()
+        state = accelerator.get_state_dict(net)
+        if accelerator.is_main_process:
+            torch.testing.assert_close(dict(state), dict(plain.state_dict()), rtol=1e-5, atol=2e-6)
         accelerator.save_model(net, tmp_path / f"{name} whole")
         if accelerator.is_main_process:
             plain.config.save_pretrained(tmp_path / f"{name} whole")

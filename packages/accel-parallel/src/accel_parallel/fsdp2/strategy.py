@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -97,7 +97,8 @@ class FullyShardStrategy(ShardedStrategy):
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Also let ranks use different parameters, and compare the first gradients of a model that they split."""
-        super().backward(loss, **kwargs)
+        with nullcontext() if self.tensor is None else self.tensor.around_backward():
+            super().backward(loss, **kwargs)
         self.participation.complete()
         if self.tensor is not None:
             self.tensor.prove(loss, self.averaging)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -190,7 +190,8 @@ class MeshStrategy(SequenceStrategy):
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients; they are averaged where a window ends."""
-        super().backward(loss, **kwargs)
+        with nullcontext() if self.tensor is None else self.tensor.around_backward():
+            super().backward(loss, **kwargs)
         self.averaging.complete()
         if self.tensor is not None:
             self.tensor.prove(loss, self.averaging)

@@ -78,6 +78,8 @@ class ShardedStrategy(SequenceStrategy):
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ()
     """Axes along which ranks read the same data, and with which sharding is combined."""
+    mixes: ClassVar[bool] = False
+    """Whether the parameters of a model may lie on several meshes."""
     shards_integers: ClassVar[bool] = False
     """Whether integers, as packed weights are stored in, keep their format when they are sharded and gathered."""
 
@@ -287,7 +289,7 @@ class ShardedStrategy(SequenceStrategy):
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self.layout.size("tp") > 1 or bool(self.averaging))
+        step_one_by_one(optimizer, lambda: self.mixes or self.layout.size("tp") > 1 or bool(self.averaging))
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

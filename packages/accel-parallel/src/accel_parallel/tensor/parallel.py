@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import zlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core._torch import enable_async_tp
+from accel_core._torch import enable_async_tp, shard_groups
 from accel_core.comm.control import Channel
 from accel_core.comm.tree import tree_leaves
 from accel_core.errors import ConfigurationError, PreparationError, StateError
@@ -43,7 +46,6 @@ class TensorParallel:
 
     def __init__(self, parts: Parts) -> None:
         self._world = parts.world
-        self._accumulation = parts.accumulation
         self._ranks = parts.layout.group("tp")
         self.size = len(self._ranks)
         self.mesh: DeviceMesh = parts.mesh["tp"]  # type: ignore[index]
@@ -52,6 +54,7 @@ class TensorParallel:
         self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
         self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._other_batches: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
+        self._summed: MutableMapping[nn.Module, list[nn.Module]] = WeakIdKeyDictionary()
         if parts.precision.name == "fp8":
             raise ConfigurationError(
                 "Layers in fp8 do not take parts of tensors, which tensor parallel makes of weights; got "
@@ -78,13 +81,6 @@ class TensorParallel:
                 "Leave the plan out, or load the model whole."
             )
         check_arrived(model, self._ranks)
-        styles = getattr(model, "_tp_plan", None) or {}
-        if _SUMMED in styles.values() and self._accumulation.gradient_state.num_steps > 1:
-            raise PreparationError(
-                f"transformers adds up the gradients of a {_SUMMED!r} layer over ranks after every batch, those of "
-                f"earlier batches again; got {type(model).__name__}, which has such layers, and gradient accumulation. "
-                "Set gradient_accumulation_steps=1, or load the model whole and pass a tp_plan."
-            )
         return TensorPlan()
 
     def split(self, model: nn.Module, plan: TensorPlan, *, from_main: bool = False) -> None:
@@ -94,12 +90,36 @@ class TensorParallel:
 
     def watch(self, model: nn.Module, *, again: bool = False) -> None:
         """Compare the first complete gradients of a bare model, if it has something to train."""
+        self._summed[model] = [*dict.fromkeys(_summed(model))]  # a model and the one in it name the same
         if not again and model in self._unproved:
             return
         if any(parameter.requires_grad for parameter in model.parameters()):
             self._unproved[model] = True
             if model not in _batches:
                 _batches[model] = self, model.register_forward_pre_hook(_compare_batch, with_kwargs=True)
+
+    @contextmanager
+    def around_backward(self) -> Iterator[None]:
+        """Let gradients of some batches add up once where a model adds up over ranks what a backward pass leaves.
+
+        It would add up those of earlier batches again, so these are kept apart, and shards reduced after every batch.
+        """
+        models = {model: modules for model, modules in self._summed.items() if modules}
+        parts = (part for model in models for part in model.modules() if isinstance(part, FSDPModule))
+        groups = [(group, group.reduce_grads) for part in parts for group in shard_groups(part)]
+        own = (each for modules in models.values() for module in modules for each in module.parameters(recurse=False))
+        earlier = [(each, each.grad) for each in own if each.grad is not None]
+        for group, _ in groups:
+            group.reduce_grads = True
+        for parameter, _ in earlier:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for group, before in groups:
+                group.reduce_grads = before
+            for parameter, gradient in earlier:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def prove(self, loss: torch.Tensor, averaging: Averaging) -> None:
         """Compare what ranks of one replica hold of the same, for models whose first gradients are complete.
@@ -168,6 +188,16 @@ class TensorParallel:
         mesh = parameter.device_mesh
         cut = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
         return all(tuple(dist.get_process_group_ranks(mesh.get_group(axis))) != self._ranks for axis in cut)
+
+
+def _summed(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of transformers that add up their gradients over ranks in a hook of their parameters."""
+    for owner in model.modules():
+        styles = vars(owner).get("_tp_plan") or {}
+        if _SUMMED in styles.values():
+            for name, module in owner.named_modules():
+                if styles.get(re.sub(r"\.\d+(?=\.|$)", ".*", name)) == _SUMMED:
+                    yield module
 
 
 def _overlap(group: dist.ProcessGroup, world: World) -> None:

@@ -38,6 +38,6 @@ def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CheckpointDamagedError(
-            f"The checkpoint file {str(folder / name)!r} is damaged or in another format; got no JSON ({error}). "
+            f"The checkpoint file {str(folder / name)!r} is damaged or in another format; it is not JSON ({error}). "
             "Load another checkpoint."
         ) from error

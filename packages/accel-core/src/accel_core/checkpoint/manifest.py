@@ -86,8 +86,8 @@ class Manifest:
         """
         if not folder.is_dir():
             raise CheckpointNotFoundError(
-                f"There is no checkpoint folder {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} "
-                "there. Pass a folder that save_state wrote."
+                f"No checkpoint at {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} there. Pass a "
+                "folder that save_state wrote."
             )
         path = folder / names.MANIFEST_NAME
         try:

@@ -259,7 +259,7 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
     if failures:
         raise RemoteRankError(
             f"Rank {world.rank} did not enter a block that the main process goes through first; got an error of the "
-            "main process inside it. Mend what is reported there; the traceback is in the main process's output."
+            "main process inside it. Fix the error that it reported; the traceback is in the main process's output."
         )
     yield
 

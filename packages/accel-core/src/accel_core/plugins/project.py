@@ -42,7 +42,7 @@ class ProjectConfiguration:
         """Fill the logging folder."""
         if isinstance(self.total_limit, int) and self.total_limit < 0:
             raise ConfigurationError(
-                f"A number of checkpoints is not negative; got total_limit={self.total_limit}. Write None to keep all."
+                f"total_limit cannot be negative; got total_limit={self.total_limit}. Write None to keep all."
             )
         self.set_directories(self.project_dir)
 

@@ -417,7 +417,7 @@ class Accelerator(FunctionControl):
 
     @property
     def non_blocking(self) -> bool:
-        """Whether batches travel to the device while the process goes on."""
+        """Whether batches travel to the device while the process continues."""
         return self.dataloader_config.non_blocking
 
     @property

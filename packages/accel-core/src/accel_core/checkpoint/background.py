@@ -1,4 +1,4 @@
-"""One save at a time, in a thread of its own, while training goes on."""
+"""One save at a time, in a thread of its own, while training continues."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         A loader of the same kind.
 
     Raises:
-        UnsupportedTypeError: It is no loader.
+        UnsupportedTypeError: It is not a loader.
 
     Examples:
         >>> rest = skip_first_batches(loader, 3)

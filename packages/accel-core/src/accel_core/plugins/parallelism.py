@@ -138,7 +138,7 @@ class TorchTensorParallelConfig:
     tp_plan: Mapping[str, Any] | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what is no plan."""
+        """Refuse what is not a plan."""
         if self.tp_plan != "auto" and not (isinstance(self.tp_plan, Mapping) and self.tp_plan):
             raise ConfigurationError(
                 "A plan of tensor parallel maps patterns of module names to styles; got "

@@ -730,6 +730,8 @@ def release(session: nox.Session) -> None:
             with session.chdir(package.folder):
                 environment.run("hatch", "build", folder, silent=True)
         environment.run("twine", "check", "--strict", *sorted(folder.iterdir()))
+        if any("https://accel.invalid" in path.read_text() for path in (ROOT / "packages").glob("*/pyproject.toml")):
+            session.warn("Not to be uploaded: URLs of packages begin with https://accel.invalid, which is no address.")
         return
     single_package(session)
     environment = Environment(session, "release").provide(["packaging"], [])

@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAZY = [ROOT / "packages" / "accel-all" / "src" / "accel" / "__init__.py"]
+LAZY = [
+    ROOT / "packages" / name / "__init__.py" for name in ("accel-all/src/accel", "accel-bigmodel/src/accel_bigmodel")
+]
 
 
 def stub_of(source: Path) -> str:

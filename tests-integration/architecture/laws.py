@@ -14,7 +14,7 @@ SOURCES = sorted((ROOT / "packages").glob("*/src/*"))
 FORBIDDEN_NAMES = re.compile(r"^_?(utils?|helpers?|common|misc|other|base_.*)$")
 ENVIRONMENT_READERS = {"accel_core/host/environ.py", "accel_launch/settings/environ.py"}
 OWN = {path.name for path in SOURCES}
-ENGINES = {"deepspeed": 78, "fsdp": 109, "megatron": 25}
+ENGINES = {"deepspeed": 78, "fsdp": 110, "megatron": 26}
 """Lines of accel-core and accel-launch that may name an engine: they say names that Accelerate's API or torch fixes, or
 tell a user. What an engine does is in its own package."""
 _WARNS = ("warn", "warning", "warning_once", "expect")

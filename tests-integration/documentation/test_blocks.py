@@ -18,6 +18,8 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import scene
 
 from accel_core.testing import limits
+from accel_core.testing.programs import ProgramAndRanks
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGES = [*ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
@@ -127,7 +130,7 @@ def _run(body: Callable[[list[Any], Path, dict[str, str]], None], wanted: list[A
 
 
 def _command(command: str, folder: Path) -> tuple[int, str]:
-    """Return the exit status of a command and what it printed; `python FILE` runs in a fork, which is quick."""
+    """Return the exit status of a command and what it printed; `python FILE` and `accel` are forked."""
     if re.fullmatch(r"python \w+\.py[\w\s-]*", command):
         return 0, _run(scene.run_file, command.split()[1:], folder)
     environment = os.environ | {
@@ -135,8 +138,23 @@ def _command(command: str, folder: Path) -> tuple[int, str]:
         "HF_HOME": str(folder / "cache"), "COLUMNS": "200",
     }  # fmt: skip
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = limits.run(command, shell=True, cwd=folder, env=environment, quiet=30)
+    forked = _forked(command)
+    if forked is None:
+        done = limits.run(command, shell=True, cwd=folder, env=environment, quiet=30)
+    else:
+        program, more = forked
+        options = {"cwd": folder, "env": environment | more, "stdin": subprocess.DEVNULL}
+        done = limits.run(program, started_by=ProgramAndRanks, quiet=30, **options)
     return done.returncode, done.stdout + done.stderr
+
+
+def _forked(command: str) -> tuple[list[str], dict[str, str]] | None:
+    """Return the program and the variables of a command that no shell has to read, if it is one of ours."""
+    found = re.fullmatch(r"((?:\w+=\S+ )*)(accel|python -m accel_\w+) ([^|;&<>$*`~]*)", command)
+    if found is None:
+        return None
+    module = "accel_launch" if found[2] == "accel" else found[2].split()[-1]
+    return [sys.executable, "-m", module, *shlex.split(found[3])], dict(word.split("=", 1) for word in found[1].split())
 
 
 def _check(title: str, source: str, folder: Path) -> None:

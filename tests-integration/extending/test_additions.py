@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import shlex
 import sys
 from pathlib import Path
 
@@ -27,16 +27,15 @@ LIMITS = {
 }
 
 
-def run(tree: Path, source: str, *, pytest_on: str = "", **variables: str) -> str:
+def run(tree: Path, source: str, *, pytest_on: str = "") -> str:
     """Run a program on a changed copy of the tree and return what it printed."""
     paths = [str(additions.entry_points(tree)), *map(str, (tree / "packages").glob("*/src"))]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1",
-        **variables,
     }  # fmt: skip
     (tree / "program.py").write_text(source)
     words = (
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "program.py", *pytest_on.split()]
+        ["-m", "pytest", "-q", "-p", "no:cacheprovider", "program.py", *shlex.split(pytest_on)]
         if pytest_on
         else ["program.py"]
     )
@@ -91,25 +90,28 @@ def test_doors():
 def test_a_strategy(tmp_path: Path) -> None:
     """It is chosen by its plugin and by its variable, gets its plugin with the option's value, and conforms."""
     tree = changed(tmp_path, additions.STRATEGY)
-    told = """
-import torch
-from accel_core.accelerator import Accelerator
-from accel_core.plugins.echo import EchoPlugin
-accelerator = Accelerator(cpu=True, kwargs_handlers=HANDLERS)
-strategy = accelerator._runtime.strategy
-print(type(strategy).__name__, strategy.parts.plugin.loudness)
-"""
-    assert run(tree, told.replace("HANDLERS", "[EchoPlugin(loudness=5)]")).split() == ["EchoStrategy", "5"]
-    shutil.rmtree(tree / "site")
-    chosen = run(tree, told.replace("HANDLERS", "None"), ACCELERATE_USE_ECHO="true", ECHO_LOUDNESS="7")
-    assert chosen.split() == ["EchoStrategy", "7"]
-    shutil.rmtree(tree / "site")
     run(
         tree,
         """
+import pytest
+from accel_core.accelerator import Accelerator
 from accel_core.plugins.echo import EchoPlugin
+from accel_core.state import reset_all
 from accel_core.strategies.echo import EchoStrategy
 from accel_core.testing.conformance.strategy import StrategyConformance
+
+@pytest.mark.parametrize(("handlers", "variables", "loudness"), [
+    ([EchoPlugin(loudness=5)], {}, 5),
+    (None, {"ACCELERATE_USE_ECHO": "true", "ECHO_LOUDNESS": "7"}, 7),
+])
+def test_chosen(handlers, variables, loudness, monkeypatch):
+    reset_all()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    strategy = Accelerator(cpu=True, kwargs_handlers=handlers)._runtime.strategy
+    assert type(strategy) is EchoStrategy
+    assert strategy.parts.plugin.loudness == loudness
+    reset_all()
 
 class TestEcho(StrategyConformance):
     strategy = EchoStrategy
@@ -118,29 +120,31 @@ class TestEcho(StrategyConformance):
     def arguments(self):
         return {"kwargs_handlers": [EchoPlugin()]}
 """,
-        pytest_on="-W ignore -k equals_one_process",
+        pytest_on="-W ignore -k 'equals_one_process or chosen'",
     )
 
 
 def test_an_engine(tmp_path: Path) -> None:
     """Its package alone makes it chosen, configured, launched, checked, asked about and known in checkpoints."""
     tree = changed(tmp_path, additions.ENGINE)
-    told = """
-from accel_core.accelerator import Accelerator
-from accel_core.checkpoint.names import engine_of
-from accel_chorus.plugin import ChorusPlugin
-strategy = Accelerator(cpu=True, kwargs_handlers=HANDLERS)._runtime.strategy
-print(type(strategy).__name__, strategy.parts.plugin.voices, engine_of("pytorch_model_chorus/voice_1.pt"))
-"""
-    chosen = run(tree, told.replace("HANDLERS", "[ChorusPlugin(voices=5)]"))
-    assert chosen.split() == ["ChorusStrategy", "5", "Chorus"]
-    shutil.rmtree(tree / "site")
-    chosen = run(tree, told.replace("HANDLERS", "None"), ACCELERATE_USE_CHORUS="true", CHORUS_VOICES="7")
-    assert chosen.split() == ["ChorusStrategy", "7", "Chorus"]
-    shutil.rmtree(tree / "site")
     printed = run(
         tree,
         """
+import os
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.names import engine_of
+from accel_core.state import reset_all
+from accel_chorus.plugin import ChorusPlugin
+def tell(handlers):
+    strategy = Accelerator(cpu=True, kwargs_handlers=handlers)._runtime.strategy
+    print(type(strategy).__name__, strategy.parts.plugin.voices, engine_of("pytorch_model_chorus/voice_1.pt"))
+    reset_all()
+tell([ChorusPlugin(voices=5)])
+chosen = {"ACCELERATE_USE_CHORUS": "true", "CHORUS_VOICES": "7"}
+os.environ.update(chosen)
+tell(None)
+for name in chosen:
+    del os.environ[name]
 from accel_launch import cli
 from accel_launch.questions.cluster import CLUSTER
 words = ["launch", "--cpu", "--use-chorus", "--chorus-voices"]
@@ -150,6 +154,7 @@ assert cli.main([*words, "9", "program.py"]) == 2
 print([question.key for question in CLUSTER if "chorus" in question.key])
 """,
     )
+    assert printed.splitlines()[:2] == ["ChorusStrategy 5 Chorus", "ChorusStrategy 7 Chorus"]
     for part in ("ACCELERATE_USE_CHORUS=true", "CHORUS_VOICES=3", "CHORUS_HALL=large", "* chorus    Chorus: torch "):
         assert part in printed, part
     assert printed.strip().endswith("['chorus_voices']")

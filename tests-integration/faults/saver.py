@@ -190,7 +190,7 @@ def save_and_die(run: BareRun, target: str, count: int, calls: int) -> int:
 
 
 def die_at_every_call(run: BareRun, target: str) -> None:
-    """Save and die after the 1st, 2nd, … system call, and again while the next save recovers; load after each death."""
+    """Save and die after every `stride`-th system call, and in some of the saves that recover; load after each."""
 
     def on_disk() -> int:
         if saved(SETTINGS["directory"], SETTINGS["automatic"]) is None:
@@ -198,10 +198,10 @@ def die_at_every_call(run: BareRun, target: str) -> None:
         load_state(run, None if SETTINGS["automatic"] else target)
         return count_of(run)
 
-    code, calls, before = -signal.SIGKILL, 0, on_disk()
+    code, calls, before, stride = -signal.SIGKILL, 0, on_disk(), SETTINGS["stride"]
     while code:
-        calls += 1
-        for deadly in (calls, random.randrange(1, 20))[: 1 + (calls % 3 == 0)]:
+        calls += stride
+        for deadly in (calls, random.randrange(1, 20))[: 1 + (calls // stride % 3 == 0)]:
             if SETTINGS.get("fresh") and deadly == calls:
                 for name in os.listdir(SETTINGS["directory"]):
                     if "ckpt" in name:

@@ -179,28 +179,29 @@ def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "plain"),
+    ("kind", "plain", "stride"),
     [
-        pytest.param("numbered", False, marks=pytest.mark.full("another case of a grid")),
-        pytest.param("fresh", True, marks=pytest.mark.full("another case of a grid")),
-        pytest.param("in place", False, marks=pytest.mark.full("another case of a grid")),
-        ("in place", True),
+        pytest.param("numbered", False, 1, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("fresh", True, 1, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("in place", False, 1, marks=pytest.mark.full("another case of a grid")),
+        pytest.param("in place", True, 1, marks=pytest.mark.full("another case of a grid")),
+        ("in place", True, 4),
     ],
 )
 def test_killed_between_every_two_system_calls_of_a_save(
-    kind: str, plain: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, plain: bool, stride: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A save dies after the 1st, 2nd, … call, until one gets through, and so do some of the saves that recover.
+
+    With a stride, after every so many calls.
 
     For each way to commit, also where the system has neither hard links nor a rename that spares what exists.
     """
     if kind == "in place":
         (tmp_path / "ckpt" / "logs").mkdir(parents=True)
         (tmp_path / "ckpt" / "notes.txt").write_text("mine")
-    ranks = start(
-        tmp_path, 1, seed=0, automatic=kind == "numbered", plain=plain, every_call=True, fresh=kind == "fresh"
-    )
-    assert end(ranks, quiet=40) == [0]
+    settings = {"automatic": kind == "numbered", "fresh": kind == "fresh", "plain": plain, "stride": stride}
+    assert end(start(tmp_path, 1, seed=0, every_call=True, **settings), quiet=40) == [0]
     with capsys.disabled():
         print(f"\n{completed(tmp_path)} system calls of a save ({kind}{', plain' if plain else ''})")
     assert completed(tmp_path) > 40

@@ -16,6 +16,7 @@ import torch
 from accel_core.checkpoint.manifest import found_save
 from accel_core.checkpoint.preemption import EXIT_CODE
 from accel_core.testing import limits
+from accel_core.testing.programs import ProgramAndRanks
 from accel_core.testing.world import run
 
 SCRIPT = Path(__file__).with_name("preempted.py")
@@ -27,10 +28,10 @@ def straight(folder: Path) -> None:
     runpy.run_path(str(SCRIPT))["main"](folder, 0.0)
 
 
-def launch(folder: Path, pause: float) -> subprocess.Popen[str]:
+def launch(folder: Path, pause: float) -> ProgramAndRanks:
     """Start `accel launch` with the script."""
     words = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", str(RANKS)]
-    return subprocess.Popen([*words, str(SCRIPT), str(folder), str(pause)], stderr=subprocess.PIPE, text=True)
+    return ProgramAndRanks([*words, str(SCRIPT), str(folder), str(pause)], stderr=subprocess.PIPE, text=True)
 
 
 def step(folder: Path) -> int:

@@ -17,6 +17,14 @@ SHORT = {
 }
 ELSEWHERE = ("tests-integration/interop/", "tests-integration/gallery/")
 """Folders of sessions of the second tier, but for these files."""
+EQUAL = re.compile(
+    r"bit for bit|equals? (to )?one process|trains? as (in |on )?one process|counts as on one process|"
+    r"those of one process|up to rounding|single precision|the same (result|losses)\b|with the same weights|"
+    r"the same numbers \||`set_seed\(0\)` gives"
+)
+"""How pages say that two runs give the same."""
+COMPARED_BY_INTEROP = ("trl: SFT, DPO", "On two processes, results agree", "two ranks they agree to single precision")
+"""Lines on libraries that `nox -s interop` compares with the original, as their pages say."""
 HERE = tuple(f"tests-integration/{name}.py" for name in ("interop/test_checkpoint_exchange", "interop/test_smoke"))
 
 
@@ -113,6 +121,22 @@ def test_every_row_of_the_readme_is_a_promise() -> None:
     lines = [line for line in heads.sub("", text).splitlines() if line.startswith(("| ", "- **"))]
     assert len(lines) > 20
     assert [line for line in lines if not any(promise in line for promise in told()["README.md"])] == []
+
+
+def test_every_sentence_that_calls_runs_equal_is_a_promise() -> None:
+    """Of README, guides, concepts and reference; tutorials are run as they stand, and their boxes compare."""
+    pages = [
+        ROOT / "README.md",
+        *(page for page in sorted(ROOT.glob("docs/*/*.md")) if page.parent.name != "tutorials"),
+    ]
+    found = []
+    for path in pages:
+        page = path.relative_to(ROOT).as_posix()
+        kept = [*told().get(page, ()), *COMPARED_BY_INTEROP]
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        claims = [line for line in text.splitlines() if EQUAL.search(line)]
+        found += [f"{page}: {line}" for line in claims if not any(promise in line for promise in kept)]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,16 @@ def test_the_first_run_is_one_line() -> None:
     assert f"\n{line}\n" in text
 
 
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("packages/*/")), ids=lambda folder: folder.name)
+def test_a_package_is_whole_on_an_index_page(folder: Path) -> None:
+    """Its README has no link into the repository, which an index does not show; its metadata say where it is from."""
+    links = re.findall(r"\]\(([^)\s]+)\)", (folder / "README.md").read_text())
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    urls = dict(re.findall(r'^(\w+) = "(https://[^"]+)"$', (folder / "pyproject.toml").read_text(), re.MULTILINE))
+    assert urls.keys() == {"Documentation", "Source", "Changelog"}
+    assert urls["Source"].endswith(f"/packages/{folder.name}")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link of every page names a file or folder that exists."""

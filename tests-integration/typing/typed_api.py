@@ -69,6 +69,16 @@ def empty() -> nn.Linear:
     return layer
 
 
+def engines() -> None:
+    """A plugin is that of its engine, whose package need not be there where core is used."""
+    fsdp, megatron = accel.FullyShardedDataParallelPlugin(fsdp_version=2), accel.MegatronLMPlugin()
+    Accelerator(fsdp_plugin=fsdp)
+    Accelerator(megatron_lm_plugin=megatron)
+    Accelerator(fsdp_plugin=megatron)  # error
+    Accelerator(megatron_lm_plugin="megatron")  # error
+    Accelerator(deepspeed_plugin=fsdp)  # error
+
+
 def refused(model: Any) -> None:
     """Arguments are checked."""
     Accelerator(gradient_accumulation_steps="two")  # error

@@ -1,6 +1,7 @@
 """sentence-transformers: encoding, and training."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,18 +47,20 @@ def _encode() -> dict[str, Any]:
     return {"shape": list(vectors.shape), "sum": float(abs(vectors).sum())}
 
 
-def _train(name: str, loss: Any, columns: dict[str, list[Any]]) -> dict[str, Any]:
+def _train(name: str, loss: Any, columns: dict[str, list[Any]], resume: str | None = None) -> dict[str, Any]:
+    """Train four steps with a checkpoint after two, or the last two from that one."""
     set_seed(7)
     model = made()
     arguments = SentenceTransformerTrainingArguments(
         output_dir=name, per_device_train_batch_size=2 // WORLD, max_steps=4, learning_rate=1e-2, logging_steps=1,
-        report_to=[], use_cpu=CPU, save_strategy="no", disable_tqdm=True,
+        report_to=[], use_cpu=CPU, save_strategy="steps", save_steps=2, disable_tqdm=True,
     )  # fmt: skip
     data = Dataset.from_dict(columns)
     trainer = SentenceTransformerTrainer(model=model, args=arguments, train_dataset=data, loss=loss(model))
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return {"losses": losses, **trained(model)}
+    files = sorted(str(path) for path in Path(name).rglob("*") if path.is_file())
+    return {"losses": losses, "files": files, **trained(model)}
 
 
 def main() -> None:
@@ -68,6 +71,7 @@ def main() -> None:
     scored = {**pairs, "score": [0.1, 0.9, 0.5, 0.5, 0.9, 0.1]}
     results["similarity"] = _train("similarity", CosineSimilarityLoss, scored)
     results["ranking"] = _train("ranking", MultipleNegativesRankingLoss, pairs)
+    results["resumed"] = _train("ranking", MultipleNegativesRankingLoss, pairs, resume="ranking/checkpoint-2")
     report(results)
 
 

@@ -12,6 +12,8 @@ import re
 import runpy
 import shutil
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from PIL import Image
 from safetensors import safe_open
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel, CLIPTextConfig, CLIPTextModel, CLIPTokenizer, PreTrainedTokenizerFast
 
 OUTPUT, PICTURES, MODEL = Path("model"), Path("pictures"), Path("start")
@@ -47,7 +50,14 @@ class Script(NamedTuple):
 
 
 DRAWN = f"--output_dir {OUTPUT} --train_data_dir {PICTURES} --resolution 16 --checkpoints_total_limit 2"
-TUNED = f"{DRAWN} --pretrained_model_name_or_path {MODEL} --gradient_accumulation_steps 2 --seed 7 --lr_warmup_steps 0"
+TUNED = (
+    f"{DRAWN} --pretrained_model_name_or_path {MODEL} --gradient_accumulation_steps 2 --seed 7 --lr_warmup_steps 0"
+    # Pictures are flipped by torch's generator, which noise in the loop would share without a worker.
+    " --dataloader_num_workers 1"
+)
+ALONE = "--dataloader_num_workers 0 --max_train_steps 2"
+"""Words of the phases `alone` and `ahead`: data and loop share a process, and so torch's generator."""
+
 READ = (
     f"--output_dir {OUTPUT} --model_name_or_path {MODEL} --learning_rate 1e-3 --seed 7 --checkpointing_steps 3 "
     f"--per_device_train_batch_size {4 // WORLD} --per_device_eval_batch_size 3"
@@ -189,6 +199,21 @@ def tags() -> None:
         Dataset.from_dict({"tokens": tokens, "ner_tags": kinds}).to_json(f"{name}.json")
 
 
+def read_ahead() -> None:
+    """Let torch's loaders read one batch ahead, as those of the original do."""
+    plain = DataLoader.__iter__
+
+    def ahead(loader: DataLoader[object]) -> Iterator[object]:
+        batches = plain(loader)
+        here = next(batches)
+        for following in batches:
+            yield here
+            here = following
+        yield here
+
+    DataLoader.__iter__ = ahead  # type: ignore[method-assign, assignment]
+
+
 def main() -> None:
     """Run one phase, and print scalars, files and digests of weights, or why the script does not fit."""
     name, phase = sys.argv[1:]
@@ -207,7 +232,10 @@ def main() -> None:
         for make in chosen.makes if first else ():
             globals()[make]()
     else:
-        sys.argv = [script, *chosen.words.split(), *(chosen.first if phase == "train" else chosen.then).split()]
+        if phase == "ahead" and find_spec("accel_core"):
+            read_ahead()
+        words = {"train": chosen.first, "resume": chosen.then}.get(phase, ALONE)
+        sys.argv = [script, *chosen.words.split(), *words.split()]
         runpy.run_path(script, run_name="__main__")
     if first:
         print("\n" + json.dumps(found()))

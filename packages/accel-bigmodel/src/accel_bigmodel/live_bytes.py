@@ -18,13 +18,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @record
 class _Held:
-    """A living piece of memory.
-
-    Attributes:
-        purpose: What it is for.
-        nbytes: Its size.
-        storage: The piece.
-    """
+    """A living piece of memory."""
 
     purpose: str
     nbytes: int

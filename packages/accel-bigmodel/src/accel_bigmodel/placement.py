@@ -68,15 +68,7 @@ def as_device(device: int | str | torch.device) -> torch.device:
 
 
 def check_device_same(first_device: torch.device, second_device: torch.device) -> bool:
-    """Return whether two devices are one, where an accelerator without an index is number 0.
-
-    Args:
-        first_device: A device.
-        second_device: Another.
-
-    Returns:
-        True when they are the same.
-    """
+    """Return whether two devices are one, where an accelerator without an index is number 0."""
     if first_device.type != second_device.type:
         return False
     if first_device.type == "cpu":
@@ -245,11 +237,7 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 
 @contextlib.contextmanager
 def moved_tensors(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Have a module's own tensors on a device for a while; in-place changes are kept.
-
-    Raises:
-        OffloadError: When a tensor is empty.
-    """
+    """Have a module's own tensors on a device for a while; in-place changes are kept."""
     originals: dict[str, nn.Parameter] = {}
     for name, parameter in module._parameters.items():
         if parameter is None or parameter.device == device:

@@ -67,16 +67,7 @@ def _loaded_bytes(tensor: torch.Tensor, dtype: torch.dtype | CustomDtype | None)
 def compute_module_total_buffer_size(
     model: nn.Module, dtype: Dtype | None = None, special_dtypes: Mapping[str, Dtype] | None = None
 ) -> int:
-    """Count the bytes of all buffers of a model.
-
-    Args:
-        model: The model.
-        dtype: As for `compute_module_sizes`.
-        special_dtypes: As for `compute_module_sizes`.
-
-    Returns:
-        Bytes.
-    """
+    """Count the bytes of all buffers of a model."""
     return compute_module_sizes(model, dtype=dtype, special_dtypes=special_dtypes, buffers_only=True).get("", 0)
 
 
@@ -118,14 +109,7 @@ def get_max_layer_size(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Count the bytes of a model and of its largest layer.
-
-    Args:
-        model: The model; its `_no_split_modules`, if it has any, names layers that count whole.
-
-    Returns:
-        The model's bytes, and what `get_max_layer_size` gives.
-    """
+    """Count the bytes of a model and of its largest layer; one of `_no_split_modules` counts whole."""
     sizes = compute_module_sizes(model)
     whole = getattr(model, "_no_split_modules", None)
     tensors: list[tuple[str, nn.Module | torch.Tensor]] = [
@@ -137,14 +121,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 
 def get_module_leaves(module_sizes: Mapping[str, int]) -> list[str]:
-    """List the names of a mapping of sizes that have no name below them.
-
-    Args:
-        module_sizes: Bytes by dotted name.
-
-    Returns:
-        The leaves, in order.
-    """
+    """List the names of a mapping of sizes that have no name below them."""
     parents = {""}
     for name in module_sizes:
         stop = name.find(".")

@@ -88,10 +88,7 @@ _OLDEST_STATEFUL_TORCHDATA = "0.8.0"
 def _extension_drives(extension: str, device: str, check_device: bool) -> bool:
     """Return whether a torch extension is here and gives torch a device.
 
-    Args:
-        extension: Module that adds the device to torch.
-        device: Name of the device, an attribute of torch.
-        check_device: Look for a device by using it, which sets the extension up in this process.
+    `check_device` looks for one by using it, which sets the extension up in this process.
     """
     if not has_module(extension):
         return False
@@ -124,11 +121,7 @@ def is_xccl_available() -> bool:
 
 
 def is_xpu_available(check_device: bool = False) -> bool:
-    """Return whether an Intel XPU is here.
-
-    Args:
-        check_device: Look for one by using it.
-    """
+    """Return whether an Intel XPU is here."""
     driver = getattr(importlib.import_module("torch"), "xpu", None)
     if driver is None or not driver.is_available():
         return False
@@ -136,57 +129,33 @@ def is_xpu_available(check_device: bool = False) -> bool:
 
 
 def is_mps_available(min_version: str = "1.12") -> bool:
-    """Return whether Apple's MPS is here.
-
-    Args:
-        min_version: Lowest version of torch with which to use it.
-    """
+    """Return whether Apple's MPS is here."""
     backend = importlib.import_module("torch").backends.mps
     return compare_versions("torch", ">=", min_version) and bool(backend.is_available()) and bool(backend.is_built())
 
 
 def is_mlu_available(check_device: bool = False) -> bool:
-    """Return whether a Cambricon MLU is here, through torch_mlu.
-
-    Args:
-        check_device: Look for one by using it.
-    """
+    """Return whether a Cambricon MLU is here, through torch_mlu."""
     return _extension_drives("torch_mlu", "mlu", check_device)
 
 
 def is_musa_available(check_device: bool = False) -> bool:
-    """Return whether a Moore Threads MUSA device is here, through torch_musa.
-
-    Args:
-        check_device: Look for one by using it.
-    """
+    """Return whether a Moore Threads MUSA device is here, through torch_musa."""
     return _extension_drives("torch_musa", "musa", check_device)
 
 
 def is_npu_available(check_device: bool = False) -> bool:
-    """Return whether an Ascend NPU is here, through torch_npu.
-
-    Args:
-        check_device: Look for one by using it.
-    """
+    """Return whether an Ascend NPU is here, through torch_npu."""
     return _extension_drives("torch_npu", "npu", check_device)
 
 
 def is_sdaa_available(check_device: bool = False) -> bool:
-    """Return whether a Tecorigin SDAA device is here, through torch_sdaa.
-
-    Args:
-        check_device: Look for one by using it.
-    """
+    """Return whether a Tecorigin SDAA device is here, through torch_sdaa."""
     return _extension_drives("torch_sdaa", "sdaa", check_device)
 
 
 def is_neuron_available(check_device: bool = False) -> bool:
-    """Return whether an AWS Neuron device is here, through torch_neuronx.
-
-    Args:
-        check_device: Look for one by using it.
-    """
+    """Return whether an AWS Neuron device is here, through torch_neuronx."""
     return _extension_drives("torch_neuronx", "neuron", check_device)
 
 
@@ -200,10 +169,6 @@ def is_habana_gaudi1() -> bool:
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
     """Return whether torch_xla is installed and not switched off by USE_TORCH_XLA.
-
-    Args:
-        check_is_tpu: Ask for a TPU behind it.
-        check_is_gpu: Ask for a GPU behind it.
 
     Raises:
         ConfigurationError: Both were asked for.
@@ -221,11 +186,7 @@ def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = Fals
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Return whether the device of this machine computes in bfloat16.
-
-    Args:
-        ignore_tpu: Answer no on a TPU.
-    """
+    """Return whether the device of this machine computes in bfloat16."""
     if is_torch_xla_available(check_is_tpu=True):
         return not ignore_tpu
     if is_cuda_available():
@@ -262,11 +223,7 @@ def is_triton_available() -> bool:
 
 
 def is_bnb_available(min_version: str | None = None) -> bool:
-    """Return whether bitsandbytes is installed.
-
-    Args:
-        min_version: Lowest version to accept.
-    """
+    """Return whether bitsandbytes is installed."""
     if not has_library("bitsandbytes"):
         return False
     return min_version is None or compare_versions("bitsandbytes", ">=", min_version)
@@ -301,11 +258,7 @@ def is_weights_only_available() -> bool:
 
 
 def is_numpy_available(min_version: str = "1.25.0") -> bool:
-    """Return whether numpy is installed.
-
-    Args:
-        min_version: Lowest version to accept.
-    """
+    """Return whether numpy is installed."""
     return has_library("numpy") and compare_versions("numpy", ">=", min_version)
 
 

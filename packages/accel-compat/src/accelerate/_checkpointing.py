@@ -40,21 +40,6 @@ def save_accelerator_state(
 ) -> Path:
     """Write the parts of a run's state into a folder.
 
-    Args:
-        output_dir: Folder to write into.
-        model_states: State dicts of the models.
-        optimizers: Optimizers.
-        schedulers: Schedulers.
-        dataloaders: Loaders.
-        process_index: The rank whose random states are written.
-        step: Accumulation counter.
-        scaler: Gradient scaler.
-        save_on_each_node: Write what is shared on the first process of every machine.
-        safe_serialization: Write weights as safetensors.
-
-    Returns:
-        The folder.
-
     Raises:
         CheckpointError: A state cannot be written.
     """
@@ -89,26 +74,11 @@ def load_accelerator_state(
     load_kwargs: dict[str, Any] | None = None,
     **load_model_func_kwargs: object,
 ) -> dict[str, Any]:
-    """Read the parts of a run's state from a folder, after all of them were found to fit.
-
-    Args:
-        input_dir: Folder to read from.
-        models: Models.
-        optimizers: Optimizers.
-        schedulers: Schedulers.
-        dataloaders: Loaders.
-        process_index: The rank whose random states are read.
-        scaler: Gradient scaler.
-        map_location: Where plain objects are read to: `"cpu"` or `"on_device"`.
-        load_kwargs: Passed to `torch.load` for everything but models.
-        **load_model_func_kwargs: Passed to `load_state_dict` of models.
-
-    Returns:
-        Attributes of the run that were stored: `step`.
+    """Read the parts of a run's state from a folder, after all of them were found to fit; return what it has: `step`.
 
     Raises:
         CheckpointError: Something is missing, damaged or does not fit; nothing was changed.
-        TypeError: `map_location` is something else.
+        TypeError: `map_location` is neither "cpu" nor "on_device".
     """
     folder = Path(input_dir)
     world = replace(process.ensure(), rank=process_index)
@@ -130,12 +100,6 @@ def load_accelerator_state(
 def save_custom_state(obj: Any, path: str, index: int = 0, save_on_each_node: bool = False) -> None:
     """Save the state of one object as `custom_checkpoint_<index>.pkl`.
 
-    Args:
-        obj: Something with `state_dict`.
-        path: Folder to write into.
-        index: Number of the object.
-        save_on_each_node: Save on the first process of every machine instead of on the first of all.
-
     Raises:
         UnsafeCheckpointError: The state could not be read back without running code.
     """
@@ -146,11 +110,6 @@ def save_custom_state(obj: Any, path: str, index: int = 0, save_on_each_node: bo
 
 def load_custom_state(obj: Any, path: str, index: int = 0) -> None:
     """Load the state of one object from `custom_checkpoint_<index>.pkl`.
-
-    Args:
-        obj: Something with `load_state_dict`.
-        path: Folder to read from.
-        index: Number of the object.
 
     Raises:
         CheckpointError: The file is damaged or would run code.

@@ -69,9 +69,7 @@ _Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def launch_command(args: argparse.Namespace) -> None:
     """Start the run that parsed arguments ask for.
 
-    Args:
-        args: What `launch_command_parser().parse_args(words)` returned; a namespace made otherwise counts every
-            value that differs from the default as said.
+    Of a namespace that `launch_command_parser` did not make, every value that differs from the default counts as said.
 
     Raises:
         SystemExit: The run failed; the code is the exit status.
@@ -131,12 +129,7 @@ def tpu_command_parser(subparsers: _Subparsers | None = None) -> argparse.Argume
 
 
 def default_command_parser(parser: _Subparsers, parents: Sequence[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add `default` to a set of sub-commands.
-
-    Args:
-        parser: What `add_subparsers` returned.
-        parents: Parsers whose options it takes over.
-    """
+    """Add `default` to a set of sub-commands."""
     found: argparse.ArgumentParser = parser.add_parser("default", parents=parents)
     found.add_argument("--config_file", "--config-file", default=None, dest="save_location")
     found.add_argument("--mixed_precision", "--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
@@ -145,12 +138,7 @@ def default_command_parser(parser: _Subparsers, parents: Sequence[argparse.Argum
 
 
 def update_command_parser(parser: _Subparsers, parents: Sequence[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add `update` to a set of sub-commands.
-
-    Args:
-        parser: What `add_subparsers` returned.
-        parents: Parsers whose options it takes over.
-    """
+    """Add `update` to a set of sub-commands."""
     found: argparse.ArgumentParser = parser.add_parser("update", parents=parents)
     found.add_argument("--config_file", "--config-file", default=None)
     found.set_defaults(func=update_config_command)
@@ -255,10 +243,5 @@ def tpu_pod_launcher(args: argparse.Namespace) -> None:
 
 
 def sagemaker_launcher(sagemaker_config: SageMakerConfig, args: argparse.Namespace) -> None:
-    """Send a job to Amazon SageMaker.
-
-    Args:
-        sagemaker_config: The configuration of the job.
-        args: Parsed command line of `accel launch`.
-    """
+    """Send a job to Amazon SageMaker."""
     SageMakerLauncher().run(replace(settings_from(args), config=sagemaker_config.to_dict()))

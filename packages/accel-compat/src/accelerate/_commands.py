@@ -78,11 +78,7 @@ class SubcommandHelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def clean_option(option: str) -> str | None:
-    """Return the key of a long flag, in underscores; `None` for a short one.
-
-    Args:
-        option: A flag as typed.
-    """
+    """Return the key of a long flag, in underscores; `None` for a short one."""
     return option[2:].replace("-", "_") if option.startswith("--") else None
 
 

@@ -12,10 +12,5 @@ __all__ = ["compile_regions_deepspeed"]
 
 
 def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
-    """Compile the repeated blocks of a model that DeepSpeed will shard, and what is beside them, in place.
-
-    Args:
-        module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.
-        **compile_kwargs: Arguments of `torch.compile`.
-    """
+    """Compile the repeated blocks of a model that DeepSpeed will shard, and what is beside them, in place."""
     compile_regions_in_place(module, **compile_kwargs)

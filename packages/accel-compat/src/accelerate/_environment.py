@@ -43,14 +43,7 @@ def parse_choice_from_env(key: str, default: str = "no") -> str:
 
 
 def convert_dict_to_env_variables(current_env: Mapping[str, object]) -> list[str]:
-    """Write an environment as `NAME=value` lines; an entry that a line cannot hold is left out, with a warning.
-
-    Args:
-        current_env: Names and values. Neither may hold a blank, a line break, `;`, `<` or `>`, nor a name `=`.
-
-    Returns:
-        One line an entry, each ending in a newline.
-    """
+    """Write an environment as `NAME=value` lines; an entry that a line cannot hold is left out, with a warning."""
     lines = []
     for name, value in current_env.items():
         if _UNSAFE.search(f"{name}{value}") or "=" in name:
@@ -61,14 +54,7 @@ def convert_dict_to_env_variables(current_env: Mapping[str, object]) -> list[str
 
 
 def purge_accelerate_environment(func_or_cls: _F) -> _F:
-    """Undo, after each call, what a function or the tests of a class did to `ACCELERATE_*` variables.
-
-    Args:
-        func_or_cls: A function, or a class: its methods named `test…` are wrapped, and those of later subclasses.
-
-    Returns:
-        The function wrapped, or the same class with wrapped methods.
-    """
+    """Undo, after each call, what a function or the tests of a class did to `ACCELERATE_*` variables."""
     if not inspect.isclass(func_or_cls):
         return _undoing()(func_or_cls)
     _purge_tests_of(func_or_cls)

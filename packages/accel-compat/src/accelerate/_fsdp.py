@@ -72,16 +72,7 @@ class _Accelerator(Protocol):
 def ensure_weights_retied(
     param_init_fn: Callable[[nn.Module], Any], model: nn.Module, device: torch.device
 ) -> Callable[[nn.Module], Any]:
-    """Return an initializer of meta weights that keeps ties: what is one parameter before is one afterwards.
-
-    Args:
-        param_init_fn: Gives the meta tensors of one module memory.
-        model: The model whose ties are kept.
-        device: Where the weights go; the initializer decides that.
-
-    Returns:
-        An initializer to use in its place; `param_init_fn` itself for a model without ties.
-    """
+    """Return an initializer of meta weights that keeps ties: what is one parameter before is one afterwards."""
     groups = tied_tensor_groups(model, include_buffers=False)
     tied = {id(model.get_parameter(group[0])): model.get_parameter(group[0]) for group in groups}
     if not tied:
@@ -100,13 +91,6 @@ def ensure_weights_retied(
 
 def fsdp2_apply_ac(accelerator: _Accelerator, model: nn.Module) -> nn.Module:
     """Let the blocks of a model keep their inputs only and compute the rest again in the backward pass.
-
-    Args:
-        accelerator: Its plugin says which blocks, and whether what they keep goes to CPU memory.
-        model: The model, not sharded yet.
-
-    Returns:
-        The model, with the names that it had.
 
     Raises:
         PreparationError: No block was found.
@@ -134,12 +118,6 @@ def fsdp2_load_full_state_dict(
 ) -> None:
     """Give a model that FSDP2 sharded the whole state that the first rank has; every rank calls it.
 
-    Args:
-        accelerator: Says where weights go that are on the meta device.
-        model: The sharded model. Values take the dtypes that it has.
-        full_sd: On the first rank, a tensor for each name; on the others nothing is looked at.
-        cpu_offload: Put weights that are on the meta device into CPU memory.
-
     Raises:
         CheckpointMismatchError: A name is missing or unknown, or a shape differs; on every rank, and nothing changed.
     """
@@ -151,13 +129,6 @@ def fsdp2_prepare_auto_wrap_policy(
     fsdp2_plugin: FullyShardedDataParallelPlugin, model: nn.Module
 ) -> Callable[[nn.Module], bool] | None:
     """Return whether a module is sharded on its own, as a function of the module.
-
-    Args:
-        fsdp2_plugin: Names a policy, or has a function of yours, which is asked.
-        model: The model whose classes the policy names.
-
-    Returns:
-        The function; `None` where the plugin names no policy.
 
     Raises:
         ConfigurationError: A class that is named does not occur in the model.
@@ -175,13 +146,6 @@ def fsdp2_prepare_auto_wrap_policy(
 
 def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Module:
     """Shard a model in place; every rank calls it. `Accelerator.prepare` also averages what is left whole.
-
-    Args:
-        accelerator: Its plugin says how. Its mesh says over which ranks; all of them where it has none.
-        model: The model; one that is sharded already comes back as it is.
-
-    Returns:
-        The model.
 
     Raises:
         EngineUnavailableError: The mesh has an axis that is not for data.
@@ -208,10 +172,6 @@ def fsdp2_switch_optimizer_parameters(
     optimizer: torch.optim.Optimizer, mapping: Mapping[Any, torch.nn.Parameter]
 ) -> None:
     """Point an optimizer at the parameters that sharding put in place of those that it holds, its state with them.
-
-    Args:
-        optimizer: The optimizer.
-        mapping: For each parameter that it holds, or for its `data_ptr`, the one to train instead.
 
     Raises:
         PreparationError: One is not in the mapping; nothing was changed.
@@ -242,24 +202,14 @@ def _key_of(parameter: Any, mapping: Mapping[Any, object]) -> object:
 
 
 def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:
-    """Return torch's gradient scaler, which agrees over the shards of FSDP2.
-
-    Args:
-        **kwargs: As for `torch.amp.GradScaler`.
-    """
+    """Return torch's gradient scaler, which agrees over the shards of FSDP2."""
     return torch.amp.GradScaler(**kwargs)
 
 
 def get_parameters_from_modules(
     modules: Iterable[nn.Module] | str | None, model: nn.Module, device: torch.device
 ) -> set[nn.Parameter]:
-    """Return the parameters that FSDP2 leaves unsharded, moved to the device where they are used.
-
-    Args:
-        modules: Modules, or a regular expression that their whole dotted names match; `None` for none.
-        model: Where names are looked up.
-        device: Where the parameters go.
-    """
+    """Return the parameters that FSDP2 leaves unsharded, moved to the device where they are used."""
     given = sharding.wrapping.modules_named(model, modules) if isinstance(modules, str) else modules or ()
     found = {parameter for module in given for parameter in module.parameters()}
     for parameter in found:
@@ -269,12 +219,7 @@ def get_parameters_from_modules(
 
 
 def compile_regions_fsdp2(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
-    """Compile the repeated blocks of a model that FSDP2 will shard, and what is beside them, in place; returns it.
-
-    Args:
-        module: The model. Without repeated blocks (a `ModuleList` of one class) it is compiled whole.
-        **compile_kwargs: Arguments of `torch.compile`.
-    """
+    """Compile the repeated blocks of a model that FSDP2 will shard, and what is beside them, in place; returns it."""
     return compile_regions_in_place(module, **compile_kwargs)
 
 
@@ -288,16 +233,6 @@ def save_fsdp_model(
     use_dcp: bool = True,
 ) -> None:
     """Write the weights of a sharded model as the plugin's `state_dict_type` says; every rank calls it.
-
-    Args:
-        fsdp_plugin: Says whether weights are written whole (`pytorch_model_fsdp.bin`) or in shards
-            (`pytorch_model_fsdp_0/`).
-        accelerator: Not used.
-        model: The model, prepared.
-        output_dir: Where the file or the folder goes.
-        model_index: Number of the model.
-        adapter_only: Write the adapter of a model of peft's, and nothing else.
-        use_dcp: Write shards in the format of torch's distributed checkpoints, which any number of ranks reads.
 
     Raises:
         CheckpointError: Writing failed on a rank; every rank raises, and what was there before is intact.
@@ -318,9 +253,6 @@ def load_fsdp_model(
 ) -> Any:
     """Read what `save_fsdp_model` wrote, here or in Accelerate, into a sharded model; arguments as there.
 
-    Returns:
-        What torch's `load_state_dict` returns.
-
     Raises:
         CheckpointError: It is missing, damaged, unsafe or does not fit; every rank raises, and nothing was changed.
         EngineUnavailableError: A file for each rank was asked for.
@@ -339,15 +271,6 @@ def save_fsdp_optimizer(
     use_dcp: bool = True,
 ) -> None:
     """Write the state of a sharded model's optimizer, by names of parameters; every rank calls it.
-
-    Args:
-        fsdp_plugin: Says whether it is written whole (`optimizer.bin`) or in shards (`optimizer_0/`).
-        accelerator: Not used.
-        optimizer: The optimizer, prepared or not.
-        model: The model that it trains.
-        output_dir: Where the file or the folder goes.
-        optimizer_index: Number of the optimizer.
-        use_dcp: As for `save_fsdp_model`.
 
     Raises:
         CheckpointError: As for `save_fsdp_model`.
@@ -368,16 +291,6 @@ def load_fsdp_optimizer(
     use_dcp: bool = True,
 ) -> None:
     """Read what `save_fsdp_optimizer` wrote, here or in Accelerate, into an optimizer; arguments as there.
-
-    Args:
-        fsdp_plugin: Says what is read.
-        accelerator: Not used.
-        optimizer: The optimizer, prepared or not.
-        model: The model that it trains.
-        input_dir: Where the file or the folder is.
-        optimizer_index: Number of the optimizer.
-        adapter_only: Not used: an optimizer has the state of what it trains.
-        use_dcp: As for `save_fsdp_model`.
 
     Raises:
         CheckpointError: As for `load_fsdp_model`.

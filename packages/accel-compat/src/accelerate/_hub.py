@@ -14,14 +14,7 @@ __all__ = [
 
 
 def check_has_model(error: Exception) -> str:
-    """Tell which library said that it does not know a model.
-
-    Args:
-        error: What it raised.
-
-    Returns:
-        "timm", "transformers" or "unknown".
-    """
+    """Return which library said that it does not know a model, "timm" or "transformers"; "unknown" for other errors."""
     text = str(error)
     if is_timm_available() and isinstance(error, RuntimeError) and "Unknown model" in text:
         return "timm"
@@ -31,14 +24,7 @@ def check_has_model(error: Exception) -> str:
 
 
 def verify_on_hub(repo: str, token: str | None = None) -> Any:
-    """Ask the hub about a model.
-
-    Args:
-        repo: The repository's name.
-        token: An access token.
-
-    Returns:
-        What the hub knows of it; "gated" when access has to be granted, "repo" when there is none of that name.
+    """Return what the hub knows of a model; "gated" when access has to be granted, "repo" where there is none.
 
     Raises:
         MissingDependencyError: When huggingface_hub is not installed.

@@ -37,12 +37,7 @@ __all__ = [
 def prepare_sagemager_args_inputs(
     sagemaker_config: SageMakerConfig, args: argparse.Namespace
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Return the arguments of SageMaker's estimator, and its data channels.
-
-    Args:
-        sagemaker_config: The configuration of the job.
-        args: Parsed command line of `accel launch`.
-    """
+    """Return the arguments of SageMaker's estimator, and its data channels."""
     settings = replace(settings_from(args), config=sagemaker_config.to_dict())
     job = job_description(settings, SageMakerLauncher().environ(settings))
     return argparse.Namespace(**job), inputs_of(settings.config) or {}
@@ -57,12 +52,7 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
 
 
 def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
-    """Return the whole environment of a run of several processes, and give its arguments torchrun's names too.
-
-    Args:
-        args: Parsed command line of `accel launch`. Set on it: `nproc_per_node`, `master_port`, and on several machines
-            `nnodes`, `node_rank` and `master_addr` or `rdzv_endpoint`.
-    """
+    """Return the whole environment of a run of several processes, and give its arguments torchrun's names too."""
     settings = settings_from(args)
     layout = settings.layout
     address, port = settings["main_process_ip"], settings["main_process_port"]
@@ -82,11 +72,7 @@ def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
 def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespace, BaseConfig | None, bool]:
     """Fill in every setting that a command line leaves open, and check them all.
 
-    Args:
-        args: Parsed command line of `accel launch`; it is changed.
-
-    Returns:
-        The arguments, what the configuration file says where one was read, and whether the precision comes from it.
+    What the configuration file says comes back too, and whether the precision comes from it.
 
     Raises:
         ConfigurationError: The command line, the environment or the configuration file is not valid.
@@ -140,16 +126,7 @@ def _extend(args: argparse.Namespace, current_env: dict[str, str], prefix: str) 
 def prepare_tpu(
     args: argparse.Namespace, current_env: dict[str, str], pod: bool = False
 ) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Add torch-xla's variables to an environment.
-
-    Args:
-        args: Parsed command line of `accel launch`.
-        current_env: The environment; it is changed.
-        pod: Whether they go to the machines of a pod, through `args.env`, instead.
-
-    Returns:
-        The arguments and the environment.
-    """
+    """Add torch-xla's variables to an environment, or for the machines of a pod to `args.env`; return both."""
     found = {
         name: value for name, value in TpuLauncher().environ(settings_from(args)).items() if name.startswith("XLA_")
     }
@@ -161,11 +138,6 @@ def prepare_tpu(
 
 
 def env_var_path_add(env_var_name: str, path_to_add: str) -> str:
-    """Return a variable that holds paths with one more at its end.
-
-    Args:
-        env_var_name: Name of the variable.
-        path_to_add: The path.
-    """
+    """Return a variable that holds paths with one more at its end."""
     paths = [path for path in (environ.text(env_var_name) or "").split(":") if path]
     return ":".join([*paths, str(Path(path_to_add))])

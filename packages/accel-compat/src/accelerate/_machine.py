@@ -60,14 +60,7 @@ _RANK_VARIABLES = {
 
 @record
 class CPUInformation:
-    """Where this process stands among those that a launcher started.
-
-    Attributes:
-        rank: Its number.
-        world_size: Number of processes.
-        local_rank: Its number on this machine.
-        local_world_size: Number of processes on this machine.
-    """
+    """Where this process stands among those that a launcher started."""
 
     rank: int = 0
     world_size: int = 1
@@ -91,11 +84,7 @@ def are_libraries_initialized(*library_names: str) -> list[str]:
 
 
 def get_current_device_type() -> tuple[str, str]:
-    """Return the kind of accelerator of this machine and the label of a run over several of them.
-
-    Returns:
-        For example `("npu", "MULTI_NPU")`; `("cuda", "MULTI_GPU")` where no other kind is here.
-    """
+    """Return the kind of accelerator of this machine and the label of a run over several of them."""
     for device, label, is_here in _LABELS:
         if is_here():
             return device, label
@@ -115,9 +104,6 @@ def _nvidia_smi(query: str) -> list[str]:
 
 def get_gpu_info() -> tuple[list[str], int]:
     """Ask the NVIDIA driver for the GPUs of this machine.
-
-    Returns:
-        Their names, and their number.
 
     Raises:
         DeviceUnavailableError: There is no NVIDIA driver.
@@ -165,11 +151,7 @@ def check_cuda_fp8_capability() -> bool:
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """Return whether something listens on a port of this machine.
-
-    Args:
-        port: The port; without one, MASTER_PORT, or 29500 where that is not set.
-    """
+    """Return whether something listens on a port of this machine."""
     number = environ.integer("MASTER_PORT", USUAL_PORT) if port is None else int(port)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(("localhost", number or USUAL_PORT)) == 0

@@ -8,15 +8,7 @@ __all__ = ["merge_dicts"]
 
 
 def merge_dicts(source: dict[str, Any], destination: dict[str, Any]) -> dict[str, Any]:
-    """Lay `source` over `destination`, level by level and in place.
-
-    Args:
-        source: Wins where both have a value.
-        destination: Keeps what `source` does not name.
-
-    Returns:
-        `destination`.
-    """
+    """Lay `source` over `destination`, level by level and in place."""
     for name, value in source.items():
         if isinstance(value, dict):
             merge_dicts(value, destination.setdefault(name, {}))

@@ -20,11 +20,7 @@ __all__ = [
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict that safetensors can hold: each piece of memory under one name, all contiguous.
-
-    Args:
-        state_dict: Names and tensors; of names that mean the same memory, the first is kept.
-    """
+    """Return a state dict that safetensors can hold: each piece of memory under its first name, all contiguous."""
     kept: dict[tuple[Any, ...], str] = {}
     cleaned: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
@@ -45,14 +41,9 @@ def get_module_children_bottom_up(model: nn.Module, return_fqns: Literal[True]) 
 def get_module_children_bottom_up(
     model: nn.Module, return_fqns: bool = False
 ) -> list[nn.Module] | list[tuple[str, nn.Module]]:
-    """List every module of a model, children before their parents and the model itself last.
+    """List every module of a model, or its name and it, children before their parents and the model itself last.
 
-    Args:
-        model: The model to walk; a module registered under two names is listed under both.
-        return_fqns: Whether to list pairs of dotted name and module.
-
-    Returns:
-        The modules, or the pairs.
+    A module that is registered under two names is listed under both.
     """
     ordered: list[tuple[str, nn.Module]] = []
     stack: list[tuple[str, nn.Module, bool]] = [("", model, False)]

@@ -9,11 +9,7 @@ __all__ = ["get_pretty_name", "recursive_getattr"]
 
 
 def get_pretty_name(obj: object) -> str:
-    """Return a name to show for an object: its own, or that of its class, or its text.
-
-    Args:
-        obj: A class, a function or any object.
-    """
+    """Return a name to show for an object: its own, or that of its class, or its text."""
     if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
         obj = getattr(obj, "__class__", obj)
     name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
@@ -22,10 +18,6 @@ def get_pretty_name(obj: object) -> str:
 
 def recursive_getattr(obj: object, attr: str) -> Any:
     """Return the attribute that a dotted name leads to.
-
-    Args:
-        obj: Where the name starts.
-        attr: For example `"model.layers.weight"`.
 
     Raises:
         AttributeError: A part of the name is missing.

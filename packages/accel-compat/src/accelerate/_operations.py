@@ -51,12 +51,7 @@ TENSOR_INT_TO_DTYPE = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.ite
 
 @record
 class TensorInformation:
-    """What a tensor is made of, without its values.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-    """
+    """What a tensor is made of, without its values."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -103,30 +98,13 @@ def initialize_tensors(data_structure: object) -> Any:
 def GatheredParameters(  # noqa: N802  the name that DeepSpeed gave it
     params: object, modifier_rank: int | None = None, fwd_module: object = None, enabled: bool = True
 ) -> Iterator[Any]:
-    """Enter a block in which parameters are whole; without an engine that shards them they always are.
-
-    Args:
-        params: The parameters.
-        modifier_rank: Rank whose changes win.
-        fwd_module: The module that they belong to.
-        enabled: Whether to gather at all.
-
-    Yields:
-        `params`.
-    """
+    """Enter a block in which parameters are whole; without an engine that shards them they always are."""
     del modifier_rank, fwd_module, enabled
     yield params
 
 
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
-    """Give every rank the tensor that some ranks hold.
-
-    Args:
-        tensor: The tensor, or `None` on ranks that hold none. Where several ranks hold one (of the same shape and
-            dtype), everybody gets the sum.
-
-    Returns:
-        The tensor, on this rank's device.
+    """Give every rank the tensor that some ranks hold, or the sum of theirs where several do.
 
     Raises:
         CollectiveError: No rank holds a tensor.

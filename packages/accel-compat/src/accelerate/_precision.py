@@ -27,12 +27,7 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 def get_mixed_precision_context_manager(
     native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
 ) -> AbstractContextManager[object]:
-    """Return a context that computes in the precision of this process's run.
-
-    Args:
-        native_amp: Whether torch's autocast does mixed precision; without it the context does nothing.
-        autocast_kwargs: Arguments of `torch.autocast`.
-    """
+    """Return a context that computes in the precision of this process's run."""
     state = AcceleratorState()
     dtype = _DTYPES.get(state.mixed_precision)
     if not native_amp or dtype is None:
@@ -41,11 +36,7 @@ def get_mixed_precision_context_manager(
 
 
 class ConvertOutputsToFp32:
-    """A forward whose half-precision outputs come back in fp32.
-
-    Args:
-        model_forward: The forward.
-    """
+    """A forward whose half-precision outputs come back in fp32."""
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
         self.model_forward = model_forward

@@ -70,11 +70,9 @@ class RebindableModule(ModuleType):
 
 
 def write_through(name: str, later: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Make an imported module rebindable.
+    """Make an imported module rebindable; one that runs as a program is left as it is.
 
-    Args:
-        name: The module's name, its `__name__`. A module that runs as a program is left as it is.
-        later: Names that come when they are asked for, by the module that defines them.
+    Names in `later` come from their modules when they are asked for.
     """
     if name == "__main__":
         return

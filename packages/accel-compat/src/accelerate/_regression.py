@@ -14,14 +14,7 @@ _NOISE = 0.1
 
 
 class RegressionDataset:
-    """Points near a line, the same for the same seed as Accelerate's.
-
-    Args:
-        a: Slope.
-        b: Intercept.
-        length: Number of points.
-        seed: Of the points; other points each time where `None`.
-    """
+    """Points near a line, the same for the same seed as Accelerate's."""
 
     def __init__(self, a: float = 2, b: float = 3, length: int = 64, seed: int | None = None) -> None:
         points = importlib.import_module("numpy").random.default_rng(seed)
@@ -37,13 +30,7 @@ class RegressionDataset:
 
 
 class RegressionModel(torch.nn.Module):
-    """A line with two parameters, `a` and `b`; it prints the dtypes of its first batch.
-
-    Args:
-        a: Slope to begin with.
-        b: Intercept to begin with.
-        double_output: Has no effect, as in Accelerate.
-    """
+    """A line with two parameters, `a` and `b`; it prints the dtypes of its first batch."""
 
     def __init__(self, a: float = 0, b: float = 0, double_output: bool = False) -> None:
         super().__init__()

@@ -16,11 +16,7 @@ def model_has_dtensor(model: torch.nn.Module) -> bool:
 
 
 def get_model_tp_size(model: torch.nn.Module) -> int | None:
-    """Return the tensor-parallel size that a model was loaded with, or `None` where it was not.
-
-    Args:
-        model: A model of transformers loaded with `tp_plan`, for example.
-    """
+    """Return the tensor-parallel size that a model was loaded with, or `None` where it was not."""
     size = getattr(model, "tp_size", None)
     if size is None:
         size = getattr(model, "_tp_size", None)

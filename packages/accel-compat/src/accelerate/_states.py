@@ -14,11 +14,7 @@ __all__ = ["ThreadLocalSharedDict", "get_active_deepspeed_plugin"]
 
 
 class ThreadLocalSharedDict(threading.local):
-    """A descriptor that holds one dictionary for each thread, for runtimes that run ranks as threads.
-
-    Args:
-        thread_local: Kept for callers of the existing name; the dictionary is always the thread's own.
-    """
+    """A descriptor that holds one dictionary for each thread, for runtimes that run ranks as threads."""
 
     def __init__(self, thread_local: bool = False) -> None:
         self._storage: dict[str, Any] = {}
@@ -34,9 +30,6 @@ class ThreadLocalSharedDict(threading.local):
 
 def get_active_deepspeed_plugin(state: Any) -> DeepSpeedPlugin:
     """Return the plugin in use.
-
-    Args:
-        state: An `AcceleratorState`.
 
     Raises:
         StateError: The run does not use DeepSpeed, or none of its plugins is selected.

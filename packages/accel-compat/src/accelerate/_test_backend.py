@@ -13,12 +13,7 @@ _MEMORY = {"mps": "current_allocated_memory"}
 
 
 def get_backend() -> tuple[str, int, Callable[[], int]]:
-    """Return the device of this machine.
-
-    Returns:
-        Its name in torch, how many there are of it, and a function that returns the bytes taken of it: 0 where the
-        device does not count them, as the CPU.
-    """
+    """Return the device's name in torch, its number, and a function for the bytes taken, 0 where it counts none."""
     device = registry.choose()
     counter = None if device.name in ("cpu", "xla") else getattr(device.module, _counter(device.name), None)
     return device.name, max(1, device.count()), counter or _nothing

@@ -15,12 +15,7 @@ __all__ = ["AccelerateTestCase", "MockingTestCase", "TempDirTestCase"]
 
 
 class TempDirTestCase(unittest.TestCase):
-    """Tests with a folder of their own, `tmpdir`, which goes when the last one has ended.
-
-    Attributes:
-        clear_on_setup: Whether each test begins with an empty folder.
-        tmpdir: The folder.
-    """
+    """Tests with a folder of their own, `tmpdir`, which goes when the last one has ended."""
 
     clear_on_setup: ClassVar[bool] = True
     tmpdir: ClassVar[Path]
@@ -59,11 +54,7 @@ class MockingTestCase(unittest.TestCase):
     """Tests that replace things for as long as one runs."""
 
     def add_mocks(self, mocks: mock.Mock | list[mock.Mock]) -> None:
-        """Start patches now, and stop them after the test.
-
-        Args:
-            mocks: What `mock.patch` returned, one or several.
-        """
+        """Start patches now, and stop them after the test."""
         for each in mocks if isinstance(mocks, (tuple, list)) else [mocks]:
             each.start()
             self.addCleanup(each.stop)

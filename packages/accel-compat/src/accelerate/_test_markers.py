@@ -111,12 +111,7 @@ def run_first(test_case: _T) -> _T:
 
 
 def _needs(what: str, holds: Callable[[], bool]) -> Marker[Any]:
-    """Make a marker that skips a test or a class of tests.
-
-    Args:
-        what: What it needs, in the words of a report.
-        holds: Return whether that is here.
-    """
+    """Make a marker that skips a test or a class of tests."""
 
     def require(test_case: _T) -> _T:
         return unittest.skipUnless(holds(), f"test requires {what}")(test_case)  # type: ignore[type-var]
@@ -214,11 +209,7 @@ require_trackers = _needs("a tracker that works without a network, and no comet_
 
 
 def require_torch_min_version(test_case: object = None, version: str | None = None) -> object:
-    """Skip a test where torch is older than a version.
-
-    Args:
-        test_case: The test; left out, the marker for that version is returned.
-        version: The version.
+    """Skip a test where torch is older than a version; without a test, return the marker for that version.
 
     Raises:
         ConfigurationError: A test and no version.

@@ -44,13 +44,7 @@ class SubprocessCallException(Exception):
 
 @record
 class RunOutput:
-    """What a program did.
-
-    Attributes:
-        returncode: Its status.
-        stdout: Lines that it wrote to its output.
-        stderr: Lines that it wrote to its errors.
-    """
+    """What a program did."""
 
     returncode: int
     stdout: list[str]
@@ -58,11 +52,7 @@ class RunOutput:
 
 
 def get_launch_command(**kwargs: object) -> list[str]:
-    """Return the words of `accelerate launch` with options.
-
-    Args:
-        **kwargs: The options; True is an option without a value, None is none.
-    """
+    """Return the words of `accelerate launch` with options."""
     words = ["accelerate", "launch"]
     for name, value in kwargs.items():
         if value is not None:
@@ -75,21 +65,12 @@ DEFAULT_LAUNCH_COMMAND = get_launch_command(num_processes=device_count, monitor_
 
 
 def path_in_accelerate_package(*components: str) -> Path:
-    """Return the path of a file of this package.
-
-    Args:
-        *components: The folders below the package, and the file.
-    """
+    """Return the path of a file of this package."""
     return Path(str(accelerate.__file__)).parent.joinpath(*components)
 
 
 def run_command(command: list[str], return_stdout: bool = False, env: Mapping[str, str] | None = None) -> str | None:
     """Run a program to its end.
-
-    Args:
-        command: Program and arguments.
-        return_stdout: Return what it wrote to its output.
-        env: Its environment; that of this process where `None`.
 
     Raises:
         SubprocessCallException: It ended with another status than 0; the message has all that it wrote.
@@ -114,13 +95,7 @@ def execute_subprocess_async(
 ) -> RunOutput:
     """Run a program to its end, and show what it writes while it does.
 
-    Args:
-        cmd: Program and arguments.
-        env: Its environment; that of this process where `None`.
-        stdin: Its input, as `subprocess.Popen` takes it.
-        timeout: Has no effect, as in Accelerate: a slow machine must not fail a test.
-        quiet: Show nothing that it writes.
-        echo: Show the command.
+    `timeout` has no effect, as in Accelerate: a slow machine must not fail a test.
 
     Raises:
         RuntimeError: It ended with another status than 0; the message has what it wrote to its errors.
@@ -169,11 +144,7 @@ def get_torch_dist_unique_port() -> int:
 
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:
-    """Return whether all ranks hold equal tensors; every rank calls it.
-
-    Args:
-        tensor: This rank's tensor, of the same shape on all.
-    """
+    """Return whether all ranks hold equal tensors; every rank calls it."""
     rows: torch.Tensor = gather(tensor.clone()[None])
     return all(torch.equal(row, rows[0]) for row in rows.cpu())
 
@@ -181,10 +152,6 @@ def are_the_same_tensors(tensor: torch.Tensor) -> bool:
 @contextmanager
 def assert_exception(exception_class: type[BaseException], msg: str | None = None) -> Iterator[None]:
     """Hold that the block raises.
-
-    Args:
-        exception_class: What it raises.
-        msg: A part of the message.
 
     Raises:
         AssertionError: It raises nothing, something else, or with another message.
@@ -201,13 +168,7 @@ def assert_exception(exception_class: type[BaseException], msg: str | None = Non
 
 
 def capture_call_output(func: Callable[..., object], *args: object, **kwargs: object) -> str:
-    """Return what a function writes to the output.
-
-    Args:
-        func: The function.
-        *args: Its arguments.
-        **kwargs: Its arguments by name.
-    """
+    """Return what a function writes to the output."""
     written = io.StringIO()
     with redirect_stdout(written):
         func(*args, **kwargs)

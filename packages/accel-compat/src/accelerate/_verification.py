@@ -21,14 +21,7 @@ DistributedOperationException = RankDisagreementError
 
 
 def verify_operation(function: _F) -> _F:
-    """Make a function check, in debug mode, that all ranks call it with tensors of the same shapes and dtypes.
-
-    Args:
-        function: Takes a nest of tensors first or as `tensor`. Outside of ACCELERATE_DEBUG_MODE it runs as it is.
-
-    Returns:
-        The function, which may raise RankDisagreementError on every rank.
-    """
+    """Make a function check, in debug mode, that all ranks call it with tensors of the same shapes and dtypes."""
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> Any:

@@ -37,6 +37,7 @@ __all__ = [
     "shard_groups",
     "shard_state",
     "storage_info",
+    "to_accumulated",
     "unscale_and_check_",
 ]
 
@@ -118,6 +119,12 @@ def shard_groups(module: Any) -> list[Any]:
 def shard_state(module: Any) -> Any:
     """Return torch's record of a module that `fully_shard` sharded."""
     return module._get_fsdp_state()
+
+
+def to_accumulated(record: Any) -> None:
+    """Bring a sharded parameter's gradient into the format in which a window adds up."""
+    if torch_version < "2.15":  # from then on the format is the parameter's own `grad_dtype`
+        record.to_accumulated_grad_if_needed()
 
 
 def storage_info(file: str, offset: int, length: int) -> Any:
@@ -216,6 +223,7 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_accumulated_grad_if_needed",
         "Gradients that are reduced together have one format, also where a window added up a part of them.",
+        renamed="torch:Tensor.grad_dtype",
     ),
     PrivateName(
         "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._pre_forward",

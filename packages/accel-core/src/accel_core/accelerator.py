@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from accel_core.plugins.deepspeed import DeepSpeedPlugin
+    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+    from accel_core.plugins.megatron import MegatronLMPlugin
 
 __all__ = ["Accelerator"]
 
@@ -139,9 +141,9 @@ class Accelerator(FunctionControl):
         cpu: bool = False,
         dataloader_config: DataLoaderConfiguration | None = None,
         deepspeed_plugin: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None,
-        fsdp_plugin: object = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         torch_tp_plugin: TorchTensorParallelPlugin | None = None,
-        megatron_lm_plugin: object = None,
+        megatron_lm_plugin: MegatronLMPlugin | None = None,
         rng_types: list[str | RNGType] | None = None,
         log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None,
         project_dir: str | os.PathLike[str] | None = None,
@@ -459,12 +461,13 @@ class Accelerator(FunctionControl):
     @property
     def parallelism_config(self) -> ParallelismConfig | None:
         """The axes of the mesh, or `None`."""
-        return self.state.parallelism_config
+        return self._runtime.strategy.parts.parallelism or self.state.parallelism_config
 
     @property
     def torch_device_mesh(self) -> DeviceMesh | None:
         """The device mesh, or `None`."""
-        return self.state.device_mesh
+        own = self._runtime.mesh
+        return self.state.device_mesh if own is None else own
 
     @property
     def is_fsdp2(self) -> bool:

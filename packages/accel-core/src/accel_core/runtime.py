@@ -17,10 +17,12 @@ from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.mesh.layout import Layout
+from accel_core.mesh.tensor import is_spread
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options.engines import engines, load
 from accel_core.plugins.handlers import KwargsHandler
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
@@ -169,6 +171,7 @@ class Runtime:
         Raises:
             PreparationError: Objects that cannot be prepared; nothing was prepared then.
         """
+        self._receive(objects)
         bundle = Bundle.sort(objects, placement, self.strategy.kind_of)
         with self._checked(bundle):
             self.strategy.prepare(bundle, kit)
@@ -193,12 +196,20 @@ class Runtime:
             raise PreparationError(
                 f"A model is a torch.nn.Module; got {type(model).__name__}. Pass it to prepare() to let it through."
             )
+        self._receive([model])
         new = Bundle.sort([] if evaluation else [model], [] if evaluation else [placement])
         with nullcontext() if self.strategy.has_planned(model) else self._checked(new):
             prepared = self.strategy.prepare_model(model, device_placement=placement, evaluation=evaluation)
         self.strategy.rebind(self.optimizers)
         self.keep_model(prepared)
         return prepared
+
+    def _receive(self, objects: Sequence[object]) -> None:
+        """Let models that arrive spread over ranks decide how the run goes on, where a package takes such models."""
+        models = [each for each in objects if isinstance(each, torch.nn.Module)]
+        if self.world.size > 1 and any(is_spread(own) for each in models for own in each.parameters()):
+            for home in [engine.takes for engine in engines().values() if engine.takes]:
+                self.strategy = load(home)(self, models)
 
     @contextmanager
     def _checked(self, bundle: Bundle) -> Iterator[None]:

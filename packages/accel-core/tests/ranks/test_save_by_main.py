@@ -22,7 +22,7 @@ from accel_core.comm.objects import gather_object
 from accel_core.errors import RankDisagreementError, RemoteRankError
 from accel_core.host import environ
 from accel_core.plugins import fsdp
-from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world as process_world
 from accel_core.testing import requires, world
@@ -31,10 +31,10 @@ from accel_core.testing import requires, world
 class Training:
     """A small run that trains on numbers drawn from torch's own generator, which each rank seeds differently."""
 
-    def __init__(self, seed: int = 1, **arguments: Any) -> None:
+    def __init__(self, seed: int = 1, model: nn.Module | None = None, **arguments: Any) -> None:
         torch.manual_seed(seed)
         self.accelerator = Accelerator(cpu=True, **arguments)
-        model = nn.Linear(4, 4)
+        model = model or nn.Linear(4, 4)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         torch.manual_seed(100 * seed + self.accelerator.process_index)
@@ -248,12 +248,27 @@ def test_rank_0_saves_alone_on_a_mesh_of_replicas(tmp_path: Path) -> None:
     assert own.weights() == saved
 
 
+def parted(kind: str) -> Training:
+    """Return a run, trained one step, of whose model each rank holds a part."""
+    if kind == "tp":
+        plan = TorchTensorParallelConfig(tp_plan={"0": "colwise", "1": "rowwise"})
+        axes = ParallelismConfig(tp_size=2, tp_handler=plan)
+        own = Training(model=nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), parallelism_config=axes)
+    else:
+        version = int(kind.removeprefix("fsdp"))
+        plugin = fsdp.FullyShardedDataParallelPlugin(fsdp_version=version, auto_wrap_policy="no_wrap")
+        own = Training(fsdp_plugin=plugin)
+    torch.manual_seed(3)  # ranks of tensor parallel train on the same batch
+    own.step()
+    return own
+
+
 @requires("accel_parallel")
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp2", "tp"])
 @world(2)
-def test_rank_0_cannot_save_shards_alone(version: int, tmp_path: Path) -> None:
+def test_rank_0_cannot_save_shards_alone(kind: str, tmp_path: Path) -> None:
     """Where each rank holds a part, rank 0 is refused by name, nothing is written, and the run goes on."""
-    own = reduced(fsdp_plugin=fsdp.FullyShardedDataParallelPlugin(fsdp_version=version, auto_wrap_policy="no_wrap"))
+    own = parted(kind)
     if own.accelerator.is_main_process:
         expected = (
             r"each holds a part of what is saved; got rank 0 there, and not rank 1: has gone on to a later collective"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from accel_core.checkpoint import model as stored_model
 from accel_core.checkpoint import names
 from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
-from accel_core.checkpoint.parts import BytesPart, FilePart
+from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.state_only import StateOnlyModel
@@ -57,7 +57,8 @@ class EngineFormat(PlainFormat):
             if request.writes:
                 found.append(FilePart(names.model_name(index, safe=request.safe), kind, state))
         if request.writes and tags:
-            found += [BytesPart(_LATEST, tags[-1].encode()), BytesPart(states.RECOVERY, _recovery())]
+            latest = FilePart(_LATEST, "bytes", tags[-1].encode())
+            found += [latest, FilePart(states.RECOVERY, "bytes", _recovery())]
         return found
 
     def recognises(self, source: Source) -> bool:

@@ -67,12 +67,7 @@ def norm_of(engine: DeepSpeedEngine) -> float:
 
 @record(frozen=True)
 class KnownNorm:
-    """The 2-norm of an engine's gradients, and the gradients' versions when it was computed.
-
-    Attributes:
-        norm: The norm, as `norm_of` returns it.
-        stand: The tensors that held the gradients, each with torch's version counter.
-    """
+    """The 2-norm of an engine's gradients, and the gradients' versions when it was computed."""
 
     norm: float
     stand: tuple[tuple[int, int], ...]

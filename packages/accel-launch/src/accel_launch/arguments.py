@@ -46,9 +46,8 @@ _ACTIONS = {
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
 
-    def __init__(self, *words: Any, **sizes: Any) -> None:
-        sizes.setdefault("max_help_position", 34)
-        super().__init__(*words, **sizes)
+    def __init__(self, prog: str, max_help_position: int = 34) -> None:
+        super().__init__(prog, max_help_position=max_help_position)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -123,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         """Declare an argument under both spellings of its long flags."""
         return super().add_argument(*_both_spellings(flags), **settings)
 
-    def add_argument_group(self, *words: Any, **settings: Any) -> "Group":
+    def add_argument_group(self, *words: str | None, **settings: Any) -> "Group":
         """Open a group of options that the help shows together."""
         group = Group(self, *words, **settings)
         self._action_groups.append(group)

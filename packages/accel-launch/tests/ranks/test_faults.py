@@ -50,8 +50,17 @@ sys.exit(7)
 """
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("ranks", ["1", "2"])
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "ranks"),
+    [
+        (CLOSED[-1], "2"),
+        *((closed, "1") for closed in CLOSED),
+        *(pytest.param(closed, "2", marks=pytest.mark.full("another case of a grid")) for closed in CLOSED[:-1]),
+    ],
+)
 def test_closed_standard_descriptors(tmp_path: Path, variables: dict[str, str], closed: str, ranks: str) -> None:
     """A launcher whose standard descriptors are closed waits for its ranks and returns their status."""
     (tmp_path / "seven.py").write_text(CLOSED)

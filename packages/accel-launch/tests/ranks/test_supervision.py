@@ -281,6 +281,7 @@ def test_killed_rank_costs_nothing(accel, tmp_path: Path) -> None:
     one, two = (torch.load(tmp_path / name / "end.pt", weights_only=True) for name in ("straight", "killed"))
     card = [line.split()[0] for line in done.stderr.splitlines()[-5:]]
     assert card == ["accel", "speed", "memory", "checkpoint", "resume"], done.stderr
+    assert "% of the time waiting for data\n" in done.stderr
     assert f"checkpoint  {tmp_path}/killed/checkpoints/checkpoint_3\n" in done.stderr
     assert f"resume      accel launch --cpu --num-processes 2 --max-restarts 1 {RESUMES} {tmp_path} 17" in done.stderr
     assert (tmp_path / "killed" / "attempts").read_text() == "0 at 0\n1 at 15\n"

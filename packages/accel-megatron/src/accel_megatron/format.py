@@ -17,7 +17,7 @@ from torch import nn
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
-from accel_core.checkpoint.parts import BytesPart, FilePart
+from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of, listed
 from accel_core.errors import CheckpointError
@@ -56,7 +56,7 @@ class EngineFormat(PlainFormat):
         for engine in _engines(request.run.models):
             shards, common = _planned(engine)
             found += writer.plan({_FOLDER: shards}, rank, request.exchange, _planner)
-            found += [BytesPart(f"{_FOLDER}/{name}", content) for name, content in common.items()]
+            found += [FilePart(f"{_FOLDER}/{name}", "bytes", content) for name, content in common.items()]
             found.append(FilePart(_random_name(rank), "object", _generators().get_states()))
         return found
 

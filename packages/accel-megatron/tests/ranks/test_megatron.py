@@ -58,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-FIRST = ("tensor", "pipeline")
+FIRST = ("tensor",)
 """Cases of the first tier."""
 
 VARIANTS = {"selective": "-learned", "expert": "-experts"}

@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_core.checkpoint import commit, names, plain
-from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Restoration, RestoreReport
@@ -180,11 +179,13 @@ def _without_wrappers(model: nn.Module) -> Iterator[None]:
 
 
 def _model_name(kind: str, index: int) -> str:
-    return names.whole_model_name(index) if kind == _WHOLE else names.sharded_model_name(index)
+    return (
+        names.numbered(names.FSDP_MODEL_NAME, index) if kind == _WHOLE else names.sharded(names.FSDP_MODEL_NAME, index)
+    )
 
 
 def _optimizer_name(kind: str, index: int) -> str:
-    return names.optimizer_name(index) if kind == _WHOLE else names.sharded_optimizer_name(index)
+    return names.numbered(names.OPTIMIZER_NAME, index) if kind == _WHOLE else names.sharded(names.OPTIMIZER_NAME, index)
 
 
 def _parts_of(model: nn.Module) -> dict[str, PartView]:
@@ -196,12 +197,12 @@ def _write(operation: str, collect: Callable[[], dict[str, Any]], path: Path, ke
     world = ensure()
     ranks = Ranks(world, operation)
     state: dict[str, Any] = {}
-    with together(ranks, f"Collecting the state for {str(path)!r}"), in_step(world, operation, _parts_of(model)):
+    with ranks.together(f"Collecting the state for {str(path)!r}"), in_step(world, operation, _parts_of(model)):
         state = collect() if key else gather(collect(), keep=world.is_main)
     if key:
         _write_shards({key: state}, path, ranks, on_this_disk=world.is_local_main)
         return
-    with together(ranks, f"Writing {str(path)!r}"):
+    with ranks.together(f"Writing {str(path)!r}"):
         if world.is_main:
             path.parent.mkdir(parents=True, exist_ok=True)
             plain.save(state, path)
@@ -212,7 +213,7 @@ def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_
     doing = f"Writing {str(target)!r}"
     staging = commit.sibling_path(target, commit.STAGING, ranks.exchange(names.fresh_id())[0])
     try:
-        with together(ranks, doing) as exchange:
+        with ranks.together(doing) as exchange:
             if target.exists() and not target.is_dir():
                 raise CheckpointError(f"Shards need a folder; got the file {str(target)!r}. Rename it.")
             (part,) = writer.plan({target.name: state}, ranks.rank, exchange)
@@ -221,7 +222,7 @@ def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_
             notes = exchange(part.note)
         # The first rank completes its disk; then those of machines that have disks of their own find theirs waiting.
         for completes in (ranks.rank == 0, on_this_disk):
-            with together(ranks, doing):
+            with ranks.together(doing):
                 if completes and staging.exists():
                     part.conclude(staging, ranks.rank, notes)
                     commit.flush_tree(staging)
@@ -243,14 +244,14 @@ def _read(
     """Compare what lies in a folder under a name with what is there, and restore it if it fits on all ranks."""
     world = ensure()
     ranks, path = Ranks(world, operation), folder / name
-    with together(ranks, f"Reading {str(path)!r}"):
+    with ranks.together(f"Reading {str(path)!r}"):
         if not path.exists():
             raise CheckpointNotFoundError(
                 f"There is no {name} in {str(folder)!r}; got nothing to read. Pass the folder that was saved, and the "
                 "same state_dict_type."
             )
     plan = Restoration(name)
-    with together(ranks, f"Reading {str(path)!r}"), in_step(world, operation, _parts_of(model)):
+    with ranks.together(f"Reading {str(path)!r}"), in_step(world, operation, _parts_of(model)):
         plan = look(Source(folder, None, ranks.size, {}, {}, only=name), ranks.rank)
     found = dict.fromkeys(each for findings in ranks.exchange(plan.findings) for each in findings)
     report = RestoreReport(path, ranks.size, findings=list(found))
@@ -260,6 +261,6 @@ def _read(
             f"The checkpoint {str(path)!r} does not fit, and nothing was changed; got:\n{report}\nLoad a checkpoint "
             "of this model and optimizer."
         )
-    with together(ranks, f"Restoring from {str(path)!r}", "It is only partly restored; start the run again."):
+    with ranks.together(f"Restoring from {str(path)!r}", "It is only partly restored; start the run again."):
         plan.apply()
         finish()

@@ -66,11 +66,6 @@ def prepared_once() -> None:
 
 RUNS: dict[str, tuple[type[AccelError], str, Callable[[], dict[str, Any]]]] = {
     "sizes": (ConfigurationError, "got 4 and 2 processes", lambda: {"parallelism_config": axes(tp_size=4)}),
-    "shards without FSDP": (
-        ConfigurationError,
-        "no plugin of FSDP",
-        lambda: {"parallelism_config": axes(dp_shard_size=2)},
-    ),
     "FSDP without shards": (
         ConfigurationError,
         r"got the axes \['tp'\]",
@@ -291,9 +286,11 @@ def test_ranks_that_share_sequences_pass_the_suite(tmp_path: Path) -> None:
 
 @world(2)
 def test_axes_of_another_engine_are_refused() -> None:
-    """Axes that FSDP or DeepSpeed trains along are an error on every rank without it, before anything is set up."""
-    with pytest.raises(ConfigurationError, match=r"\['dp_shard'\] and no plugin of FSDP"):
-        Accelerator(parallelism_config=ParallelismConfig(dp_shard_size=2))
+    """Axes that FSDP or DeepSpeed trains along are an error on every rank without it, before anything changes."""
     with pytest.raises(ConfigurationError, match="sp_size=2 and the engine 'mesh'"):
         Accelerator(parallelism_config=ParallelismConfig(sp_size=2))
     assert not torch.distributed.is_initialized()
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2))
+    with pytest.raises(ConfigurationError, match=r"\['dp_shard'\] and no plugin of FSDP"):
+        accelerator.prepare(model())
+    assert accelerator._models == []

@@ -41,16 +41,7 @@ def get_quantized_model_device_map(
 ) -> dict[str, Any]:
     """Find or check the device map of a model whose layers were replaced; packed layers count their packed bytes.
 
-    Args:
-        model: The model, after `replace_with_bnb_layers`.
-        bnb_quantization_config: How weights are packed.
-        device_map: A map by name of module; `auto`, `balanced`, `balanced_low_0` or `sequential` to make one; `None`
-            for everything on the accelerator, or on the CPU where there is none.
-        max_memory: Bytes or written sizes by device.
-        no_split_module_classes: Names of classes whose instances stay whole.
-
-    Returns:
-        The map.
+    Without a map all goes to the accelerator, or to the CPU where there is none.
 
     Raises:
         DeviceMapError: An unknown word.

@@ -41,15 +41,7 @@ def replace_with_bnb_layers(
 
     A layer stays, and is named in a warning, whose weight its parent reads by itself (`nn.MultiheadAttention`) or is
     computed of other weights (weight norm), and one of a subclass that computes something else than `nn.Linear`.
-
-    Args:
-        model: The model, changed in place; it may be on the meta device.
-        bnb_quantization_config: How weights are packed.
-        modules_to_not_convert: Names of modules that stay; a name stands for everything below it.
-        current_key_name: Names of the modules above `model`, for names that start there.
-
-    Returns:
-        The model.
+    What `modules_to_not_convert` names stays with everything below it.
     """
     prefix = ".".join(current_key_name or ())
     chosen = _linear_layers(model, prefix, modules_to_not_convert or ())
@@ -117,11 +109,7 @@ def is_named(name: str, key: str) -> bool:
 
 
 def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> None:
-    """Check that every name of a list matches a module.
-
-    Raises:
-        QuantizationError: Names that match nothing.
-    """
+    """Check that every name of a list matches a module."""
     known = [name for name, _ in model.named_modules() if name]
     lost = [key for key in names or () if not any(is_named(name, key) for name in known)]
     if lost:
@@ -209,14 +197,7 @@ def _name_parts(layer: Any, state: dict[str, Any], prefix: str, _metadata: objec
 
 
 def get_keys_to_not_convert(model: nn.Module) -> list[str]:
-    """Name the modules that are better left unpacked: the output head, and those with tied weights.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Names of modules; none for a base model without a head and without ties.
-    """
+    """Name the modules that are better left unpacked: the output head, and those with tied weights."""
     tied = [name for group in find_tied_parameters(model) for name in group]
     prefix = getattr(model, "base_model_prefix", None)
     is_base_model = prefix is not None and not hasattr(model, prefix)
@@ -228,18 +209,10 @@ def get_keys_to_not_convert(model: nn.Module) -> list[str]:
 
 
 def get_parameter_device(parameter: nn.Module) -> torch.device:
-    """Return the device of a module's first parameter.
-
-    Args:
-        parameter: The module.
-    """
+    """Return the device of a module's first parameter."""
     return next(parameter.parameters()).device
 
 
 def has_4bit_bnb_layers(model: nn.Module) -> bool:
-    """Return whether a model holds a 4-bit layer of bitsandbytes.
-
-    Args:
-        model: The model.
-    """
+    """Return whether a model holds a 4-bit layer of bitsandbytes."""
     return any(is_instance(module, "Linear4bit") for module in model.modules())

@@ -31,15 +31,6 @@ def quantize_and_offload_8bit(
 ) -> None:
     """Pack one weight to 8 bits, write weight and scales to an offload folder, and leave it empty in the model.
 
-    Args:
-        model: The model, whose layer was replaced.
-        param: The weight: floating point, or packed with its scales in `fp16_statistics`.
-        param_name: Dotted name of the weight.
-        new_dtype: Dtype that floating point weights are cast to before packing.
-        offload_folder: The folder, which must exist.
-        offload_index: Where dtypes and shapes are noted.
-        fp16_statistics: Row scales that go with a packed weight.
-
     Raises:
         QuantizationError: The name is of no packed weight, or the weight does not fit.
     """

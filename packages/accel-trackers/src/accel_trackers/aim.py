@@ -54,24 +54,14 @@ class AimTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as `hparams`, and exactly as `accel_config`.
-
-        Args:
-            values: Any nesting of anything.
-        """
+        """Store the configuration as `hparams`, and exactly as `accel_config`."""
         table, document = sorting.config_table(values)
         self.writer["hparams"] = table
         self.writer["accel_config"] = json.dumps(document)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log values at a step.
-
-        Args:
-            values: By name: numbers, texts, Aim's objects; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `Run.track`.
-        """
+        """Log values at a step: numbers, texts, Aim's objects; anything else as its text."""
         from aim import Text
 
         parts = sorting.sort(values, ("aim",))
@@ -84,12 +74,9 @@ class AimTracker(GeneralTracker):
     def log_images(
         self, values: dict[str, Any], step: int | None = None, kwargs: dict[str, dict[str, Any]] | None = None
     ) -> None:
-        """Log images.
+        """Log images: by name, an image, a list of images, or a pair of an image and its caption.
 
-        Args:
-            values: By name, an image, a list of images, or a pair of an image and its caption.
-            step: Number of the step.
-            kwargs: `aim_image` and `track`: arguments of `aim.Image` and of `Run.track`.
+        `kwargs` has `aim_image` and `track`: arguments of `aim.Image` and of `Run.track`.
         """
         from aim import Image
 
@@ -101,12 +88,7 @@ class AimTracker(GeneralTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Keep a file with the run.
-
-        Args:
-            local_path: The file.
-            artifact_path: Its name there; its own by default.
-        """
+        """Keep a file with the run."""
         if self.writer.artifacts_uri is None:
             self.writer.set_artifacts_uri(Path(self.aim_repo_path, "aim-artifacts").absolute().as_uri())
         self.writer.log_artifact(local_path, name=artifact_path or os.path.basename(local_path))
@@ -124,11 +106,7 @@ class AimTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue a run by its hash.
-
-        Args:
-            state: `hash` of the run.
-        """
+        """Continue a run by its hash."""
         if "hash" not in state:
             return
         self.init_kwargs = {**self.init_kwargs, "run_hash": state["hash"]}

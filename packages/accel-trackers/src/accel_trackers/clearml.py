@@ -57,25 +57,16 @@ class ClearMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as hyperparameters, and exactly as the configuration object `accel_config`.
-
-        Args:
-            values: Any nesting of anything.
-        """
+        """Store the configuration as hyperparameters, and exactly as the configuration object `accel_config`."""
         table, document = sorting.config_table(values)
         self.task.connect(dict(table))
         self.task.set_configuration_object("accel_config", config_text=json.dumps(document))
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Report numbers as scalars, or as single values without a step; texts go to the task's console.
+        """Report numbers as scalars, or as single values without a step; texts, and all else as text, to the console.
 
         A name such as `eval_loss` becomes the series `eval` of the plot `loss`.
-
-        Args:
-            values: By name: numbers or texts; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `report_scalar` or `report_single_value`.
         """
         logger = self.task.get_logger()
         parts = sorting.sort(values)
@@ -91,13 +82,7 @@ class ClearMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Report images.
-
-        Args:
-            values: By name, an image: an array of shape (H, W) or (H, W, C), or a PIL image.
-            step: Number of the step.
-            **kwargs: Passed to `report_image`.
-        """
+        """Report images: arrays of shape (H, W) or (H, W, C), or PIL images."""
         logger = self.task.get_logger()
         for name, image in values.items():
             title, series = _plot(name)
@@ -112,12 +97,7 @@ class ClearMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Keep a file or folder with the task.
-
-        Args:
-            local_path: The file or folder.
-            artifact_path: Name of the artifact; the file's by default.
-        """
+        """Keep a file or folder with the task."""
         name = artifact_path or os.path.basename(local_path)
         self.task.upload_artifact(name=name, artifact_object=local_path, wait_on_upload=True)
 
@@ -135,11 +115,7 @@ class ClearMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue a task by its id; a task that was made offline has none on the server and is not continued.
-
-        Args:
-            state: `id` of the task.
-        """
+        """Continue a task by its id; a task that was made offline has none on the server and is not continued."""
         if "id" not in state or str(state["id"]).startswith("offline-"):
             return
         self.init_kwargs = {**self.init_kwargs, "reuse_last_task_id": state["id"], "continue_last_task": 0}

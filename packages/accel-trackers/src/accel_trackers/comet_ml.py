@@ -50,11 +50,7 @@ class CometMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as parameters, and exactly as the asset `config.json`.
-
-        Args:
-            values: Any nesting of anything.
-        """
+        """Store the configuration as parameters, and exactly as the asset `config.json`."""
         table, document = sorting.config_table(values)
         self.writer.log_parameters(table)
         self.writer.log_asset_data(json.dumps(document), name="config.json")
@@ -63,10 +59,7 @@ class CometMLTracker(TableTracker, GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Log numbers as metrics; texts as the experiment's others, and in its text tab with their step.
 
-        Args:
-            values: By name: numbers, texts, mappings of numbers; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `log_metric`, `log_other` or `log_metrics`.
+        Mappings of numbers are metrics too, and anything else is logged as its text.
         """
         if step is not None:
             self.writer.set_step(step)
@@ -81,13 +74,7 @@ class CometMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log lists of images.
-
-        Args:
-            values: By name, images: arrays of shape (H, W) or (H, W, C), or PIL images.
-            step: Number of the step.
-            **kwargs: Passed to `log_image`.
-        """
+        """Log lists of images: arrays of shape (H, W) or (H, W, C), or PIL images."""
         for name, images in values.items():
             for index, image in enumerate(images):
                 label = name if len(images) == 1 else f"{name}/{index}"
@@ -101,12 +88,7 @@ class CometMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Keep a file with the experiment.
-
-        Args:
-            local_path: The file.
-            artifact_path: Its name there; its own by default.
-        """
+        """Keep a file with the experiment."""
         self.writer.log_asset(local_path, file_name=artifact_path or os.path.basename(local_path), copy_to_tmp=True)
 
     @on_main_process
@@ -122,11 +104,7 @@ class CometMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue an experiment by its key.
-
-        Args:
-            state: `key` of the experiment.
-        """
+        """Continue an experiment by its key."""
         if "key" not in state:
             return
         self.init_kwargs = {**self.init_kwargs, "experiment_key": state["key"], "mode": "get_or_create"}

@@ -18,16 +18,10 @@ Curve = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class RecordedCurves:
-    """The numbers of one run.
-
-    Attributes:
-        label: What it is called in a legend.
-        started: When it began, in seconds since 1970.
-        curves: By name, steps and values.
-    """
+    """The numbers of one run."""
 
     label: str
-    started: float
+    started: float  # seconds since 1970
     curves: dict[str, Curve]
 
 

@@ -65,11 +65,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as parameters, and exactly in `accel_config.json` in the same folder.
-
-        Args:
-            values: Any nesting of anything.
-        """
+        """Store the configuration as parameters, and exactly in `accel_config.json` in the same folder."""
         table, document = sorting.config_table(values)
         assert self.live is not None, "started"
         self.live.log_params(table)
@@ -77,13 +73,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log values at a step, and make the step's summary.
-
-        Args:
-            values: By name: numbers or texts; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `log_metric`.
-        """
+        """Log numbers and texts at a step, anything else as its text, and make the step's summary."""
         assert self.live is not None, "started"
         if step is not None:
             self.live.step = step
@@ -94,12 +84,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **_: object) -> None:
-        """Store images as PNG files, one for each step.
-
-        Args:
-            values: By name, images: arrays of shape (H, W, C), or PIL images.
-            step: Number of the step, part of the file's name.
-        """
+        """Store images, arrays of shape (H, W, C) or PIL images, as PNG files, one for each step."""
         assert self.live is not None, "started"
         for name, images in values.items():
             for index, image in enumerate(images):
@@ -108,12 +93,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Copy a file or folder to `artifacts` in the run's folder, and give the copy to DVC if there is a repository.
-
-        Args:
-            local_path: The file or folder.
-            artifact_path: Its name there; its own by default.
-        """
+        """Copy a file or folder to `artifacts` in the run's folder, and give it to DVC if there is a repository."""
         assert self.live is not None, "started"
         target = Path(self.live.artifacts_dir) / (artifact_path or Path(local_path).name)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,11 +115,7 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue in the same folder, after what is there.
-
-        Args:
-            state: Not read: DVCLive resumes by its folder.
-        """
+        """Continue in the same folder, after what is there."""
         self.init_kwargs = {**self.init_kwargs, "resume": True}
         if self.live is None or self._earlier is None:
             return

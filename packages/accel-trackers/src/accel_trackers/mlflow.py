@@ -112,9 +112,6 @@ class MLflowTracker(TableTracker, GeneralTracker):
         """Store the configuration as parameters, and exactly as the artifact `config.json`.
 
         MLflow shortens long values and keeps a parameter that a resumed run has; the artifact has them all.
-
-        Args:
-            values: Any nesting of anything.
         """
         from mlflow.entities import Param
 
@@ -128,13 +125,7 @@ class MLflowTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log numbers as metrics, and texts as the artifacts `texts/<name>/<step>.txt`.
-
-        Args:
-            values: By name: numbers or texts; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `MlflowClient.log_batch`.
-        """
+        """Log numbers as metrics, and texts, and the text of all else, as the artifacts `texts/<name>/<step>.txt`."""
         from mlflow.entities import Metric
 
         parts = sorting.sort(values)
@@ -161,13 +152,7 @@ class MLflowTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log lists of images.
-
-        Args:
-            values: By name, images: arrays of shape (H, W) or (H, W, C), or PIL images.
-            step: Number of the step.
-            **kwargs: Passed to `MlflowClient.log_image`.
-        """
+        """Log lists of images: arrays of shape (H, W) or (H, W, C), or PIL images."""
         for name, images in values.items():
             for index, image in enumerate(images):
                 key = self._name(name if len(images) == 1 else f"{name}/{index}")
@@ -182,33 +167,17 @@ class MLflowTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def log_figure(self, figure: object, artifact_file: str, **save_kwargs: object) -> None:
-        """Log a figure of matplotlib or plotly.
-
-        Args:
-            figure: The figure.
-            artifact_file: File to keep it in, relative to the run's artifacts.
-            **save_kwargs: Passed to the figure's way of saving.
-        """
+        """Log a figure of matplotlib or plotly."""
         self._client.log_figure(self._run, figure, artifact_file, save_kwargs=save_kwargs or None)
 
     @on_main_process
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """Log all files of a folder.
-
-        Args:
-            local_dir: The folder.
-            artifact_path: Folder to keep them in, relative to the run's artifacts.
-        """
+        """Log all files of a folder."""
         self._client.log_artifacts(self._run, local_dir, artifact_path)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Log a file.
-
-        Args:
-            local_path: The file.
-            artifact_path: Folder to keep it in, relative to the run's artifacts.
-        """
+        """Log a file."""
         self._client.log_artifact(self._run, local_path, artifact_path)
 
     @on_main_process
@@ -234,11 +203,7 @@ class MLflowTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue a run by its id; a run that was opened for nothing is removed.
-
-        Args:
-            state: `run_id` of the run.
-        """
+        """Continue a run by its id; a run that was opened for nothing is removed."""
         if "run_id" not in state:
             return
         self.run_id = state["run_id"]

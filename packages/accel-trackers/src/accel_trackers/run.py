@@ -13,12 +13,7 @@ __all__ = ["RunTracker"]
 
 
 class RunTracker(GeneralTracker):
-    """A tracker that logs to one run of its library, which has `init`, `Image` and a run with `log` and `finish`.
-
-    Attributes:
-        run: The run, once started.
-        key: Attribute of the run, and argument of `init`, by which the library finds it again.
-    """
+    """A tracker that logs to one run of its library, which has `init`, `Image` and a run with `log` and `finish`."""
 
     requires_logging_directory = False
     main_process_only = False

@@ -36,23 +36,13 @@ class SwanLabTracker(RunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as a table, and exactly under `accel_config`.
-
-        Args:
-            values: Any nesting of anything.
-        """
+        """Store the configuration as a table, and exactly under `accel_config`."""
         table, document = sorting.config_table(values)
         self.run.config.update({**table, "accel_config": json.dumps(document)})
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log values at a step.
-
-        Args:
-            values: By name: numbers, texts, SwanLab's media; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
+        """Log values at a step: numbers, texts, SwanLab's media; anything else as its text."""
         import swanlab
 
         parts = sorting.sort(values, ("swanlab",))

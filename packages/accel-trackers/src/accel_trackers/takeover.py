@@ -16,12 +16,7 @@ _SENDABLE = QUEUED - {"log_artifact", "log_artifacts"}
 
 
 class Left(NamedTuple):
-    """The spool file of a killed process.
-
-    Attributes:
-        path: The file.
-        entries: What it logged up to the step where the run goes on and some tracker lacks; `only` names these.
-    """
+    """The spool file of a killed process."""
 
     path: Path
     entries: list[spool.Line]

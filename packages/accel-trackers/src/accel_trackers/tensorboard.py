@@ -61,9 +61,6 @@ class TensorBoardTracker(GeneralTracker):
 
         The hyperparameters lie in `<time>` below that folder, as events and in `hparams.yml`, where Accelerate writes
         them.
-
-        Args:
-            values: Any nesting of anything.
         """
         table, document = sorting.config_table(values)
         text = json.dumps(document, indent=1)
@@ -83,10 +80,7 @@ class TensorBoardTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
         """Write numbers as scalars, texts as text and mappings of numbers as one chart of several curves.
 
-        Args:
-            values: The values by tag; anything else is written as its text.
-            step: Number of the step.
-            **kwargs: Passed to the writer's `add_scalar`, `add_text` or `add_scalars`.
+        Anything else is written as its text.
         """
         parts = sorting.sort(values, groups=True)
         for tag, number in parts.numbers.items():
@@ -99,13 +93,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Write images.
-
-        Args:
-            values: By tag, arrays or tensors of shape (N, C, H, W), or as `dataformats` says.
-            step: Number of the step.
-            **kwargs: Passed to the writer's `add_images`.
-        """
+        """Write images: arrays or tensors of shape (N, C, H, W), or as `dataformats` says."""
         for tag, images in values.items():
             self.writer.add_images(tag, images, global_step=step, **kwargs)
         self.writer.flush()
@@ -118,11 +106,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue in the same folder; what lies after the stored step is dropped by TensorBoard when it reads.
-
-        Args:
-            state: `step`, the last step of the stored run.
-        """
+        """Continue in the same folder; what lies after the stored step is dropped by TensorBoard when it reads."""
         if state.get("step", -1) >= 0:
             self.init_kwargs = {**self.init_kwargs, "purge_step": state["step"] + 1}
         if self.writer is not None:

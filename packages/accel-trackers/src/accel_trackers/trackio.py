@@ -41,36 +41,20 @@ class TrackioTracker(TableTracker, RunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as a table, and exactly under `accel_config`.
-
-        Args:
-            values: Any nesting of anything.
-        """
+        """Store the configuration as a table, and exactly under `accel_config`."""
         table, document = sorting.config_table(values)
         self._config = {**table, "accel_config": json.dumps(document)}
         self.run.config.update(self._config)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log values at a step.
-
-        Args:
-            values: By name: numbers, texts, trackio's media; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
+        """Log values at a step: numbers, texts, trackio's media; anything else as its text."""
         parts = sorting.sort(values, ("trackio", "pandas"))
         self.run.log({**parts.numbers, **parts.texts, **parts.natives}, step=step, **kwargs)
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log lists of images.
-
-        Args:
-            values: By name, images: arrays of shape (H, W, C), or PIL images.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
-        """
+        """Log lists of images: arrays of shape (H, W, C), or PIL images."""
         import trackio
 
         for name, images in values.items():

@@ -38,26 +38,17 @@ class WandBTracker(TableTracker, RunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration, nested as it is where wandb can show it, and exactly under `accel_config`.
-
-        Args:
-            values: Any nesting of anything.
-        """
+        """Store the configuration, nested as it is where wandb can show it, and exactly under `accel_config`."""
         table, document = sorting.config_table(values)
         # A resumed run has these keys already.
         self.run.config.update({**table, "accel_config": json.dumps(document)}, allow_val_change=True)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
-        """Log values at a step.
+        """Log values at a step: numbers, texts, wandb's media, arrays, figures; anything else as its text.
 
         wandb drops what comes for a step before its own; such values are logged at its own step, and the one asked
         for is stored as `accel/step`.
-
-        Args:
-            values: By name: numbers, texts, wandb's media, arrays, figures; anything else as its text.
-            step: Number of the step.
-            **kwargs: Passed to `run.log`.
         """
         parts = sorting.sort(values, _NATIVE)
         row = {**parts.numbers, **parts.texts, **parts.natives}
@@ -72,12 +63,7 @@ class WandBTracker(TableTracker, RunTracker):
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Keep a file with the run.
-
-        Args:
-            local_path: The file.
-            artifact_path: Name of the artifact; the file's by default.
-        """
+        """Keep a file with the run."""
         import wandb
 
         artifact = wandb.Artifact(_artifact_name(artifact_path or os.path.basename(local_path)), type="file")

@@ -21,15 +21,9 @@ _PRINTING_S = 5.0
 
 @dataclass(frozen=True)
 class RanksEnded:
-    """How ranks ended.
+    """How ranks ended."""
 
-    Attributes:
-        codes: Exit code of each rank; negative where a signal ended it, ours included.
-        timed_out: Whether they were ended because their time was over.
-        logs: For each rank, the file with what it printed.
-    """
-
-    codes: tuple[int, ...]
+    codes: tuple[int, ...]  # negative where a signal ended the rank, ours included
     timed_out: bool
     logs: tuple[Path, ...]
 

@@ -44,7 +44,7 @@ OTHERS = pytest.mark.full("another case of a grid")
         pytest.param(["doctor"], marks=OTHERS),
         pytest.param(["check-resume", "--cpu", "--steps", "2", "--at", "1", "SCRIPT"], marks=OTHERS),
         pytest.param(["verify-parallel", "--cpu", "--steps", "1", "--layouts", "dp2", "SCRIPT"], marks=OTHERS),
-        ["test"],
+        pytest.param(["test"], marks=OTHERS),
         ["launch", "--cpu", "--num-processes", "2", "SCRIPT"],
     ],
     ids=lambda words: words[0],

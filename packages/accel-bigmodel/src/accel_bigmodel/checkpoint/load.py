@@ -33,12 +33,7 @@ _INDEX = "_accel_offload_index"
 
 
 class LoadedKeys(NamedTuple):
-    """What did not match between a model and a checkpoint.
-
-    Attributes:
-        missing_keys: Names of the model that the checkpoint lacks.
-        unexpected_keys: Names of the checkpoint that the model lacks.
-    """
+    """What did not match between a model and a checkpoint."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]

@@ -86,14 +86,7 @@ def _by_number(name: str) -> list[tuple[bool, int, str]]:
 
 
 def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = False) -> nn.Module:
-    """Make an empty model from a transformers configuration.
-
-    Raises:
-        MissingDependencyError: When transformers, or what it needs for this model, is not installed.
-        CheckpointNotFoundError: When the hub cannot be reached, or does not return the configuration.
-        CheckpointDamagedError: When a local configuration cannot be read.
-        ConfigurationError: When the configuration names no model class.
-    """
+    """Make an empty model from a transformers configuration."""
     if not is_transformers_available():
         raise MissingDependencyError(
             "Building a model from its configuration needs transformers, which is not installed. Install it, or name "

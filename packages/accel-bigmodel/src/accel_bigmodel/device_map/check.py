@@ -175,11 +175,7 @@ def check_blocks_fit(
     preload_module_classes: Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them.
-
-    Raises:
-        DeviceMapError: When all of the accelerator's memory is less than one block.
-    """
+    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them."""
     main = torch.device(main_device_of(device_map) if main_device is None else main_device)
     accelerator = accelerator_module()
     if main.type in ("cpu", "meta", "mps") or accelerator is None or not hasattr(accelerator, "mem_get_info"):
@@ -203,12 +199,7 @@ def check_blocks_fit(
 def check_tied_parameters_on_same_device(
     tied_params: Sequence[Sequence[str]], device_map: Mapping[str, AnyDevice]
 ) -> None:
-    """Warn when a device map tears tied parameters apart.
-
-    Args:
-        tied_params: Groups of names, as `find_tied_parameters` gives them.
-        device_map: The map.
-    """
+    """Warn when a device map tears tied parameters apart."""
     for group in tied_params:
         devices = {name: device_of(name, device_map) for name in group}
         if len(set(devices.values())) > 1:
@@ -220,15 +211,7 @@ def check_tied_parameters_on_same_device(
 
 
 def clean_device_map(device_map: dict[str, _Device], module_name: str = "") -> dict[str, _Device]:
-    """Shorten a device map: parts that all go to one device become their parent's entry.
-
-    Args:
-        device_map: The map, changed in place.
-        module_name: Where to begin; the whole map by default.
-
-    Returns:
-        The map.
-    """
+    """Shorten a device map: parts that all go to one device become their parent's entry."""
     below: dict[str, set[_Device]] = {}
     members: dict[str, list[str]] = {}
     for name, device in device_map.items():

@@ -52,16 +52,9 @@ text { fill: #e6edf3; }
 
 @record(frozen=True)
 class Segment:
-    """A stretch of a bar.
+    """A stretch of a bar."""
 
-    Attributes:
-        purpose: What its bytes are for: one of those that have a color, such as "weights" or "free".
-        nbytes: Its length.
-        name: What is written in it, as far as there is room.
-        title: What a pointer over it shows.
-    """
-
-    purpose: str
+    purpose: str  # one of those that have a color, such as "weights" or "free"
     nbytes: int
     name: str
     title: str
@@ -69,13 +62,7 @@ class Segment:
 
 @record(frozen=True)
 class Bar:
-    """A device.
-
-    Attributes:
-        label: Its name.
-        note: What is written below the bar.
-        segments: Its stretches, from the left.
-    """
+    """A device."""
 
     label: str
     note: str

@@ -12,12 +12,7 @@ Device = int | str
 
 @record
 class Unit:
-    """Parts that must stay together: a layer, or several that share tensors.
-
-    Attributes:
-        nodes: Its parts, in the model's order.
-        size: Its bytes.
-    """
+    """Parts that must stay together: a layer, or several that share tensors."""
 
     nodes: list[Node]
     size: int

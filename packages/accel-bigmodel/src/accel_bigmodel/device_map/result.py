@@ -28,19 +28,12 @@ Headroom = int | float | str | Workload | None
 
 @record(frozen=True)
 class Part:
-    """A part of the model in its place.
-
-    Attributes:
-        name: Dotted name of the submodule or tensor.
-        device: Where it is.
-        nbytes: Bytes of its parameters and buffers; tied tensors count at their first name.
-        kind: Class name of the submodule, "Parameter" or "Buffer".
-    """
+    """A part of the model in its place."""
 
     name: str
     device: Device
-    nbytes: int
-    kind: str
+    nbytes: int  # of parameters and buffers; tied tensors count at their first name
+    kind: str  # class name of the submodule, "Parameter" or "Buffer"
 
 
 @record(frozen=True)
@@ -48,7 +41,6 @@ class DeviceShare:
     """What a device's bytes are for.
 
     Attributes:
-        device: The device.
         limit: Bytes it may hold; None for a disk without a limit.
         weights: Bytes of the parts placed on it.
         reserve: Bytes kept for the largest offloaded layer, which comes here to compute.
@@ -100,13 +92,7 @@ class Plan:
         return sum(part.nbytes for part in self.parts)
 
     def explain(self, device: Device) -> str:
-        """Return in words which parts a device holds, and what its bytes are for.
-
-        Args:
-            device: The device.
-
-        Returns:
-            One sentence per purpose.
+        """Return in words which parts a device holds, and what its bytes are for, one sentence per purpose.
 
         Raises:
             ConfigurationError: When the plan has no such device.
@@ -131,11 +117,7 @@ class Plan:
         return " ".join(words)
 
     def table(self) -> str:
-        """Draw the devices as a table of text.
-
-        Returns:
-            Lines: device, parts, weights, reserve, headroom, free, limit.
-        """
+        """Draw the devices as a table of text: device, parts, weights, reserve, headroom, free, limit."""
         rows: list[tuple[str, ...]] = [("device", "parts", "weights", "reserve", "headroom", "free", "limit")]
         for share in self.shares:
             count = sum(part.device == share.device for part in self.parts)
@@ -148,11 +130,7 @@ class Plan:
         return "\n".join(lines)
 
     def svg(self) -> str:
-        """Draw the devices as bars, each to the scale of the largest limit.
-
-        Returns:
-            An SVG document.
-        """
+        """Draw the devices as the bars of an SVG document, each to the scale of the largest limit."""
         bars = []
         for share in self.shares:
             held = {part.name: part for part in self.parts if part.device == share.device}
@@ -165,11 +143,7 @@ class Plan:
         return draw_bars(f"{written_size(self.nbytes)} of weights on {devices}", bars)
 
     def to_json(self) -> str:
-        """Write the plan as JSON.
-
-        Returns:
-            Text that `from_json` reads.
-        """
+        """Write the plan as JSON, which `from_json` reads."""
         content = {
             "parts": [asdict(part) for part in self.parts],
             "shares": [asdict(share) for share in self.shares],
@@ -180,12 +154,6 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Read a plan.
-
-        Args:
-            text: What `to_json` gave.
-
-        Returns:
-            An equal plan.
 
         Raises:
             ConfigurationError: When the text is not a plan.

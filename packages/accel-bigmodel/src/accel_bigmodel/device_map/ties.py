@@ -22,14 +22,7 @@ NamedModules = list[tuple[str, nn.Module]]
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
-    """Return whether a transformers model's configuration ties embeddings.
-
-    Args:
-        model: The model.
-
-    Returns:
-        True when its class ties weights and its configuration, or its decoder's, asks for it.
-    """
+    """Return whether a transformers model's class ties weights and its configuration, or its decoder's, asks for it."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "tie_weights"):
         return False
@@ -121,16 +114,7 @@ def _embeddings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> str |
 def get_module_size_with_ties(
     tied_params: Sequence[str], module_size: int, module_sizes: Mapping[str, int], modules_to_treat: NamedModules
 ) -> tuple[int, list[str], list[nn.Module]]:
-    """Count a module's bytes together with the modules that share parameters with it.
-
-    Args:
-        tied_params: Names of the shared parameters in the other modules.
-        module_size: The module's own bytes.
-        module_sizes: Bytes by name.
-        modules_to_treat: The modules that wait for a place.
-
-    Returns:
-        The bytes of all of them, the others' names, and the others.
+    """Count a module's bytes together with the modules that share parameters with it; these are returned too.
 
     Raises:
         DeviceMapError: When no waiting module holds one of the parameters.
@@ -161,16 +145,8 @@ def fallback_allocate(
 ) -> tuple[str | None, Any, NamedModules]:
     """Find the first module or tensor that fits into a number of bytes, looking into modules that do not.
 
-    Args:
-        modules: The modules that wait for a place.
-        module_sizes: Bytes by name.
-        size_limit: Bytes or a written size.
-        no_split_module_classes: Class names of modules that are not looked into.
-        tied_parameters: Groups of tied names; a module that shares some with another one is not chosen.
-
-    Returns:
-        The name and module found, None when nothing fits, and the modules that still wait: of a module that the
-        find was taken out of, the rest.
+    A module is not chosen that shares tied parameters with another one. What still waits is returned after the
+    find, without it: of the module that it was taken out of, the rest.
     """
     limit = convert_file_size_to_int(size_limit)
     no_split = (

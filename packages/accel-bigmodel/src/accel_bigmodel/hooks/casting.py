@@ -12,24 +12,14 @@ from accel_bigmodel.placement import in_normal_mode
 __all__ = ["SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING", "LayerwiseCastingHook", "attach_layerwise_casting_hooks"]
 
 SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     nn.Linear,
 )
 
 
 class LayerwiseCastingHook(ModelHook):
-    """Casts a layer to its compute dtype for a forward, and back to its storage dtype after it.
-
-    Args:
-        storage_dtype: The dtype between forwards.
-        compute_dtype: The dtype of the forward.
-        non_blocking: Whether the casts may run asynchronously to the host.
-    """
+    """Casts a layer to its compute dtype for a forward, and back to its storage dtype after it."""
 
     def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool) -> None:
         self.storage_dtype = storage_dtype
@@ -67,16 +57,10 @@ def attach_layerwise_casting_hooks(
     skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
     non_blocking: bool = False,
 ) -> None:
-    """Store the linear and convolution layers of a model in a narrow dtype.
+    """Store the linear and convolution layers of a model in a narrow dtype, such as `torch.float8_e4m3fn`.
 
-    Args:
-        module: The model, changed in place.
-        storage_dtype: The dtype between forwards, such as `torch.float8_e4m3fn`.
-        compute_dtype: The dtype of the forward.
-        skip_modules_pattern: Regular expressions; modules whose names match one of them are left alone, with all below
-            them.
-        skip_modules_classes: Classes whose instances are left alone, with all below them.
-        non_blocking: Whether the casts may run asynchronously to the host.
+    Modules of the classes to skip, modules whose name matches one of the regular expressions, and everything below them
+    are left alone.
     """
     patterns = (skip_modules_pattern,) if isinstance(skip_modules_pattern, str) else (skip_modules_pattern or ())
     stack = [("", module)]

@@ -62,22 +62,13 @@ def residencies_of(module: nn.Module) -> Sequence["Residency"]:
 
 @record
 class PrefetchBinding:
-    """How the weights of a residency are prefetched.
-
-    Attributes:
-        schedule: What moves them. block: Them, as the schedule knows them.
-        store: Where they are.
-        prefix: What is put before a slot's name in the store.
-        weights_map: The hook's map when this was set up; with another one the schedule is left.
-        device: Where they are brought.
-        acquired: Whether the block is in use.
-    """
+    """How the weights of a residency are prefetched."""
 
     schedule: Schedule[Weights]
     block: Block[Weights]
     store: OffloadedWeightsLoader
-    prefix: str
-    weights_map: Mapping[str, torch.Tensor]
+    prefix: str  # what is put before a slot's name in the store
+    weights_map: Mapping[str, torch.Tensor]  # the hook's when this was set up; with another one the schedule is left
     device: torch.device
     acquired: bool = False
 
@@ -332,11 +323,7 @@ class Residency:
             ) from failure
 
     def _tie(self, slot: Slot) -> bool:
-        """Take over a tie that was made by hand, by assigning another weight's placeholder.
-
-        Raises:
-            OffloadError: When the placeholder does not stand for a stored weight of this model.
-        """
+        """Take over a tie that was made by hand, by assigning another weight's placeholder."""
         present = slot.store.get(slot.key)
         if not isinstance(present, OffloadedTensor):
             return False

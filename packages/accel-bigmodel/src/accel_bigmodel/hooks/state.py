@@ -14,12 +14,6 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return a model's whole state dict on the CPU, offloaded weights included.
 
     Weights in files are returned as views of their memory maps: nothing is read before it is used.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The tensors under the names of `model.state_dict()`.
     """
     shown = model.state_dict()
     state = {name: value for name, value in shown.items() if not isinstance(value, torch.Tensor)}  # extra state
@@ -49,17 +43,7 @@ def get_state_dict_from_offload(
     state_dict: dict[str, torch.Tensor | str],
     device_to_put_offload: int | str | torch.device = "cpu",
 ) -> dict[str, torch.Tensor | str]:
-    """Fill in the entries of one module of a state dict whose weights are offloaded.
-
-    Args:
-        module: The module that holds the weights.
-        module_name: Dotted name of one of its tensors in the state dict.
-        state_dict: The state dict, changed in place: empty tensors and names of files of this module are replaced.
-        device_to_put_offload: Where the weights go.
-
-    Returns:
-        The state dict.
-    """
+    """Replace the empty tensors and names of files of one module in a state dict by its offloaded weights."""
     prefix = module_name.rpartition(".")[0]
     device = as_device(device_to_put_offload)
     for name, tensor in _offloaded_of(module).items():

@@ -19,13 +19,7 @@ __all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights"]
 
 @record
 class TransferSpec:
-    """The weights of a block, as a transport gets them.
-
-    Attributes:
-        names: Names in the store.
-        dtypes: The dtype that each is computed in.
-        store: Where they are.
-    """
+    """The weights of a block, as a transport gets them."""
 
     names: Sequence[str]
     dtypes: Sequence[torch.dtype]
@@ -40,15 +34,10 @@ class TransferSpec:
 
 @record
 class Weights:
-    """The weights of a block on their device.
-
-    Attributes:
-        tensors: The tensors, in the order of the spec.
-        sources: The tensors of the store that they were copied from, or are.
-    """
+    """The weights of a block on their device."""
 
     tensors: list[torch.Tensor]
-    sources: list[torch.Tensor] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)  # what they were copied from, or are
 
 
 def _spec_of(block: Block[Weights]) -> TransferSpec:

@@ -245,15 +245,7 @@ def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str
 def extract_submodules_state_dict(
     state_dict: Mapping[str, torch.Tensor], submodule_names: Sequence[str]
 ) -> dict[str, torch.Tensor]:
-    """Take the part of a state dict that belongs to some submodules.
-
-    Args:
-        state_dict: The tensors by dotted name.
-        submodule_names: Names of submodules or tensors.
-
-    Returns:
-        The entries with those names or below them.
-    """
+    """Take the part of a state dict that belongs to some submodules."""
     names = tuple(submodule_names)
     below = tuple(f"{name}." for name in names)
     return {
@@ -264,12 +256,7 @@ def extract_submodules_state_dict(
 
 
 class PrefixedDataset(Mapping[str, torch.Tensor]):
-    """A mapping seen from a submodule: names without the submodule's prefix.
-
-    Args:
-        dataset: The whole mapping.
-        prefix: What is put before each name, with its dot.
-    """
+    """A mapping seen from a submodule: names without the submodule's prefix."""
 
     def __init__(self, dataset: Mapping[str, torch.Tensor], prefix: str) -> None:
         self.dataset = dataset

@@ -210,7 +210,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("[]", "no index"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ('{"weight_map": {"a": 3}}', "no index"),
         ('{"weight_map": {"a": "\\ud800"}}', "missing"),
     ],

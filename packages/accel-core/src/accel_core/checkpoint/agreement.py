@@ -1,44 +1,18 @@
-"""What the ranks of a save or restore agree on before anything changes: whether all went well, and which save it is."""
+"""Which save the ranks of a save or restore agree on before anything changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from accel_core.checkpoint import commit, names
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
-from accel_core.checkpoint.format import Exchange
 from accel_core.checkpoint.manifest import FoundSave
-from accel_core.checkpoint.ranks import ADVICE, Ranks
-from accel_core.comm.transport import ranks_know
+from accel_core.checkpoint.ranks import Ranks
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
 
-__all__ = ["agree_on_latest", "agree_on_save", "common_save", "common_saves", "together"]
-
-_T = TypeVar("_T")
-
-
-@contextmanager
-def together(ranks: Ranks, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:
-    """Do something on every rank, and raise on all of them if it failed on any.
-
-    Raises:
-        CheckpointError: The same text on every rank.
-    """
-
-    def exchange(value: _T) -> list[_T]:
-        return ranks.meet(value, doing, advice)
-
-    try:
-        yield exchange
-    except Exception as failure:
-        if ranks_know(failure):
-            raise
-        ranks.agree(failure, doing, advice)
-    else:
-        ranks.agree(None, doing, advice)
+__all__ = ["agree_on_latest", "agree_on_save", "common_saves"]
 
 
 def common_save(everywhere: Sequence[Sequence[FoundSave]]) -> str | None:
@@ -66,15 +40,10 @@ def common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
 
 
 def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
-    """Return what this rank holds of the newest save to `target` that every rank holds.
-
-    Raises:
-        CheckpointMismatchError: The ranks hold different saves; every rank raises the same, with a list.
-    """
+    """Return what this rank holds of the newest save to `target` that every rank holds."""
     before: list[list[FoundSave]] | None = None
     while True:
-        own: list[FoundSave] = []
-        with together(ranks, f"Opening the checkpoint {str(target)!r}"):
+        with ranks.together(f"Opening the checkpoint {str(target)!r}"):
             own = _with_identities(commit.saves_of(target), ranks.size > 1)
         if ranks.size == 1:
             return next(iter(own), None)
@@ -94,29 +63,23 @@ def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
 
 
 def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
-    """Return the target of the newest numbered checkpoint of which every rank holds the same save, whole.
-
-    Raises:
-        CheckpointNotFoundError: There is none; every rank raises the same, with a list of who has what.
-    """
+    """Return the target of the newest numbered checkpoint of which every rank holds the same save, whole."""
     seen: list[str] = []
     below: int | None = None
     while True:
-        number, own = -1, list[FoundSave]()
-        with together(ranks, f"Looking for checkpoints in {str(directory)!r}"):
+        with ranks.together(f"Looking for checkpoints in {str(directory)!r}"):
             number, own = _newest(directory, below, ranks.size > 1)
-        everywhere = ranks.exchange((number, own))
-        if any(number >= 0 for number, _ in everywhere):
-            seen.append(_listed([save for _, save in everywhere], [number for number, _ in everywhere]))
-        lowest = min(number for number, _ in everywhere)
+        numbers, everywhere = zip(*ranks.exchange((number, own)), strict=True)
+        if max(numbers) >= 0:
+            seen.append(_listed(everywhere))
+        lowest = min(numbers)
         if lowest < 0:
             break
-        if all(number == lowest for number, _ in everywhere):
-            if common_save([save for _, save in everywhere]) is not None:
-                return directory / f"checkpoint_{lowest}"
-            below = lowest
-        else:
-            below = lowest + 1
+        agreed = max(numbers) == lowest
+        if agreed and common_save(everywhere) is not None:
+            return directory / f"checkpoint_{lowest}"
+        # Where they differ, the ranks with a newer one look whether they have the lowest too.
+        below = lowest if agreed else lowest + 1
     found = "\n" + "\n".join(seen) + "\n" if seen else f"{len(commit.numbered(directory))} folders so named. "
     raise CheckpointNotFoundError(
         f"There is no complete checkpoint_<number> in {str(directory)!r} that every rank holds; got {found}"
@@ -137,14 +100,7 @@ def _newest(directory: Path, below: int | None, several: bool) -> tuple[int, lis
 
 def _with_identities(found: list[FoundSave], several: bool) -> list[FoundSave]:
     """Give folders of Accelerate, which have no id, a digest of their content; one rank has nothing to compare with."""
-    if not several:
-        return found
-    return [
-        FoundSave(save.folder, _content_of(save.folder), save.whole, save.committed, save.written_at)
-        if not save.identity
-        else save
-        for save in found
-    ]
+    return [replace(save, identity=save.identity or _content_of(save.folder)) if several else save for save in found]
 
 
 def _content_of(folder: Path) -> str:
@@ -160,11 +116,10 @@ def _content_of(folder: Path) -> str:
     return f"content {digest_of_bytes(chr(10).join(digests).encode())[:12]}"
 
 
-def _listed(everywhere: Sequence[Sequence[FoundSave]], numbers: Sequence[int] | None = None) -> str:
+def _listed(everywhere: Sequence[Sequence[FoundSave]]) -> str:
     """Say who holds what, one line for each rank."""
     lines = []
     for rank, own in enumerate(everywhere):
         what = ", ".join(f"{save.identity}{'' if save.whole else ' (incomplete)'} in {save.folder}" for save in own)
-        number = f"checkpoint_{numbers[rank]}: " if numbers is not None and own else ""
-        lines.append(f"rank {rank}: {number}{what or 'nothing'}")
+        lines.append(f"rank {rank}: {what or 'nothing'}")
     return "\n".join(lines)

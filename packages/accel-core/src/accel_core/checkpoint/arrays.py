@@ -44,13 +44,9 @@ class _Dtype:
 
 
 class Array:
-    """An array that is being read.
+    """An array that is being read."""
 
-    Attributes:
-        content: The array; `None` until its state was read.
-    """
-
-    content: Any = None
+    content: Any = None  # the array; `None` until its state was read
 
     def __setstate__(self, state: Any) -> None:
         """Make the array from what NumPy writes of it."""

@@ -30,6 +30,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -40,27 +41,7 @@ from accel_core.checkpoint.in_place import state_journal
 from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save, lies_inside, owned_files
 from accel_core.errors import CheckpointError, ConfigurationError
 
-__all__ = [
-    "GONE",
-    "STAGING",
-    "complete",
-    "files_in",
-    "find",
-    "flush_tree",
-    "make_room",
-    "numbered",
-    "prune",
-    "publish",
-    "recover",
-    "replace_folder",
-    "saves_of",
-    "sibling_path",
-    "split_sibling",
-    "stage",
-    "staged",
-    "undo",
-    "unrecovered",
-]
+__all__ = ["STAGING", "flush_tree", "replace_folder", "sibling_path"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +54,8 @@ _KEEPER = ".keeper"
 STAGING = ".tmp-"
 GONE = ".gone-"
 
+_LEFT = "What a save left could not be deleted: %s. The next save tries again."
+_SIBLING = re.compile(rf"({re.escape(STAGING)}|{re.escape(GONE)})(.+)-[a-z]{{{names.ID_LENGTH}}}", re.DOTALL)
 _LONGEST_NAME = 255 - len(GONE) - 1 - names.ID_LENGTH
 """Bytes that are left for a target's name beside it, on filesystems with names of 255 bytes."""
 
@@ -83,10 +66,6 @@ def make_room(
     """Recover what earlier saves left, and create the folder that a save writes into and the rank `keeper` completes.
 
     Of several saves that a crash left of a target, the one that all disks hold is `kept`, by the target's name.
-
-    Raises:
-        ConfigurationError: The target is numbered and exists.
-        CheckpointError: The target is not a folder.
     """
     for other in unrecovered(target.parent) if others else []:
         recover(other, kept.get(other.name))
@@ -101,22 +80,14 @@ def make_room(
 
 
 def stage(target: Path, identity: str) -> Path:
-    """Create the empty folder into which a save writes; parent folders that it creates are flushed too.
-
-    Raises:
-        CheckpointError: The target is not a folder.
-    """
+    """Create the empty folder into which a save writes; parent folders that it creates are flushed too."""
     if os.path.lexists(target):
         if not target.is_dir():
             raise CheckpointError(
                 f"A checkpoint is saved into a folder; {str(target)!r} is not one. Move it, or pass another folder."
             )
         return state_journal(target).begin(identity)
-    made = []
-    place = target.parent
-    while not place.exists():
-        made.append(place)
-        place = place.parent
+    made = [place for place in target.parents if not place.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     # A flushed folder is lost with its name in the folder above, which has to be flushed by itself:
     # https://man7.org/linux/man-pages/man2/fsync.2.html
@@ -143,11 +114,7 @@ def files_in(staging: Path) -> list[str]:
 
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:
-    """Finish what was staged, all of it on disk: from then on it can be published.
-
-    Raises:
-        CheckpointError: Something in the target stands where a file belongs.
-    """
+    """Finish what was staged, all of it on disk: from then on it can be published."""
     (staging / _KEEPER).unlink(missing_ok=True)
     if staging.parent != target.parent:
         state_journal(target).prepare(staging)
@@ -157,17 +124,13 @@ def complete(staging: Path, target: Path, manifest: Manifest) -> None:
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Make `staging` the checkpoint in one step, and bring its files to their places.
-
-    Raises:
-        CheckpointError: It says which checkpoint stands now.
-    """
+    """Make `staging` the checkpoint in one step and bring its files to their places; an error says which one stands."""
     journal = state_journal(target)
     try:
-        if staging.parent == target.parent and _rename_if_absent(staging, target):
-            _flush_renamed(target)
-            return
         if staging.parent == target.parent:
+            if _rename_if_absent(staging, target):
+                _flush_renamed(target)
+                return
             # Somebody made the folder while this save was written: it is theirs, and is saved into like any other.
             journal.prepare(staging)
             flush_tree(staging)
@@ -184,7 +147,10 @@ def publish(staging: Path, target: Path) -> None:
             f"The new checkpoint is complete, and load_state({str(target)!r}) reads it from {str(committed)!r}, but "
             f"not all of its files could be put in place; got {error}. Remove the cause and save again."
         ) from error
-    _clear(target)
+    try:
+        journal.clear()
+    except OSError as error:  # the checkpoint is in its place already
+        logger.warning("The checkpoint %s is complete. " + _LEFT, target, error)
 
 
 def undo(staging: Path, target: Path) -> None:
@@ -251,14 +217,10 @@ def numbered(directory: Path) -> list[Path]:
 
 def unrecovered(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory for which a crash left files behind."""
-    if not directory.is_dir():
-        return []
-    beside = {parsed[1] for parsed in map(split_sibling, os.listdir(directory)) if parsed}
-    return [
-        target
-        for target in numbered(directory)
-        if target.name in beside or os.path.lexists(state_journal(target).folder)
-    ]
+    entries = os.listdir(directory) if directory.is_dir() else []
+    beside = {parsed[1] for parsed in map(split_sibling, entries) if parsed}
+    found = numbered(directory)
+    return [target for target in found if target.name in beside or os.path.lexists(state_journal(target).folder)]
 
 
 def prune(newest: Path, limit: int) -> None:
@@ -314,7 +276,8 @@ def _siblings(target: Path) -> Iterator[Path]:
     """Yield every folder that saves to `target` left beside it."""
     if target.parent.is_dir():
         for entry in sorted(os.scandir(target.parent), key=lambda entry: entry.name):
-            if is_sibling(entry.name, target) and entry.is_dir(follow_symlinks=False):
+            parsed = split_sibling(entry.name)
+            if parsed and parsed[1] == _shortened(target.name) and entry.is_dir(follow_symlinks=False):
                 yield Path(entry.path)
 
 
@@ -376,7 +339,7 @@ def _discard(folder: Path, target: Path) -> None:
         else:
             gone.unlink()
     except OSError as error:
-        logger.warning("What an earlier save left could not be deleted: %s. The next save tries again.", error)
+        logger.warning(_LEFT, error)
 
 
 def _flush_renamed(target: Path) -> None:
@@ -387,19 +350,6 @@ def _flush_renamed(target: Path) -> None:
             f"The new checkpoint {str(target)!r} is complete and in place, but a power loss may take it: its name "
             f"could not be flushed to disk; got {error}. Check the disk and save again."
         ) from error
-
-
-def _clear(target: Path) -> None:
-    """Delete what a save does not need any more; the checkpoint is in its place already, so a failure is no error."""
-    try:
-        state_journal(target).clear()
-    except OSError as error:
-        logger.warning(
-            "The checkpoint %s is complete, but what the save left could not be deleted: %s. "
-            "The next save to the same folder tries again.",
-            target,
-            error,
-        )
 
 
 @functools.cache
@@ -443,24 +393,8 @@ def _rename_if_absent(source: Path, target: Path) -> bool:
 
 
 def sibling_path(target: Path, prefix: str, identity: str) -> Path:
-    """Return the file or folder that stands beside `target` during a save; a very long name is shortened.
-
-    >>> from pathlib import Path
-    >>> str(sibling_path(Path("runs/ckpt"), STAGING, "abcdefghijkl"))
-    'runs/.tmp-ckpt-abcdefghijkl'
-    """
+    """Return the file or folder that stands beside `target` during a save; a very long name is shortened."""
     return target.parent / f"{prefix}{_shortened(target.name)}-{identity}"
-
-
-def is_sibling(name: str, target: Path) -> bool:
-    """Return whether a save to `target` put a file or folder of this name beside it.
-
-    >>> from pathlib import Path
-    >>> is_sibling(".tmp-ckpt-abcdefghijkl", Path("runs/ckpt"))
-    True
-    """
-    parsed = split_sibling(name)
-    return parsed is not None and parsed[1] == _shortened(target.name)
 
 
 def _shortened(name: str) -> str:
@@ -478,9 +412,5 @@ def split_sibling(name: str) -> tuple[str, str] | None:
     >>> split_sibling(".tmp-ckpt-abcdefghijkl")
     ('.tmp-', 'ckpt')
     """
-    for prefix in (STAGING, GONE):
-        if name.startswith(prefix):
-            target, dash, identity = name[len(prefix) :].rpartition("-")
-            if dash and target and len(identity) == names.ID_LENGTH and identity.isalpha():
-                return prefix, target
-    return None
+    parsed = _SIBLING.fullmatch(name)
+    return (parsed[1], parsed[2]) if parsed else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["hold", "release", "remove", "wait"]
@@ -47,16 +48,13 @@ def release(held: Iterable[int | None]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder; its names are gone when the call returns, the space of its large files a little later.
-
-    Raises:
-        OSError: Something in it cannot be deleted, or is the root of another filesystem; then nothing was deleted.
-    """
-    for place, inner, _ in os.walk(folder):
-        for name in inner:
-            if os.path.ismount(os.path.join(place, name)):
-                raise OSError(errno.EBUSY, "Another filesystem is mounted in it", os.path.join(place, name))
-    held = list(_hold_all(folder))
+    """Delete a folder; its names are gone when the call returns, the space of its large files a little later."""
+    walked = list(os.walk(folder))
+    for path in (os.path.join(place, name) for place, inner, _ in walked for name in inner):
+        if os.path.ismount(path):
+            raise OSError(errno.EBUSY, "Another filesystem is mounted in it", path)
+    files = (os.path.join(place, name) for place, _, names in walked for name in names)
+    held = list(itertools.islice((large for large in map(hold, files) if large is not None), _MOST_HELD))
     try:
         shutil.rmtree(folder)
     except OSError as error:
@@ -73,19 +71,6 @@ def wait() -> None:
     """Wait until the space of everything that was removed or released is free."""
     while _freeing:
         _freeing.pop().join()
-
-
-def _hold_all(folder: Path) -> Iterator[int]:
-    """Hold the large files of a folder; at most so many."""
-    count = 0
-    for place, _, files in os.walk(folder):
-        for name in files:
-            held = hold(os.path.join(place, name))
-            if held is not None:
-                yield held
-                count += 1
-            if count == _MOST_HELD:
-                return
 
 
 def _close(descriptors: list[int]) -> None:

@@ -20,37 +20,21 @@ __all__ = ["CHUNK", "HashingFile", "digest_of", "digest_of_bytes", "flush_folder
 CHUNK = 4 << 20
 """Bytes that are read or written at a time."""
 
-
 _WRITEBACK = 8 << 20
 _SYNC_FILE_RANGE_WRITE = 2
 
 
 @functools.cache
-def _sync_file_range() -> Callable[..., int] | None:
-    """Return the C library's sync_file_range, or `None` where it has none."""
-    function: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
+def _sync_file_range() -> Callable[..., int]:
+    """Return the C library's sync_file_range, or what does nothing where it has none."""
+    function: Callable[..., int] = getattr(ctypes.CDLL(None), "sync_file_range", lambda *_: 0)
     return function
-
-
-def _begin_writeback(descriptor: int, start: int, length: int) -> None:
-    """Let the disk begin to write a part of a file now, so that the flush at the end has less left to wait for."""
-    function = _sync_file_range()
-    if function is not None:
-        function(descriptor, ctypes.c_int64(start), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
 class HashingFile:
     """A new file that computes the checksum of what is written to it and is flushed to disk when it is closed.
 
     It has the part of the file interface that `torch.save` needs. The file must not exist.
-
-    Example:
-        >>> import tempfile, pathlib
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.bin"
-        >>> with HashingFile(path) as file:
-        ...     _ = file.write(b"abc")
-        >>> file.digest == digest_of(path), file.size
-        (True, 3)
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +59,9 @@ class HashingFile:
             self._append(part)
         self.size += len(view)
         if self.size - self._begun >= _WRITEBACK:
-            _begin_writeback(self._descriptor, self._begun, self.size - self._begun)
+            # Let the disk begin to write now, so that the flush at the end has less left to wait for.
+            begun, length = ctypes.c_int64(self._begun), ctypes.c_int64(self.size - self._begun)
+            _sync_file_range()(self._descriptor, begun, length, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
             self._begun = self.size
         return len(view)
 
@@ -92,13 +78,16 @@ class HashingFile:
 
     def close(self) -> None:
         """Flush to disk and close."""
-        if self._descriptor < 0:
-            return
-        descriptor, self._descriptor = self._descriptor, -1
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if self._descriptor >= 0:
+            try:
+                os.fsync(self._descriptor)
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def __enter__(self) -> HashingFile:
         return self
@@ -108,11 +97,8 @@ class HashingFile:
     ) -> None:
         if error is None:
             self.close()
-            return
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        if self._failure is not None and error is not self._failure:
+        self._release()
+        if error and self._failure and self._failure is not error:
             raise self._failure from error  # torch.save says of a full disk only that its writer failed
 
 
@@ -121,9 +107,9 @@ def digest_of_bytes(data: bytes) -> str:
     return xxhash.xxh3_128(data).hexdigest()
 
 
-def digest_of(path: Path, opened: Callable[[Path], int] | None = None) -> str:
-    """Return the checksum of a file, read in small pieces."""
-    descriptor = opened(path) if opened else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def digest_of(path: Path, descriptor: int | None = None) -> str:
+    """Return the checksum of a file, read in small pieces; one that is open already is closed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if descriptor is None else descriptor
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(CHUNK))
     try:
@@ -136,7 +122,12 @@ def digest_of(path: Path, opened: Callable[[Path], int] | None = None) -> str:
 
 def flush_folder(folder: Path) -> None:
     """Flush the entries of a folder to disk, so that new names in it survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    flush(folder, os.O_DIRECTORY)
+
+
+def flush(path: Path, flags: int = 0) -> None:
+    """Flush what is under a name to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:

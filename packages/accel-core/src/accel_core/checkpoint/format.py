@@ -2,8 +2,8 @@
 
 Saving: `CheckpointFormat.weights`, the save hooks, `parts`, in which ranks may still talk; then, when all ranks have
 planned, `Part.write` of each, which talks to nobody, and `SharedPart.conclude` on the rank that completes the folder.
-Loading: `recognises`, `files_of`, `optimizer_restorations`,
-`model_restorations`; then, when all ranks agree, `Restoration.apply` of each. Every rank calls all of them.
+Loading: `recognises`, `files_of`, `optimizer_restorations`, `model_restorations`; then, when all ranks agree,
+`Restoration.apply` of each. Every rank calls all of them.
 """
 
 from __future__ import annotations
@@ -61,29 +61,17 @@ class ModelHolder(Protocol):
 
 
 class Run(Protocol):
-    """Everything of a run that is saved and restored: what `Runtime` has, and `BareRun`.
+    """Everything of a run that is saved and restored: what `Runtime` has, and `BareRun`."""
 
-    Attributes:
-        models: Prepared models.
-        optimizers: Prepared optimizers.
-        schedulers: Prepared schedulers.
-        dataloaders: Prepared loaders.
-        custom_objects: Objects registered for checkpointing.
-        step: Accumulation counter.
-        project: Where and under which names checkpoints go.
-        save_state_pre_hooks: Called with models, weights and folder before weights are written.
-        load_state_pre_hooks: Called with models and folder before weights are loaded.
-    """
-
-    models: list[nn.Module]
+    models: list[nn.Module]  # these and the next three as `prepare` returned them
     optimizers: list[Any]
     schedulers: list[Any]
     dataloaders: list[Any]
-    custom_objects: list[Any]
-    step: int
+    custom_objects: list[Any]  # what was registered for checkpointing
+    step: int  # accumulation counter
     project: ProjectConfiguration
-    save_state_pre_hooks: OrderedDict[int, Callable[..., None]]
-    load_state_pre_hooks: OrderedDict[int, Callable[..., None]]
+    save_state_pre_hooks: OrderedDict[int, Callable[..., None]]  # called with models, weights and folder
+    load_state_pre_hooks: OrderedDict[int, Callable[..., None]]  # called with models and folder
 
     @property
     def strategy(self) -> ModelHolder:
@@ -108,23 +96,14 @@ class Run(Protocol):
 
 @record(frozen=True)
 class Source:
-    """A checkpoint that is being restored.
-
-    Attributes:
-        folder: Where it lies.
-        manifest: Its list of files, or `None` for a folder of Accelerate.
-        world_size: Number of ranks that wrote it.
-        load_kwargs: What the user passes to the reader of plain objects (`map_location`).
-        model_kwargs: What the user passes to `load_state_dict` of models.
-        only: One file, or the folder of one set of shards, to which it is restricted.
-    """
+    """A checkpoint that is being restored."""
 
     folder: Path
-    manifest: Manifest | None
-    world_size: int
-    load_kwargs: dict[str, Any]
-    model_kwargs: dict[str, Any]
-    only: str = ""
+    manifest: Manifest | None  # `None` for a folder of Accelerate
+    world_size: int  # number of ranks that wrote it
+    load_kwargs: dict[str, Any]  # what the user passes to the reader of plain objects (`map_location`)
+    model_kwargs: dict[str, Any]  # what the user passes to `load_state_dict` of models
+    only: str = ""  # one file, or the folder of one set of shards, to which it is restricted
 
     @property
     def plain_kwargs(self) -> dict[str, Any]:
@@ -139,24 +118,14 @@ class Source:
         return [name for name in found if self.only in ("", name, name.partition("/")[0])]
 
     def read(self, name: str, **options: Any) -> Any:
-        """Return what a file of this save holds: JSON, or what `torch.save` wrote.
-
-        Raises:
-            CheckpointError: It is damaged, unsafe or of another save.
-            FileNotFoundError: There is no such file.
-        """
+        """Return what a file of this save holds: JSON, or what `torch.save` wrote."""
         self.check_listed(name)
         if name.endswith(".json"):
             return json_file.read_json(self.folder, name)
         return pickles.read_object(self.folder, name, **options)
 
     def check_listed(self, name: str) -> None:
-        """Make sure that a file belongs to this save; a folder without a manifest has nothing to say about it.
-
-        Raises:
-            CheckpointMismatchError: The file is there, and the manifest does not list it.
-            FileNotFoundError: It is neither listed nor there.
-        """
+        """Make sure that a file belongs to this save; a folder without a manifest has nothing to say about it."""
         if self.manifest is None or name in self.manifest:
             return
         if not os.path.lexists(self.folder / name):
@@ -175,16 +144,13 @@ class Part(Protocol):
         """Whether it may be written in a thread, beside others."""
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
-        """Write into `folder`, flush to disk, and return an entry for every file that was written.
+        """Return an entry for every file, after writing it into `folder` and flushing it to disk.
 
         It must not talk to other ranks: one of them may have failed before it came here.
 
         Args:
             folder: Where the checkpoint is staged.
             rank: This rank.
-
-        Returns:
-            Name, size and checksum of each file.
         """
 
     def snapshot(self, buffers: Buffers) -> Part:
@@ -197,29 +163,18 @@ class Part(Protocol):
 
 @record(frozen=True)
 class SaveRequest:
-    """What a format is asked to write.
-
-    Attributes:
-        run: The run.
-        weights: What `CheckpointFormat.weights` returned, after the save hooks.
-        writes: Whether this rank writes what all ranks of its disk share.
-        exchange: How ranks agree on who writes what.
-        safe: Use safetensors for whole weights.
-    """
+    """What a format is asked to write."""
 
     run: Run
-    weights: Sequence[dict[str, Any]]
-    writes: bool
-    exchange: Exchange
-    safe: bool = True
+    weights: Sequence[dict[str, Any]]  # what `CheckpointFormat.weights` returned, after the save hooks
+    writes: bool  # whether this rank writes what all ranks of its disk share
+    exchange: Exchange  # how ranks agree on who writes what
+    safe: bool = True  # use safetensors for whole weights
 
 
 @runtime_checkable
 class SharedPart(Part, Protocol):
-    """A part that all ranks write something of, and that one of them concludes when all have.
-
-    Every rank has one of that name.
-    """
+    """A part that every rank has, under one name, and that one of them concludes when all have written theirs."""
 
     @property
     def name(self) -> str:
@@ -230,15 +185,12 @@ class SharedPart(Part, Protocol):
         """What the rank that concludes has to know of what `write` did; it is sent to all ranks."""
 
     def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:
-        """Write what can only be written when all ranks have, and return an entry for every file.
+        """Return an entry for every file that could only be written now, when all ranks have written theirs.
 
         Args:
             folder: Where the checkpoint is staged.
             rank: This rank.
             notes: `note` of each rank.
-
-        Returns:
-            Name, size and checksum of each file that was written now.
         """
 
 
@@ -278,24 +230,18 @@ class CheckpointFormat(Protocol):
         """
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare with the models, changing nothing, and return how each is restored.
+        """Return how each model is restored, in their order, after comparing without a change.
 
         Args:
             run: The run.
             models: The models that the load hooks left to be loaded.
             source: The checkpoint.
-
-        Returns:
-            How each model is restored, in the order of the models.
         """
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Compare with the optimizers, changing nothing, and return how each is restored.
+        """Return how each optimizer is restored, in their order, after comparing without a change.
 
         Args:
             run: The run.
             source: The checkpoint.
-
-        Returns:
-            How each optimizer is restored, in the order of the optimizers.
         """

@@ -13,12 +13,11 @@ from typing import cast
 
 from accel_core.checkpoint import names
 from accel_core.checkpoint.format import CheckpointFormat, Source
+from accel_core.checkpoint.report import listed
 from accel_core.errors import CheckpointMismatchError
 from accel_core.options.engines import PUBLIC, require
 
 __all__ = ["recognise", "register_format"]
-
-_SHOWN = 20
 
 _registered: list[CheckpointFormat | str] = ["accel_core.checkpoint.plain:PLAIN"]
 
@@ -30,12 +29,7 @@ def register_format(chosen: CheckpointFormat | str) -> None:
 
 
 def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
-    """Return the format that a checkpoint is in; the run's own for one that holds no models.
-
-    Raises:
-        CheckpointMismatchError: No format recognizes it.
-        MissingDependencyError: The package of the engine that wrote it is not installed.
-    """
+    """Return the format that a checkpoint is in; the run's own for one that holds no models."""
     for candidate in (own, *_others()):
         if candidate.recognises(source):
             return candidate
@@ -45,9 +39,10 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
     for known in PUBLIC:
         if known.title in engines:
             require(known.word, f"a checkpoint of it in {str(source.folder)!r}")
+    found = sorted({"".join(name.partition("/")[:2]) for name in source.files()})  # of shards, their folder
     raise CheckpointMismatchError(
         f"No strategy that is installed reads models as they are stored in {str(source.folder)!r}, written by "
-        f"{' and '.join(engines)}; got {_listing(source)}. Load it with the strategy that saved it, or save whole "
+        f"{' and '.join(engines)}; got {listed(found)}. Load it with the strategy that saved it, or save whole "
         "weights there and load those."
     )
 
@@ -60,10 +55,3 @@ def _others() -> Iterator[CheckpointFormat]:
         yield chosen
     for point in entry_points(group="accel.formats"):
         yield point.load()
-
-
-def _listing(source: Source) -> str:
-    """Return what lies in a checkpoint; of shards, their folder."""
-    found = sorted({f"{name.split('/')[0]}/" if "/" in name else name for name in source.files()})
-    shown = ", ".join(found[:_SHOWN]) or "nothing"
-    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")

@@ -15,12 +15,12 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import deferred_delete, names
-from accel_core.checkpoint.digest import HashingFile, flush_folder
+from accel_core.checkpoint.digest import HashingFile, flush, flush_folder
 from accel_core.checkpoint.manifest import FoundSave, found_save, lies_inside, owned_files
 from accel_core.errors import CheckpointError
 
@@ -36,29 +36,19 @@ _NO_LINKS = frozenset(
 )
 _NO_ATTRIBUTES = frozenset({errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENODATA, errno.EINVAL})
 
-Fingerprint = tuple[int, int, int]
-"""Inode, size and time of the last change of a file's content."""
-
 
 @record(frozen=True)
 class Journal:
-    """The hidden folder of one kind of save inside a target, and what saves left in it.
-
-    Attributes:
-        target: The folder that is saved into.
-        name: Name of the hidden folder.
-        last: Files that come to their places after all others, because they tell readers that the others are whole.
-        private: Files that stay in the hidden folder.
-        withdrawn: Whether files in `last` leave their places before any other file is replaced, so that a reader who
-            does not know of this folder finds no mixture.
-        owned: The names that belong to what was saved before, and whether a name still refers to its file.
-    """
+    """The hidden folder of one kind of save inside a target, and what saves left in it."""
 
     target: Path
     name: str
+    # Files that come to their places after all others, because they tell readers that the others are whole.
     last: frozenset[str]
-    private: frozenset[str]
+    private: frozenset[str]  # files that stay in the hidden folder
+    # Files in `last` leave their places before any other is replaced: who does not know this folder finds no mixture.
     withdrawn: bool = False
+    # The names that belong to what was saved before, and whether a name still refers to its file.
     owned: Callable[[Path], tuple[list[str], Callable[[str], bool]]] = owned_files
 
     @property
@@ -71,11 +61,7 @@ class Journal:
         return self.folder / f"{identity}{_WRITING}"
 
     def begin(self, identity: str) -> Path:
-        """Create the folder into which a save writes.
-
-        Raises:
-            CheckpointError: Something that is not accel's has the name of the hidden folder.
-        """
+        """Create the folder into which a save writes."""
         try:
             # Only this user may look into it until the modes of what it replaces are known.
             self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -88,11 +74,7 @@ class Journal:
         return staging
 
     def prepare(self, staging: Path) -> None:
-        """Make sure that files can come to their places, and note which ones leave; before the manifest is written.
-
-        Raises:
-            CheckpointError: A folder stands where a file belongs, or the other way round.
-        """
+        """Make sure that files can come to their places, and note which ones leave; before the manifest is written."""
         folders, files = self._staged(staging)
         self._refuse_conflicts(folders, files)
         for name in [*folders, *files]:
@@ -116,7 +98,9 @@ class Journal:
             flush_folder(self.target)
         # Readers that may not write read from here after a crash; modes inside are those of what is replaced.
         os.chmod(self.folder, stat.S_IMODE(os.stat(self.target).st_mode) & 0o777)
-        committed = self.folder / f"{_identity_of(staging)}{_COMMITTED}"
+        # The id stands in the name of a folder that was written into, inside the target or beside it.
+        identity = staging.stem if staging.suffix == _WRITING else staging.name.rpartition("-")[2]
+        committed = self.folder / f"{identity}{_COMMITTED}"
         os.rename(staging, committed)
         try:
             flush_folder(self.folder)
@@ -128,14 +112,12 @@ class Journal:
 
     def committed(self) -> FoundSave | None:
         """Return the commit whose files are not all in their places yet; `None` where there is none."""
-        return max(self._whole(_COMMITTED), key=lambda save: save.written_at, default=None)
+        found = (found_save(path, committed=True, foreign=False) for path in self._entries(_COMMITTED))
+        return max((save for save in found if save.whole), key=lambda save: save.written_at, default=None)
 
     def prepared(self) -> list[FoundSave]:
         """Return what is complete and was not committed."""
-        return self._whole(_WRITING)
-
-    def _whole(self, state: str) -> list[FoundSave]:
-        found = [found_save(path, committed=state == _COMMITTED, foreign=False) for path in self._entries(state)]
+        found = [found_save(path, foreign=False) for path in self._entries(_WRITING)]
         return [save for save in found if save.whole]
 
     def place(self, committed: Path) -> None:
@@ -163,27 +145,23 @@ class Journal:
 
     def clear(self) -> None:
         """Delete everything that saves left in the hidden folder, and the folder."""
-        for path in list(self._entries()):
-            gone = path
-            if path.suffix != _GONE:
+        for path in self._entries(_WRITING, _COMMITTED, _GONE):
+            gone = path.with_suffix(_GONE)
+            if path != gone:
                 # From the first moment of its deletion on, nothing takes it for a commit.
-                gone = path.with_suffix(_GONE)
                 os.rename(path, gone)
             deferred_delete.remove(gone)
         with contextlib.suppress(OSError):
             os.rmdir(self.folder)
 
-    def _entries(self, state: str | None = None) -> Iterator[Path]:
-        try:
+    def _entries(self, *states: str) -> list[Path]:
+        found: list[str] = []
+        # Another user's save that is not committed cannot be looked into.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             found = sorted(os.listdir(self.folder))
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            # Another user's save that is not committed cannot be looked into.
-            return
-        for name in found:
-            identity, dot, suffix = name.rpartition(".")
-            # Ids of saves are letters alone: what has another name here is somebody else's, and stays.
-            if identity.isalpha() and dot + suffix in ((_WRITING, _COMMITTED, _GONE) if state is None else (state,)):
-                yield self.folder / name
+        paths = [self.folder / name for name in found]
+        # Ids of saves are letters alone: what has another name here is somebody else's, and stays.
+        return [path for path in paths if path.stem.isalpha() and path.suffix in states]
 
     def _staged(self, staging: Path) -> tuple[list[str], list[str]]:
         """Return names of folders and of files below `staging` that have a public place."""
@@ -196,11 +174,16 @@ class Journal:
         return sorted(folders), sorted(set(files) - self.private)
 
     def _refuse_conflicts(self, folders: list[str], files: list[str]) -> None:
-        for name in folders:
-            # A link is refused too: what is written through it would lie outside, where loading does not follow.
-            _refuse_unless(self.target / name, stat.S_ISDIR, "a folder")
-        for name in files:
-            _refuse_unless(self.target / name, lambda mode: not stat.S_ISDIR(mode), "a file")
+        for name, kind in [*((name, "a folder") for name in folders), *((name, "a file") for name in files)]:
+            path = self.target / name
+            # For a folder a link is refused too: what is written through it would lie outside, where loading does not
+            # follow. A file takes the place of a link.
+            found = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file"
+            if os.path.lexists(path) and (found == "a folder") != (kind == "a folder"):
+                raise CheckpointError(
+                    f"The checkpoint needs {str(path)!r} to be {kind}; got {found}. Move it, or save into another "
+                    "folder."
+                )
 
     def _remove_stale(self, committed: Path, held: list[int | None]) -> None:
         for name, fingerprint in json.loads((committed / _STALE_NAME).read_bytes()).items():
@@ -248,12 +231,10 @@ def standing_weights(path: Path) -> Path:
 
 def _put(staged: Path, destination: Path, held: list[int | None]) -> None:
     """Put a staged file in its place in one step; its staged name stays."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         # After a crash it may have been put in place already.
         if os.path.samestat(os.lstat(staged), os.lstat(destination)):
             return
-    except FileNotFoundError:
-        pass
     # The link is made beside its source: some filesystems link within one folder only, and a crash leaves it where
     # everything is deleted.
     link = staged.parent / _LINK_NAME
@@ -276,11 +257,7 @@ def _copy(staged: Path, destination: Path) -> None:
         shutil.copy2(staged, between, follow_symlinks=False)
         if not between.is_symlink():
             # A copy has content of its own to flush, and the staged file is deleted when all are in place.
-            descriptor = os.open(between, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            flush(between)
         os.rename(between, destination)
     finally:
         between.unlink(missing_ok=True)
@@ -294,18 +271,6 @@ def _make_folder(folder: Path, staged: Path) -> None:
     # By itself: the umask takes bits from the mode that a folder is made with.
     os.chmod(folder, stat.S_IMODE(os.stat(staged).st_mode))
     flush_folder(folder.parent)
-
-
-def _refuse_unless(path: Path, fits: Callable[[int], bool], kind: str) -> None:
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not fits(mode):
-        found = "a folder" if stat.S_ISDIR(mode) else "a link" if stat.S_ISLNK(mode) else "a file"
-        raise CheckpointError(
-            f"The checkpoint needs {str(path)!r} to be {kind}; got {found}. Move it, or save into another folder."
-        )
 
 
 def _copy_access(source: Path, destination: Path) -> None:
@@ -336,13 +301,7 @@ def _copy_attribute(source: Path, destination: Path, name: str) -> None:
             raise
 
 
-def _fingerprint(path: Path) -> Fingerprint:
+def _fingerprint(path: Path) -> tuple[int, int, int]:
+    """Return inode, size and time of the last change of a file's content."""
     found = os.lstat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _identity_of(staging: Path) -> str:
-    """Return the id in the name of a folder that a save wrote into, inside the target or beside it."""
-    if staging.suffix == _WRITING:
-        return staging.stem
-    return staging.name.rpartition("-")[2]

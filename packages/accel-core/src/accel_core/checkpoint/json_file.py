@@ -7,29 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.checkpoint.digest import HashingFile
-from accel_core.checkpoint.manifest import Entry, open_member
-from accel_core.errors import CheckpointDamagedError
+from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
 
-__all__ = ["read_json", "write_json"]
+__all__ = ["read_json", "write_bytes", "write_json"]
 
 _LONGEST = 256 << 20
 
 
 def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
     """Write JSON and flush the file to disk."""
+    return write_bytes(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n", rank=rank)
+
+
+def write_bytes(path: Path, content: bytes, *, rank: int = 0) -> Entry:
+    """Write bytes and flush the file to disk."""
     with HashingFile(path) as file:
-        file.write(json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
+        file.write(content)
     return Entry(path.name, file.size, file.digest, rank)
 
 
 def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
-    """Read a JSON file of at most 256 MiB.
-
-    Raises:
-        CheckpointDamagedError: It is no JSON.
-        UnsafeCheckpointError: It is no regular file or leads out of the folder.
-        FileNotFoundError: There is no such file.
-    """
+    """Read a JSON file of at most 256 MiB."""
     with open(open_member(folder, name, links=links), "rb") as file:
         content = file.read(_LONGEST + 1)
     try:
@@ -37,7 +35,4 @@ def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
             raise ValueError(f"more than {_LONGEST} bytes")
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CheckpointDamagedError(
-            f"The checkpoint file {str(folder / name)!r} is damaged or in another format; it is not JSON ({error}). "
-            "Load another checkpoint."
-        ) from error
+        raise damaged_file(folder / name, f"text that is not JSON ({error})") from error

@@ -23,14 +23,13 @@ from typing import Any
 
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, names, stateful
-from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save, together
+from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
-from accel_core.comm.disagreement import ranks_text
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
@@ -52,43 +51,30 @@ def load_state(
     strict: bool = True,
     **load_model_func_kwargs: object,
 ) -> RestoreReport:
-    """Restore what `save_state` saved, here or in Accelerate.
+    """Restore what `save_state` saved, here or in Accelerate, with the errors that `Accelerator.load_state` lists.
 
     Every rank calls it. Everything is read and compared first; nothing is changed unless all of it fits on all ranks.
     Load hooks are called when everything but the models was found to fit.
-
-    Raises:
-        CheckpointNotFoundError: There is no complete checkpoint.
-        CheckpointDamagedError: A file is truncated, altered or lost.
-        CheckpointMismatchError: The checkpoint is whole but does not fit the run.
-        UnsafeCheckpointError: The checkpoint would run code, or leads outside its folder.
-        ConfigurationError: A keyword was given that the models' `load_state_dict` does not take.
-        TypeError: `map_location` is something else.
     """
     background.finish()
-    ranks = Ranks(run.world, "load_state")
     options = placement(load_model_func_kwargs.pop("map_location", None), run.world) | (load_kwargs or {})
-    reading = read_and_compare(LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict))
-    report, plans = reading.report, reading.plans
+    ranks = Ranks(run.world, "load_state")
+    reading = _read_and_compare(LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict))
     if run.world.is_main:
-        logger.info("Loading states from %s", report.folder)
+        logger.info("Loading states from %s", reading.report.folder)
     if run.load_state_pre_hooks:
-        plans = _call_hooks(reading) + plans
-    _apply(plans, reading, ranks)
+        reading.plans = _call_hooks(reading) + reading.plans
+    _apply(reading)
     number = reading.snapshot.target.name.rpartition("_")[2]
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         # The next save comes after this one, wherever a crash left its files.
         run.project.iteration = max(run.project.iteration, int(number) + 1)
-    _tell(report, run)
-    return report
+    _tell(reading.report, run)
+    return reading.report
 
 
 def placement(place: object, world: World) -> dict[str, Any]:
-    """Return the arguments of `torch.load` for the `map_location` that a user asked for.
-
-    Raises:
-        TypeError: It is neither `None`, `"cpu"` nor `"on_device"`.
-    """
+    """Return the arguments of `torch.load` for the `map_location` that a user asked for."""
     if place is None:
         return {}
     if place not in ("cpu", "on_device"):
@@ -101,31 +87,17 @@ def placement(place: object, world: World) -> dict[str, Any]:
 
 @record(frozen=True)
 class LoadRequest:
-    """What is restored, and how.
-
-    Attributes:
-        run: The run.
-        input_dir: The checkpoint; `None` for the latest numbered one.
-        load_kwargs: What the user passes to the reader of plain objects.
-        model_kwargs: What the user passes to `load_state_dict` of models.
-        ranks: The ranks that load.
-        strict: Raise unless all of it fits.
-    """
+    """What is restored, and how."""
 
     run: Run
-    input_dir: str | os.PathLike[str] | None
+    input_dir: str | os.PathLike[str] | None  # the checkpoint; `None` for the latest numbered one
     load_kwargs: dict[str, Any]
-    model_kwargs: dict[str, Any]
+    model_kwargs: dict[str, Any]  # what the user passes to `load_state_dict` of models
     ranks: Ranks
     strict: bool
 
     def folder(self) -> Path:
-        """Return the folder to load, or the folder in which to look for the latest checkpoint.
-
-        Raises:
-            ConfigurationError: No folder was given, and none follows from the project.
-            UnsupportedTypeError: It is not a path.
-        """
+        """Return the folder to load, or the folder in which to look for the latest checkpoint."""
         if self.input_dir is not None:
             return names.folder_of(self.input_dir)
         if not self.run.project.automatic_checkpoint_naming:
@@ -140,27 +112,26 @@ class LoadRequest:
         return commit.numbered(self.folder()) if automatic else []
 
 
-def read_and_compare(request: LoadRequest) -> Reading:
+def _read_and_compare(request: LoadRequest) -> Reading:
     """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
     ranks = request.ranks
     for attempt in range(_ATTEMPTS):
         series = request.series()
         try:
             reading = _select(request)
-        except CheckpointError:  # the same on every rank
+        except CheckpointError:  # the same on every rank, here and below: all of them come to the same question
             if not any(ranks.exchange(request.series() != series)):
                 raise
-            time.sleep(_PAUSE * 2**attempt)
-            continue
-        failure: CheckpointError | None = None
-        try:
-            _compare(reading)
-        except CheckpointError as error:  # the same on every rank, so every rank comes to the question below
-            failure = error
-        if not any(ranks.exchange(reading.snapshot.replaced())):
-            if failure is not None:
-                raise failure
-            return reading
+        else:
+            failure: CheckpointError | None = None
+            try:
+                _compare(reading)
+            except CheckpointError as error:
+                failure = error
+            if not any(ranks.exchange(reading.snapshot.replaced())):
+                if failure is not None:
+                    raise failure
+                return reading
         time.sleep(_PAUSE * 2**attempt)
     raise CheckpointError(
         f"The checkpoint {str(request.input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
@@ -170,22 +141,23 @@ def read_and_compare(request: LoadRequest) -> Reading:
 
 def _select(request: LoadRequest) -> Reading:
     """Agree on the save that is loaded, and see which format it is in."""
-    given, ranks = Path(), request.ranks
-    with together(ranks, f"Opening the checkpoint {str(request.input_dir)!r}"):
+    ranks = request.ranks
+    with ranks.together(f"Opening the checkpoint {str(request.input_dir)!r}"):
         _check_keywords(request)
         given = request.folder()
     if request.input_dir is None:
         given = agree_on_latest(given, ranks)
     target = Path(os.path.realpath(given))
     save = agree_on_save(target, ranks)
-    with together(ranks, f"Opening the checkpoint {str(given)!r}"):
+    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
         folder = given if save is None or (save.folder == target and given.exists()) else save.folder
         manifest = Manifest.read(folder)
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
         own = recognise(source, request.run.strategy.format)
-    whole, report = save is not None and save.whole, RestoreReport(folder, size)
-    reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report)
+    report = RestoreReport(folder, size, absent=manifest.absent if manifest else 0)
+    report.reseeded = list(range(size, request.run.world.size))
+    reading = Reading(request, source, own, save is not None and save.whole, FileSnapshot(target, folder), report)
     reading.snapshot.take(reading.read_by(request.run.world.rank))
     return reading
 
@@ -208,44 +180,37 @@ def _check_keywords(request: LoadRequest) -> None:
 def _compare(reading: Reading) -> None:
     """Compare everything that can be compared before load hooks are called."""
     run, source, report = reading.request.run, reading.source, reading.report
-    report.absent = source.manifest.absent if source.manifest else 0
-    report.reseeded = list(range(source.world_size, run.world.size))
 
     def all_but_models(exchange: Exchange) -> list[Restoration]:
-        _agree_on_positions(exchange(run.data.restores_position))
+        restores = exchange(run.data.restores_position)
+        if any(restores) != all(restores):  # they would read different epochs
+            raise ConfigurationError(
+                "The ranks disagree on whether load_state restores the position of loaders; got restore_position="
+                f"{restores}, by rank. Pass the same DataLoaderConfiguration and set the same ACCEL_RESTORE_POSITION."
+            )
         report.findings += stateful.extra_components(run, source)
         return stateful.restorations(run, source, reading.format.optimizer_restorations(run, source))
 
     with ThreadPoolExecutor(max_workers=_CHECKERS, thread_name_prefix="accel-checkpoint") as pool:
         checks = _begin_checks(reading, pool)
-        reading.plans = compare_on_all(all_but_models, reading)
+        reading.plans = _compared(all_but_models, reading)
         if not run.load_state_pre_hooks:
             reading.plans = _model_plans(reading, list(run.models)) + reading.plans
         held = {file: values for plan in reading.plans for file, values in plan.holds.items()}
         report.findings[:0] = [_with_contents(found, held) for check in checks for found in check.result()]
-    exchange_findings(reading, reading.plans)
+    _exchange_findings(reading, reading.plans)
 
 
 def _model_plans(reading: Reading, models: list[Any]) -> list[Restoration]:
     form, source, run = reading.format, reading.source, reading.request.run
-    return compare_on_all(lambda _: form.model_restorations(run, models, source), reading)
+    return _compared(lambda _: form.model_restorations(run, models, source), reading)
 
 
-def compare_on_all(look: Callable[[Exchange], list[Restoration]], reading: Reading) -> list[Restoration]:
+def _compared(look: Callable[[Exchange], list[Restoration]], reading: Reading) -> list[Restoration]:
     """Compare on every rank; if it fails on one, all raise the same error."""
-    plans: list[Restoration] = []
-    with together(reading.request.ranks, "Comparing a checkpoint with the run") as exchange:
+    with reading.request.ranks.together("Comparing a checkpoint with the run") as exchange:
         plans = look(exchange)
     return plans
-
-
-def _agree_on_positions(restores: list[bool]) -> None:
-    """Make sure that loaders go on at the same place on all ranks: they would read different epochs otherwise."""
-    if any(restores) != all(restores):
-        raise ConfigurationError(
-            "The ranks disagree on whether load_state restores the position of loaders; got restore_position="
-            f"{restores}, by rank. Pass the same DataLoaderConfiguration and set the same ACCEL_RESTORE_POSITION."
-        )
 
 
 def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
@@ -269,8 +234,6 @@ def _damage(manifest: Manifest, folder: Path, name: str, rank: int) -> list[Find
         details = manifest.damages(folder, [name]).values()
     except UnsafeCheckpointError as error:
         return [Finding(name, "unsafe", str(error), rank)]
-    except OSError as error:
-        return [Finding(name, "damaged", f"{folder / name} cannot be read ({error.strerror})", rank)]
     return [Finding(name, "damaged", f"{folder / name} {detail}", rank) for detail in details]
 
 
@@ -281,7 +244,7 @@ def _with_contents(finding: Finding, held: dict[str, list[str]]) -> Finding:
     return replace(finding, detail=f"{finding.detail}; it holds {listed(held[finding.component])}")
 
 
-def exchange_findings(reading: Reading, plans: list[Restoration]) -> None:
+def _exchange_findings(reading: Reading, plans: list[Restoration]) -> None:
     """Share the findings of all ranks; all raise the same error if the findings forbid a restore."""
     own = [*reading.report.findings, *(found for plan in plans for found in plan.findings)]
     everywhere = reading.request.ranks.exchange(own)
@@ -296,9 +259,8 @@ def _call_hooks(reading: Reading) -> list[Restoration]:
     run, ranks, folder = reading.request.run, reading.request.ranks, str(reading.report.folder)
     models = models_for_hooks(run)
     prepared = dict(zip(map(id, models), run.models, strict=True))
-    with together(
-        ranks, f"Calling the load hooks for the checkpoint {folder!r}", "What they loaded stays; start the run again."
-    ):
+    doing = f"Calling the load hooks for the checkpoint {folder!r}"
+    with ranks.together(doing, "What they loaded stays; start the run again."):
         for hook in list(run.load_state_pre_hooks.values()):
             hook(models, folder)
     late = _model_plans(reading, [prepared.get(id(model), model) for model in models])
@@ -307,18 +269,18 @@ def _call_hooks(reading: Reading) -> list[Restoration]:
             f"The checkpoint {folder!r} was replaced while load hooks read it; got another save there. Start the run "
             "again: what the hooks loaded may be of two saves."
         )
-    exchange_findings(reading, late)
+    _exchange_findings(reading, late)
     return late
 
 
-def _apply(plans: list[Restoration], reading: Reading, ranks: Ranks) -> None:
+def _apply(reading: Reading) -> None:
     """Restore what fits on all ranks alike."""
     report = reading.report
     bad = {found.component for found in report.findings if found.kind != "extra"}
     lost = {found.component for found in report.findings if found.kind in ("damaged", "unsafe")}
     doing = f"Restoring from {str(report.folder)!r}, whose parts had been found to fit,"
-    with together(ranks, doing, "The run is restored in part only; start it again."):
-        for plan in plans:
+    with reading.request.ranks.together(doing, "The run is restored in part only; start it again."):
+        for plan in reading.plans:
             if plan.component not in bad and not plan.files & lost:
                 _restore(plan, report, report.restored)
             elif plan.partial and plan.component not in lost and not plan.files & lost:
@@ -356,33 +318,23 @@ def _tell(report: RestoreReport, run: Run) -> None:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
     if report.absent and report.reseeded and run.world.is_main:
         logger.warning(
-            "The checkpoint %s was saved by rank 0 alone: the random generators of %s are seeded anew.",
+            "The checkpoint %s was saved by rank 0 alone: random generators are seeded anew on rank %s.",
             report.folder,
-            ranks_text(report.reseeded),
+            ", ".join(map(str, report.reseeded)),
         )
 
 
 @record
 class Reading:
-    """The checkpoint that all ranks load, as it is compared with the run.
-
-    Attributes:
-        request: What was asked for.
-        source: Where it is read from.
-        format: How models and optimizers lie in it.
-        whole: Whether all of its files are there with their sizes.
-        snapshot: What its files were when reading began.
-        report: What was found.
-        plans: How what was compared is restored.
-    """
+    """The checkpoint that all ranks load, as it is compared with the run."""
 
     request: LoadRequest
     source: Source
-    format: CheckpointFormat
-    whole: bool
-    snapshot: FileSnapshot
+    format: CheckpointFormat  # how models and optimizers lie in it
+    whole: bool  # whether all of its files are there with their sizes
+    snapshot: FileSnapshot  # what its files were when reading began
     report: RestoreReport
-    plans: list[Restoration] = field(default_factory=list)
+    plans: list[Restoration] = field(default_factory=list)  # how what was compared is restored
 
     def read_by(self, *ranks: int) -> set[str]:
         """Return the names that ranks read, without the random states of other ranks."""
@@ -404,16 +356,11 @@ class FileSnapshot:
 
     No save writes into a file that has a public name: it puts another file there. So, as long as every name still means
     the file that it meant at the beginning, everything that was read in between is of one save.
-
-    Attributes:
-        target: The folder that was saved to.
-        folder: Where its files are read.
-        files: What each name meant; `None` for one that was not there.
     """
 
-    target: Path
+    target: Path  # the folder that was saved to
     folder: Path
-    files: dict[str, Seen | None] = field(default_factory=dict)
+    files: dict[str, Seen | None] = field(default_factory=dict)  # `None` for a name that was not there
 
     def take(self, read: set[str]) -> None:
         """Record which files the names that are about to be read refer to now."""
@@ -424,24 +371,14 @@ class FileSnapshot:
         if any(_seen(self.folder / name) != seen for name, seen in self.files.items()):
             return True
         try:
-            return not any(_same(save.folder, self.folder) for save in commit.saves_of(self.target))
+            return not any(os.path.samefile(save.folder, self.folder) for save in commit.saves_of(self.target))
         except (FileNotFoundError, NotADirectoryError):  # another process deletes the checkpoint at this moment
             return True
 
     def altered(self) -> bool:
         """Return whether anything was written into a file that has its name still, which no save of accel does."""
-        now = {name: _seen(self.folder / name) for name in self.files}
-        return any(
-            seen is not None and found is not None and seen[:2] == found[:2] and seen != found
-            for seen, found in ((seen, now[name]) for name, seen in self.files.items())
-        )
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
+        both = ((seen, _seen(self.folder / name)) for name, seen in self.files.items())
+        return any(seen and now and seen[:2] == now[:2] and seen != now for seen, now in both)
 
 
 def _seen(path: Path) -> Seen | None:

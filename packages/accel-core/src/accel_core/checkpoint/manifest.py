@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,67 +22,35 @@ from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = [
-    "Entry",
-    "FoundSave",
-    "Manifest",
-    "check_name",
-    "found_save",
-    "lies_inside",
-    "open_member",
-    "owned_files",
-    "versions",
-]
+__all__ = ["Entry", "Manifest", "check_name", "open_member"]
 
 _VERSION = 1
 
 
 @record(frozen=True)
 class Entry:
-    """One file of a checkpoint.
+    """One file of a checkpoint."""
 
-    Attributes:
-        name: Path below the folder, with forward slashes.
-        size: Bytes.
-        digest: xxh3-128 of the content, in hexadecimal digits.
-        rank: The rank that wrote it.
-    """
-
-    name: str
+    name: str  # path below the folder, with forward slashes
     size: int
-    digest: str
+    digest: str  # xxh3-128 of the content, in hexadecimal digits
     rank: int = 0
 
 
 @record(frozen=True)
 class Manifest:
-    """Everything in a checkpoint.
+    """Everything in a checkpoint."""
 
-    Attributes:
-        entries: One for each file, sorted by name.
-        world_size: Number of ranks that wrote it.
-        versions: Versions of the installed accel packages and of torch.
-        written_at: Nanoseconds since the epoch.
-        save: Id of the save, the same on every disk that the ranks write to.
-        absent: Number of further ranks of the run, of which nothing was written: rank 0 saved alone.
-    """
-
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...]  # one for each file, sorted by name
     world_size: int
-    versions: dict[str, str] = field(default_factory=dict)
-    written_at: int = field(default_factory=time.time_ns)
-    save: str = field(default_factory=names.fresh_id)
-    absent: int = 0
+    versions: dict[str, str] = field(default_factory=dict)  # versions of the installed accel packages and of torch
+    written_at: int = field(default_factory=time.time_ns)  # nanoseconds since the epoch
+    save: str = field(default_factory=names.fresh_id)  # id of the save, the same on every disk that the ranks write to
+    absent: int = 0  # number of further ranks of the run, of which nothing was written: rank 0 saved alone
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """Read the manifest of a folder.
-
-        Raises:
-            CheckpointNotFoundError: There is no such folder.
-            CheckpointDamagedError: The manifest is missing though the folder is ours, or it is damaged.
-            UnsafeCheckpointError: It lists a file outside the folder.
-        """
+        """Return the manifest of a folder; `None` in one without any, as Accelerate writes it."""
         if not folder.is_dir():
             raise CheckpointNotFoundError(
                 f"No checkpoint at {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} there. Pass a "
@@ -104,25 +71,14 @@ class Manifest:
 
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Manifest:
-        """Build a manifest from the bytes of its file.
-
-        Raises:
-            CheckpointDamagedError: The bytes are not what `encode` gives.
-            UnsafeCheckpointError: It lists a file outside the folder.
-        """
+        """Build a manifest from the bytes of its file."""
         try:
             data = json.loads(raw)
-            claimed = data.pop("digest")
             entries = tuple(Entry(**entry) for entry in data["entries"])
-            fields = ("world_size", "versions", "written_at", "save")
-            manifest = cls(entries=entries, absent=data.get("absent", 0), **{name: data[name] for name in fields})
-            whole = data.keys() - {"absent"} == {"entries", "format", *fields}
-            whole = whole and isinstance(manifest.save, str)
-            whole = whole and claimed == _digest(data) and all(_well_typed(entry) for entry in entries)
-            whole = whole and type(manifest.world_size) is int and manifest.world_size >= 1
-            whole = whole and type(manifest.written_at) is int and data["format"] == _VERSION
-            whole = whole and type(manifest.absent) is int and manifest.absent >= 0
-            whole = whole and raw == manifest.encode()
+            given = {name: data[name] for name in ("world_size", "versions", "written_at", "save")}
+            manifest = cls(entries, absent=data.get("absent", 0), **given)
+            # What `encode` makes of it has the right checksum, version and form, so the same bytes have them too.
+            whole = manifest._is_well_typed() and raw == manifest.encode()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
         if not whole:
@@ -133,18 +89,20 @@ class Manifest:
             raise _damaged(path, "a file that it lists twice")
         return manifest
 
+    def _is_well_typed(self) -> bool:
+        """Return whether fields that JSON gave have their types; a bool is no number here."""
+        texts = [self.save, *(text for entry in self.entries for text in (entry.name, entry.digest))]
+        numbers = [self.written_at, *(number for entry in self.entries for number in (entry.size, entry.rank))]
+        integers = all(type(number) is int for number in (self.world_size, self.absent, *numbers))
+        return all(isinstance(text, str) for text in texts) and integers and self.world_size >= 1 and self.absent >= 0
+
     def encode(self) -> bytes:
         """Return the bytes of the manifest's file."""
-        data: dict[str, Any] = {
-            "entries": [asdict(entry) for entry in self.entries],
-            "world_size": self.world_size,
-            "versions": self.versions,
-            "written_at": self.written_at,
-            "save": self.save,
-            "format": _VERSION,
-        }
-        data |= {"absent": self.absent} if self.absent else {}
-        return json.dumps(data | {"digest": _digest(data)}, indent=1, sort_keys=True).encode() + b"\n"
+        data = asdict(self) | {"format": _VERSION}
+        if not self.absent:
+            del data["absent"]
+        digest = digest_of_bytes(json.dumps(data, sort_keys=True).encode())
+        return json.dumps(data | {"digest": digest}, indent=1, sort_keys=True).encode() + b"\n"
 
     def write(self, folder: Path) -> None:
         """Write the manifest into a folder and flush it to disk."""
@@ -152,19 +110,10 @@ class Manifest:
             file.write(self.encode())
 
     def damages(self, folder: Path, only: Iterable[str] | None = None, *, contents: bool = True) -> dict[str, str]:
-        """Compare the files of a folder with this manifest.
-
-        Raises:
-            UnsafeCheckpointError: A file is no regular file or leads out of the folder.
-        """
-        chosen = None if only is None else set(only)
-        wrong: dict[str, str] = {}
-        for entry in self.entries:
-            if chosen is None or entry.name in chosen:
-                problem = _compare(folder, entry, contents)
-                if problem:
-                    wrong[entry.name] = problem
-        return wrong
+        """Compare the files of a folder with this manifest; return what is wrong with those that differ."""
+        chosen = {entry.name for entry in self.entries} if only is None else set(only)
+        compared = {entry.name: _compare(folder, entry, contents) for entry in self.entries if entry.name in chosen}
+        return {name: problem for name, problem in compared.items() if problem}
 
     def __contains__(self, name: object) -> bool:
         return any(entry.name == name for entry in self.entries)
@@ -183,21 +132,13 @@ def versions() -> dict[str, str]:
 
 @record(frozen=True)
 class FoundSave:
-    """One checkpoint that a disk holds for a target.
-
-    Attributes:
-        folder: Where its files are.
-        identity: Which save it is; the same on all disks that this save was written to.
-        whole: Whether all of its files are there with their sizes.
-        committed: Whether its save was committed, as far as this disk knows.
-        written_at: Nanoseconds since the epoch.
-    """
+    """One checkpoint that a disk holds for a target."""
 
     folder: Path
-    identity: str
-    whole: bool
-    committed: bool
-    written_at: int
+    identity: str  # which save it is; the same on all disks that this save was written to
+    whole: bool  # whether all of its files are there with their sizes
+    committed: bool  # whether its save was committed, as far as this disk knows
+    written_at: int  # nanoseconds since the epoch
 
 
 def found_save(folder: Path, *, committed: bool = False, foreign: bool = True) -> FoundSave:
@@ -214,11 +155,7 @@ def found_save(folder: Path, *, committed: bool = False, foreign: bool = True) -
 
 
 def check_name(name: str, where: Path) -> None:
-    """Refuse a file name that leads out of its folder.
-
-    Raises:
-        UnsafeCheckpointError: The name is absolute, holds `..`, or is not normal.
-    """
+    """Refuse a file name that leads out of its folder."""
     parts = name.split("/")
     if not name or name.startswith("/") or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts):
         raise UnsafeCheckpointError(
@@ -228,11 +165,7 @@ def check_name(name: str, where: Path) -> None:
 
 
 def lies_inside(target: Path, name: str) -> bool:
-    """Return whether a name refers, through no link, to something in a folder: only that may be deleted.
-
-    Raises:
-        UnsafeCheckpointError: The name is absolute or holds `..`.
-    """
+    """Return whether a name refers, through no link, to something in a folder: only that may be deleted."""
     check_name(name, target)
     return Path(os.path.realpath((target / name).parent)).is_relative_to(os.path.realpath(target))
 
@@ -251,7 +184,7 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
         def unchanged(name: str) -> bool:
             try:
                 return not known.damages(target, [name])
-            except (UnsafeCheckpointError, OSError):
+            except UnsafeCheckpointError:
                 return False
 
         return [entry.name for entry in known.entries], unchanged
@@ -263,22 +196,16 @@ def owned_files(target: Path) -> tuple[list[str], Callable[[str], bool]]:
 
 
 def open_member(folder: Path, name: str, *, links: bool = False) -> int:
-    """Open a file of a checkpoint for reading.
-
-    Raises:
-        UnsafeCheckpointError: The name or a link leads out of the folder, or it is no regular file.
-        FileNotFoundError: There is no such file, nor can there be one of that name.
-    """
+    """Open a file of a checkpoint; unsafe is what is not a regular file in its folder, where `links` may lead out."""
     check_name(name, folder)
     path = folder / name
     try:
         path.lstat()
-    except (UnicodeEncodeError, NotADirectoryError) as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), repr(str(path))) from error
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+    except (UnicodeEncodeError, OSError) as error:
+        # Nothing can lie below a file, or have a name that no filesystem takes.
+        if isinstance(error, OSError) and error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG):
             raise
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), repr(str(path))) from error
     if not links and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         raise UnsafeCheckpointError(
             f"A link in a checkpoint leads out of its folder; {str(path)!r} points to {os.path.realpath(path)!r}. "
@@ -294,50 +221,37 @@ def open_member(folder: Path, name: str, *, links: bool = False) -> int:
     return descriptor
 
 
+def damaged_file(path: str | os.PathLike[str], found: str) -> CheckpointDamagedError:
+    """Return the error for a file whose content is not what its reader needs."""
+    name = os.fspath(path)
+    return CheckpointDamagedError(
+        f"The checkpoint file {name!r} is damaged or in another format; got {found}. Load another checkpoint."
+    )
+
+
 def _compare(folder: Path, entry: Entry, contents: bool) -> str | None:
     try:
         descriptor = open_member(folder, entry.name)
-    except FileNotFoundError:
-        return "is missing"
-    except NotADirectoryError:
+        size = os.fstat(descriptor).st_size
+        if size != entry.size or not contents:
+            os.close(descriptor)
+            return f"has {size} bytes instead of {entry.size}" if size != entry.size else None
+        found = digest_of(folder / entry.name, descriptor)
+    except (FileNotFoundError, NotADirectoryError):
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    size = os.fstat(descriptor).st_size
-    if size != entry.size:
-        os.close(descriptor)
-        return f"has {size} bytes instead of {entry.size}"
-    if not contents:
-        os.close(descriptor)
-        return None
-    found = digest_of(folder / entry.name, lambda _: descriptor)
     return None if found == entry.digest else f"has checksum {found} instead of {entry.digest}"
 
 
 def _refuse_irregular(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+        found = kinds.get(stat.S_IFMT(mode), "a device")
         raise UnsafeCheckpointError(
-            f"A checkpoint holds regular files only; {str(path)!r} is {_kind(mode)}. Do not use this checkpoint."
+            f"A checkpoint holds regular files only; {str(path)!r} is {found}. Do not use this checkpoint."
         )
-
-
-def _digest(data: dict[str, Any]) -> str:
-    return digest_of_bytes(json.dumps(data, sort_keys=True).encode())
-
-
-def _well_typed(entry: Entry) -> bool:
-    return (
-        isinstance(entry.name, str)
-        and type(entry.size) is int
-        and isinstance(entry.digest, str)
-        and type(entry.rank) is int
-    )
 
 
 def _damaged(path: Path, found: str) -> CheckpointDamagedError:
     return CheckpointDamagedError(f"The manifest {str(path)!r} is damaged; got {found}. Load another checkpoint.")
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
-    return kinds.get(stat.S_IFMT(mode), "a device")

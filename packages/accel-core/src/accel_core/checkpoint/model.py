@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,13 +14,14 @@ from torch import Tensor
 
 from accel_core.checkpoint import names, pickles, tensor_file
 from accel_core.checkpoint.format import Source
+from accel_core.checkpoint.manifest import damaged_file
 from accel_core.checkpoint.report import Finding, Kind, Restoration, finding_of
-from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import fill, is_spread
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
-__all__ = ["ObjectWeights", "StoredWeights", "open_weights", "restoration"]
+__all__ = ["ObjectWeights", "StoredWeights", "compare", "open_weights", "restoration"]
 
 _FILLERS = 2
 _SHARED_OUT = 64 << 20
@@ -56,22 +58,14 @@ class StoredWeights(Protocol):
 
 
 class ObjectWeights:
-    """Weights that `torch.save` wrote.
-
-    Raises:
-        CheckpointError: The file cannot be read, would run code, or holds something else than tensors.
-        FileNotFoundError: There is no such file.
-    """
+    """Weights that `torch.save` wrote."""
 
     aliases: Mapping[str, str] = {}
 
     def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
         content = pickles.read_object(folder, name, links=links, mmap=True)
         if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
-            raise CheckpointDamagedError(
-                f"The weights file {str(folder / name)!r} holds no state dict; got a {type(content).__name__}. "
-                "Load another checkpoint."
-            )
+            raise damaged_file(folder / name, f"a {type(content).__name__} where a state dict of tensors belongs")
         self.path = folder / name
         self.tensors: dict[str, Any] = dict(content)
 
@@ -86,29 +80,21 @@ class ObjectWeights:
         fill(destination, self.tensors[name])
 
 
-def open_weights(folder: Path, name: str) -> StoredWeights:
-    """Open the weights in a file; its extension tells the format.
-
-    Raises:
-        CheckpointError: The file is damaged or unsafe.
-        FileNotFoundError: There is none.
-    """
-    return tensor_file.TensorFile(folder, name) if name.endswith(".safetensors") else ObjectWeights(folder, name)
-
-
-def _is_safe(source: Source, index: int) -> bool:
-    """Return whether model number `index` was saved as safetensors; the other file may be there, of another save."""
-    plain, safe = names.model_name(index, safe=False), names.model_name(index, safe=True)
-    if source.manifest is not None:
-        return safe in source.manifest or plain not in source.manifest
-    return (source.folder / safe).exists() or not (source.folder / plain).exists()
+def open_weights(folder: Path, name: str, *, links: bool = False) -> StoredWeights:
+    """Open the weights in a file; its extension tells the format."""
+    if name.endswith(".safetensors"):
+        return tensor_file.TensorFile(folder, name, links=links)
+    return ObjectWeights(folder, name, links=links)
 
 
 def restoration(model: object, index: int, source: Source, rank: int) -> Restoration:
     """Compare the weights of model `index` in a checkpoint with a model, changing nothing."""
     component = f"model {index}"
+    plain, safe = names.model_name(index, safe=False), names.model_name(index, safe=True)
+    listed = source.files()
     try:
-        name = names.model_name(index, safe=_is_safe(source, index))
+        # A file of the other format may be there, of another save.
+        name = safe if safe in listed or plain not in listed else plain
         source.check_listed(name)
         weights = open_weights(source.folder, name)
     except (CheckpointError, OSError) as error:
@@ -122,31 +108,39 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     state = inner.state_dict()
     actual = {canonical_name(key): key for key in state}
-    weights = _under_bare_names(weights)
+    tensors, aliases, stored = weights.tensors, weights.aliases, _by_bare_names(weights)
     findings: list[Finding] = []
 
     def note(kind: Kind, detail: str) -> None:
         findings.append(Finding(component, kind, detail, rank))
 
-    stored = weights.tensors.keys() | weights.aliases.keys()
-    reached = _reached(inner, state, [actual[name] for name in stored & actual.keys()])
-    fitting: list[str] = []
+    reached = _reached(inner, state, [actual[name] for name in stored.keys() & actual.keys()])
+    fitting: dict[str, str] = {}
     for name, key in actual.items():
         value = state[key]
         if name not in stored:
             if not (isinstance(value, Tensor) and tensor_file.storage_key(value) in reached):
                 note("missing", f"{name} is not in the checkpoint")
             continue
-        entry = weights.tensors[weights.aliases.get(name, name)]
-        problem = _difference(value, entry)
+        raw = stored[name]
+        problem = _difference(value, tensors[aliases.get(raw, raw)])
         if problem:
             note("mismatch", f"{name} {problem}")
         else:
-            fitting.append(name)
-    for name in sorted(stored - actual.keys()):
-        if not _same_as_known(name, weights, actual):
+            fitting[key] = raw
+    known = {stored[name] for name in stored.keys() & actual.keys()}
+    for name in sorted(stored.keys() - actual.keys()):
+        if aliases.get(stored[name]) not in known:
             note("unexpected", f"{name} is not in the model")
-    return Restoration(component, _applier(inner, state, actual, fitting, weights, kwargs), findings, partial=True)
+    apply = partial(_apply, inner, state, fitting, weights, kwargs)
+    return Restoration(component, apply, findings, partial=True)
+
+
+def _by_bare_names(weights: StoredWeights) -> Mapping[str, str]:
+    """Return the stored names by those of the bare model, whichever form of it was saved."""
+    stored = [*weights.tensors, *weights.aliases]
+    bare = {canonical_name(name): name for name in stored}
+    return bare if len(bare) == len(set(stored)) else {name: name for name in stored}
 
 
 def _reached(inner: torch.nn.Module, state: Mapping[str, Any], given: list[str]) -> set[tuple[Any, ...]]:
@@ -159,50 +153,21 @@ def _reached(inner: torch.nn.Module, state: Mapping[str, Any], given: list[str])
     return {tensor_file.storage_key(state[name]) for name in filled if isinstance(state[name], Tensor)}
 
 
-class _Renamed:
-    """Weights that were stored under the names of a wrapped model, under those of the bare one."""
-
-    def __init__(self, weights: StoredWeights, bare: Mapping[str, str]) -> None:
-        self.path = weights.path
-        self.tensors = {name: weights.tensors[raw] for name, raw in bare.items() if raw in weights.tensors}
-        self.aliases = {canonical_name(alias): canonical_name(name) for alias, name in weights.aliases.items()}
-        self._weights, self._bare = weights, bare
-
-    def read(self, name: str) -> Tensor:
-        """Return one tensor in fresh memory on the CPU."""
-        return self._weights.read(self._bare[name])
-
-    def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into `destination`."""
-        self._weights.read_into(self._bare[name], destination)
-
-
-def _under_bare_names(weights: StoredWeights) -> StoredWeights:
-    """Return weights under the names of the bare model, whichever form of it was saved."""
-    stored = [*weights.tensors, *weights.aliases]
-    bare = {canonical_name(name): name for name in stored}
-    if len(bare) < len(stored) or all(name == raw for name, raw in bare.items()):
-        return weights
-    return _Renamed(weights, bare)
-
-
-def _applier(
+def _apply(
     inner: torch.nn.Module,
     state: dict[str, Any],
-    actual: dict[str, str],
-    fitting: list[str],
+    fitting: dict[str, str],
     weights: StoredWeights,
     kwargs: dict[str, Any],
-) -> Callable[[], None]:
-    def apply() -> None:
-        if kwargs or _has_own_loading(inner) or not all(isinstance(state[actual[name]], Tensor) for name in fitting):
-            given = {actual[name]: _read(weights, name, state[actual[name]]) for name in fitting}
-            inner.load_state_dict(given, strict=False, **kwargs)
-            return
-        wanted = {tensor_file.storage_key(state[actual[name]]): name for name in reversed(fitting)}
-        _fill([(name, state[actual[name]]) for name in reversed(wanted.values())], weights)
-
-    return apply
+) -> None:
+    """Put weights into a model; `fitting` has the stored name of each of its names."""
+    if kwargs or _has_own_loading(inner) or not all(isinstance(state[key], Tensor) for key in fitting):
+        given = {key: _read(weights, raw, state[key]) for key, raw in fitting.items()}
+        inner.load_state_dict(given, strict=False, **kwargs)
+        return
+    # Of tied names the first in the model's order is read.
+    wanted = {tensor_file.storage_key(state[key]): key for key in reversed(fitting)}
+    _fill([(fitting[key], state[key]) for key in reversed(wanted.values())], weights)
 
 
 def _fill(wanted: list[tuple[str, Tensor]], weights: StoredWeights) -> None:
@@ -247,15 +212,10 @@ def _is_fsdps(hook: Any) -> bool:
     return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp.")
 
 
-def _same_as_known(name: str, weights: StoredWeights, actual: dict[str, str]) -> bool:
-    return name in weights.aliases and weights.aliases[name] in actual
-
-
 def _difference(value: object, entry: Any) -> str | None:
     if not isinstance(value, Tensor) or not hasattr(entry, "shape"):
-        return (
-            None if type(value) is type(entry) else f"is a {type(entry).__name__} instead of a {type(value).__name__}"
-        )
+        alike = type(value) is type(entry)
+        return None if alike else f"is a {type(entry).__name__} instead of a {type(value).__name__}"
     if value.device.type == "meta":
         return "has no memory in the model: it is on the meta device"
     if tuple(value.shape) != tuple(entry.shape):

@@ -15,16 +15,9 @@ from accel_core.errors import expect
 from accel_core.options.engines import PUBLIC, engines
 
 __all__ = [
-    "CUSTOM_NAME",
-    "DATALOADER_NAME",
     "FSDP_MODEL_NAME",
-    "ID_LENGTH",
-    "JOURNAL_NAME",
-    "MANIFEST_NAME",
-    "MODEL_JOURNAL_NAME",
     "MODEL_NAME",
     "OPTIMIZER_NAME",
-    "PROGRESS_NAME",
     "RNG_STATE_NAME",
     "SAFE_MODEL_NAME",
     "SAFE_WEIGHTS_INDEX_NAME",
@@ -36,24 +29,15 @@ __all__ = [
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
     "WEIGHTS_PATTERN_NAME",
-    "belongs_to_checkpoint",
     "custom_name",
-    "dataloader_name",
     "engine_of",
-    "folder_of",
     "found_in",
-    "fresh_id",
     "is_model",
-    "is_shard",
     "local_model_name",
     "model_name",
-    "optimizer_name",
+    "numbered",
     "random_states_name",
-    "sampler_name",
-    "scheduler_name",
-    "sharded_model_name",
-    "sharded_optimizer_name",
-    "whole_model_name",
+    "sharded",
 ]
 
 MODEL_NAME = "pytorch_model"
@@ -99,27 +83,17 @@ def model_name(index: int, *, safe: bool) -> str:
     >>> model_name(0, safe=True), model_name(1, safe=False)
     ('model.safetensors', 'pytorch_model_1.bin')
     """
-    return _numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else _numbered(MODEL_NAME, index, "bin")
+    return numbered(SAFE_MODEL_NAME, index, "safetensors") if safe else numbered(MODEL_NAME, index)
 
 
-def optimizer_name(index: int) -> str:
-    """Return the file of the optimizer number `index`."""
-    return _numbered(OPTIMIZER_NAME, index, "bin")
+def numbered(stem: str, index: int, suffix: str = "bin") -> str:
+    """Return the file number `index` of a kind: of optimizers, say, `numbered(OPTIMIZER_NAME, 1)`."""
+    return f"{stem}.{suffix}" if index == 0 else f"{stem}_{index}.{suffix}"
 
 
-def sharded_model_name(index: int) -> str:
-    """Return the folder of the shards of the model number `index`."""
-    return f"{FSDP_MODEL_NAME}_{index}"
-
-
-def sharded_optimizer_name(index: int) -> str:
-    """Return the folder of the shards of the optimizer number `index`."""
-    return f"{OPTIMIZER_NAME}_{index}"
-
-
-def whole_model_name(index: int) -> str:
-    """Return the file that Accelerate's FSDP writes the whole model number `index` into."""
-    return _numbered(FSDP_MODEL_NAME, index, "bin")
+def sharded(stem: str, index: int) -> str:
+    """Return the folder of the shards number `index` of a kind."""
+    return f"{stem}_{index}"
 
 
 def local_model_name(index: int, rank: int) -> str:
@@ -129,21 +103,6 @@ def local_model_name(index: int, rank: int) -> str:
     ('pytorch_model_fsdp_rank1.bin', 'pytorch_model_fsdp_2_rank0.bin')
     """
     return f"{FSDP_MODEL_NAME}{f'_{index}' if index else ''}_rank{rank}.bin"
-
-
-def scheduler_name(index: int) -> str:
-    """Return the file of the scheduler number `index`."""
-    return _numbered(SCHEDULER_NAME, index, "bin")
-
-
-def sampler_name(index: int) -> str:
-    """Return the file of the data position of the loader number `index`."""
-    return _numbered(SAMPLER_NAME, index, "bin")
-
-
-def dataloader_name(index: int) -> str:
-    """Return the file of the state of the stateful loader number `index`."""
-    return _numbered(DATALOADER_NAME, index, "bin")
 
 
 def random_states_name(rank: int) -> str:
@@ -162,19 +121,10 @@ def is_model(name: str) -> bool:
 
 
 def folder_of(given: str | os.PathLike[str]) -> Path:
-    """Return the folder that a user named.
-
-    Raises:
-        UnsupportedTypeError: It is not a path.
-    """
+    """Return the folder that a user named."""
     fits = isinstance(given, str | os.PathLike)
     expect(fits, given, "A checkpoint is a folder", "Pass its path as a text or a Path.")
     return Path(os.path.expanduser(given))
-
-
-def belongs_to_checkpoint(name: str) -> bool:
-    """Return whether `name` is a file that `save_state` writes itself, here or in Accelerate."""
-    return _PARTS.fullmatch(name) is not None or engine_of(name) is not None
 
 
 def engine_of(name: str) -> str | None:
@@ -196,22 +146,17 @@ def _engines() -> list[tuple[str, re.Pattern[str], re.Pattern[str]]]:
 
 def found_in(folder: Path) -> list[str]:
     """Return the files of a folder with documented names, including those in the folders of engines, sorted."""
-    found = [entry for entry in os.scandir(folder) if not entry.is_dir()]
-    listed = [entry.name for entry in found if belongs_to_checkpoint(entry.name)]
-    inside = [
-        f"{place.name}/{name}"
-        for place in os.scandir(folder)
-        if place.is_dir(follow_symlinks=False) and _may_hold_shards(place.name)
-        for name in os.listdir(place)
-        if engine_of(f"{place.name}/{name}")
-    ]
+    entries = list(os.scandir(folder))
+    files = [entry.name for entry in entries if not entry.is_dir()]
+    listed = [name for name in files if _PARTS.fullmatch(name) or engine_of(name)]
+    # Any other folder may be of any size, and is not looked into.
+    shards = [each for each in entries if each.name.startswith((MODEL_NAME, OPTIMIZER_NAME))]
+    folders = [place for place in shards if place.is_dir(follow_symlinks=False)]
+    inside = [f"{place.name}/{name}" for place in folders for name in os.listdir(place)]
+    inside = [name for name in inside if engine_of(name)]
     known = {engine_of(name) for name in inside}
     unsure = [also for title, _, also in _engines() if title not in known]
     return sorted([*inside, *(name for name in listed if not any(also.fullmatch(name) for also in unsure))])
-
-
-def _may_hold_shards(name: str) -> bool:
-    return name.startswith((MODEL_NAME, OPTIMIZER_NAME))
 
 
 def is_shard(name: str) -> bool:
@@ -226,7 +171,3 @@ def is_shard(name: str) -> bool:
 def fresh_id() -> str:
     """Return an id for one save: letters only, because readers of folder names look for numbers."""
     return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(ID_LENGTH))
-
-
-def _numbered(stem: str, index: int, suffix: str) -> str:
-    return f"{stem}.{suffix}" if index == 0 else f"{stem}_{index}.{suffix}"

@@ -28,7 +28,7 @@ def restoration(
     optimizer: Any, index: int, source: Source, rank: int, names_of: Sequence[Sequence[str]] | None = None
 ) -> Restoration:
     """Compare the file of optimizer `index` with an optimizer, changing nothing."""
-    component, name = f"optimizer {index}", names.optimizer_name(index)
+    component, name = f"optimizer {index}", names.numbered(names.OPTIMIZER_NAME, index)
     try:
         state = source.read(name, **source.load_kwargs)
     except (CheckpointError, OSError) as error:

@@ -17,25 +17,16 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
 from accel_core.checkpoint.arrays import Array, numpy_loadable, stand_ins
 from accel_core.checkpoint.digest import HashingFile
-from accel_core.checkpoint.manifest import Entry, open_member
-from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
+from accel_core.errors import CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = [
-    "TORCH_SAFE_GLOBALS",
-    "load_object",
-    "open_plain",
-    "prove_readable",
-    "read_object",
-    "safe_globals",
-    "write_object",
-]
+__all__ = ["TORCH_SAFE_GLOBALS", "load_object", "open_plain", "prove_readable", "read_object"]
 
 _LONGEST_BARE_PICKLE = 1 << 20
 _CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"})
@@ -44,20 +35,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _lock = threading.RLock()
 
 
-def _multiarray(np: ModuleType) -> Any:
-    """Return NumPy's module of arrays, which NumPy 2 renamed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return (getattr(np, "_core", None) or np.core).multiarray
-
-
 def _numpys_random_state() -> list[Any]:
     """Return the types and functions that a state of NumPy's generator is rebuilt from."""
     if not numpy_loadable():
         return []
     import numpy as np
 
-    return [_multiarray(np)._reconstruct, np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType]
+    core: Any = getattr(np, "_core", None) or vars(np)["core"]  # NumPy 2 renamed it
+    return [core.multiarray._reconstruct, np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType]
 
 
 TORCH_SAFE_GLOBALS: list[Any] = _numpys_random_state()
@@ -75,24 +60,13 @@ def write_object(path: Path, content: object, *, rank: int = 0) -> Entry:
 
 
 def read_object(folder: Path, name: str, *, links: bool = False, **options: object) -> Any:
-    """Read what `torch.save` wrote, refusing anything but data.
-
-    Raises:
-        UnsafeCheckpointError: Reading it would run code, it is no regular file, or it leads out of the folder.
-        CheckpointDamagedError: It is truncated or in another format.
-        FileNotFoundError: There is no such file.
-    """
+    """Read what `torch.save` wrote, refusing anything but data as unsafe, and what is cut off as damaged."""
     with open(open_member(folder, name, links=links), "rb") as file:
         return load_object(file, folder / name, **options)
 
 
 def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
-    """Read an open file that `torch.save` wrote, refusing anything but data.
-
-    Raises:
-        UnsafeCheckpointError: Reading it would run code.
-        CheckpointDamagedError: It is truncated or in another format.
-    """
+    """Read an open file that `torch.save` wrote, refusing anything but data."""
     options = {"map_location": "cpu"} | options | {"weights_only": True}
     room = _room(file, path)
     mapped = bool(options.pop("mmap", False)) and room.zipped
@@ -104,19 +78,14 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     except pickle.UnpicklingError as error:
         if any(word in str(error) for word in _UNSAFE_WORDS) or (not room.zipped and _calls_something(file)):
             raise _unsafe(path, error) from error
-        raise _damaged(path, _first_line(error)) from error
+        raise damaged_file(path, _first_line(error)) from error
     except Exception as error:
         # A damaged pickle can raise anything: the reader meets opcodes and operands that nobody wrote.
-        raise _damaged(path, f"{type(error).__name__}: {_first_line(error)}") from error
+        raise damaged_file(path, f"{type(error).__name__}: {_first_line(error)}") from error
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file that the user named.
-
-    Raises:
-        CheckpointNotFoundError: There is no such file.
-        UnsafeCheckpointError: It is no regular file.
-    """
+    """Open a regular file that the user named."""
     path = Path(path)
     try:
         return open(open_member(path.parent, path.name, links=True), "rb")
@@ -127,11 +96,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def prove_readable(content: object, component: str) -> None:
-    """Make sure that what is about to be saved can be read without running code.
-
-    Raises:
-        UnsafeCheckpointError: It holds an object that only code could rebuild.
-    """
+    """Make sure that what is about to be saved can be read without running code."""
     file = io.BytesIO()
     torch.save(content, file)
     file.seek(0)
@@ -244,61 +209,47 @@ def _mappable(file: BinaryIO, path: Path) -> str:
 
 
 class _Room(NamedTuple):
-    """What the file has for the values of tensors.
+    """What the file has for the values of tensors."""
 
-    Attributes:
-        zipped: Whether it is an archive, as torch writes them from 1.6 on.
-        bytes: Their number.
-        size: Bytes of the file.
-    """
-
-    zipped: bool
-    bytes: int
-    size: int
+    zipped: bool  # whether it is an archive, as torch writes them from 1.6 on
+    bytes: int  # for the values
+    size: int  # of the whole file
 
 
 def _room(file: BinaryIO, path: Path) -> _Room:
-    """Return how much memory a file fills, refusing one that grows when it is read."""
-    archived = _archived(file, path)
-    if archived is not None:
-        return _Room(True, *archived)
+    """Return how much memory a file fills, refusing one that grows when it is read.
+
+    `torch.save` stores members as they are. A deflated or doubled member may unpack to a thousand times its size.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     try:
-        # Before 1.6: three pickles of facts, the objects, the names of their storages, and the storages' bytes.
+        if not zipfile.is_zipfile(file):
+            return _room_of_pickles(file, size)
+        members = zipfile.ZipFile(file).infolist()
+    except Exception as error:
+        # zipfile raises whatever it trips over: struct.error, IndexError, UnicodeError, NotImplementedError.
+        raise damaged_file(path, f"an archive that cannot be read ({type(error).__name__}: {error})") from error
+    finally:
+        file.seek(0)
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise damaged_file(path, "compressed members, which torch does not write")
+    content = sum(member.file_size for member in members)
+    if content > size:
+        raise damaged_file(path, "members that announce more bytes than the file has")
+    return _Room(True, content, size)
+
+
+def _room_of_pickles(file: BinaryIO, size: int) -> _Room:
+    """Return it for a file from before 1.6: three pickles of facts, the objects, the storages' names, their bytes."""
+    file.seek(0)
+    try:
         for _ in range(5):
             for _ in pickletools.genops(file):
                 pass
         return _Room(False, size - file.tell(), size)
     except (ValueError, UnicodeDecodeError, EOFError, OverflowError, MemoryError):
         return _Room(False, size, size)  # a bare pickle, or a damaged one: torch says what is wrong with it
-    finally:
-        file.seek(0)
-
-
-def _archived(file: BinaryIO, path: Path) -> tuple[int, int] | None:
-    """Return the bytes in an archive as `torch.save` writes it, and its own; refuse one that grows when it is read.
-
-    `None` for a file that is not an archive.
-
-    `torch.save` stores members as they are. A deflated or doubled member may unpack to a thousand times its size.
-    """
-    try:
-        if not zipfile.is_zipfile(file):
-            return None
-        members = zipfile.ZipFile(file).infolist()
-    except Exception as error:
-        # zipfile raises whatever it trips over: struct.error, IndexError, UnicodeError, NotImplementedError.
-        raise _damaged(path, f"an archive that cannot be read ({type(error).__name__}: {error})") from error
-    finally:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise _damaged(path, "compressed members, which torch does not write")
-    content = sum(member.file_size for member in members)
-    if content > size:
-        raise _damaged(path, "members that announce more bytes than the file has")
-    return content, size
 
 
 def _calls_something(file: BinaryIO) -> bool:
@@ -325,10 +276,4 @@ def _unsafe(path: Path, error: BaseException) -> UnsafeCheckpointError:
     return UnsafeCheckpointError(
         f"Reading {str(path)!r} would run code from the file; got {_first_line(error)} Do not use this file. "
         "If it holds objects of a class of yours, declare it with torch.serialization.add_safe_globals."
-    )
-
-
-def _damaged(path: Path, found: str) -> CheckpointDamagedError:
-    return CheckpointDamagedError(
-        f"The checkpoint file {str(path)!r} is damaged or in another format; got {found}. Load another checkpoint."
     )

@@ -59,7 +59,7 @@ def parts(weights: Sequence[dict[str, Any]], optimizers: Sequence[dict[str, Any]
     found: list[Part] = [FilePart(names.model_name(i, safe=safe), kind, state) for i, state in enumerate(weights)]
     for index, state in enumerate(optimizers):
         _refuse_spread(state, f"optimizer {index}")
-        found.append(FilePart(names.optimizer_name(index), "object", state))
+        found.append(FilePart(names.numbered(names.OPTIMIZER_NAME, index), "object", state))
     return found
 
 

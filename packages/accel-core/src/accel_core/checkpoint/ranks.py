@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from accel_core.checkpoint.format import Exchange
 from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import listed_failures
-from accel_core.comm.transport import known_to_all
+from accel_core.comm.transport import known_to_all, ranks_know
 from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
@@ -18,8 +21,6 @@ __all__ = ["ADVICE", "Ranks", "described"]
 _T = TypeVar("_T")
 ADVICE = "Remove the cause and call again; what was there before is intact."
 """What to do about a failure that changed nothing."""
-
-_Failure = tuple[type[AccelError], str]
 
 
 class Ranks:
@@ -33,12 +34,7 @@ class Ranks:
         self._channel = Channel(found, operation, lane=lane, patient=True)
 
     def exchange(self, value: _T) -> list[_T]:
-        """Return the value of each rank, by rank; every rank calls it.
-
-        Raises:
-            RankDisagreementError: A rank is in another operation; every rank names every rank's line.
-            RemoteRankError: A rank is gone, or the group's timeout passed.
-        """
+        """Return the value of each rank, by rank; every rank calls it."""
         try:
             return self._channel.exchange(value)
         except RankDisagreementError:
@@ -49,26 +45,25 @@ class Ranks:
                 "The checkpoint that was there before is intact; start the run again from it."
             ) from error
 
-    def agree(self, failure: Exception | None, doing: str, advice: str = ADVICE) -> None:
-        """Raise on every rank if any rank failed; every rank calls it, or is in `meet`.
+    @contextmanager
+    def together(self, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:
+        """Do something on every rank, and raise on all of them if it failed on any: a CheckpointError of the same text.
 
-        Raises:
-            CheckpointError: The same text on every rank. It is the class that the lowest failing rank met, if that is
-                one of accel's.
+        It is of the class that the lowest failing rank met, if that is one of accel's.
         """
-        self._exchange_outcome(True, None, failure, doing, advice)
+        failure: Exception | None = None
+        try:
+            yield lambda value: self._outcome(doing, advice, value=value)
+        except Exception as met:
+            if ranks_know(met):
+                raise
+            failure = met
+        self._outcome(doing, advice, failure=failure, done=True)
 
-    def meet(self, value: _T, doing: str, advice: str = ADVICE) -> list[_T]:
-        """Return the value of each rank in the middle of an operation that `agree` ends.
-
-        Raises:
-            CheckpointError: A rank failed, or has finished already; the same text on every rank.
-        """
-        return self._exchange_outcome(False, value, None, doing, advice)
-
-    def _exchange_outcome(
-        self, done: bool, value: Any, failure: Exception | None, doing: str, advice: str
+    def _outcome(
+        self, doing: str, advice: str, *, value: Any = None, failure: Exception | None = None, done: bool = False
     ) -> list[Any]:
+        """Return the value of each rank in the middle of an operation, or end it; every rank calls it equally often."""
         said = self.exchange((done, value, None if failure is None else described(failure)))
         failed = {rank: outcome for rank, (_, _, outcome) in enumerate(said) if outcome is not None}
         if failed:
@@ -91,7 +86,7 @@ class Ranks:
         return [each for _, each, _ in said]
 
 
-def described(failure: Exception) -> _Failure:
+def described(failure: Exception) -> tuple[type[AccelError], str]:
     """Return the class and the text under which other ranks learn of a failure."""
     if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
         return type(failure), str(failure)

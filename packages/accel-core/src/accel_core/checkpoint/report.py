@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -50,22 +51,15 @@ class Finding:
 
 @record
 class Restoration:
-    """One component that is about to be restored.
+    """One component that is about to be restored."""
 
-    Attributes:
-        component: Such as `model 0`.
-        apply: Restores it, or what fits of it. Raises nothing that `findings` could have told.
-        findings: What is wrong with it.
-        partial: Whether `apply` does something useful in spite of the findings.
-        files: Names of the files that it reads.
-        holds: What of the component lies in each file, for errors; empty where a file is the component.
-    """
-
-    component: str
+    component: str  # such as `model 0`
+    # restores it, or what fits of it. Raises nothing that `findings` could have told
     apply: Callable[[], None] = lambda: None
     findings: list[Finding] = field(default_factory=list)
-    partial: bool = False
+    partial: bool = False  # whether `apply` does something useful in spite of the findings
     files: frozenset[str] = frozenset()
+    # what of the component lies in each file, for errors; empty where a file is the component
     holds: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -134,8 +128,8 @@ class RestoreReport:
         """Write the report as a table, for notebooks."""
         cells = [(name, "restored", "") for name in self.restored] + [(name, "in part", "") for name in self.partial]
         cells += [(each.component, each.kind, f"{each.detail} (rank {each.rank})") for each in self.findings[:_SHOWN]]
-        rows = ["".join(f"<td>{_escaped(text)}</td>" for text in row) for row in cells]
-        title = f"{_escaped(str(self.folder))}, world size {self.world_size}"
+        rows = ["".join(f"<td>{html.escape(text)}</td>" for text in row) for row in cells]
+        title = f"{html.escape(str(self.folder))}, world size {self.world_size}"
         return f"<table><caption>{title}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def error(self) -> CheckpointError | None:
@@ -151,10 +145,6 @@ class RestoreReport:
 
     def _of(self, kind: Kind) -> list[Finding]:
         return [found for found in self.findings if found.kind == kind]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def finding_of(error: Exception, component: str, rank: int) -> Finding:

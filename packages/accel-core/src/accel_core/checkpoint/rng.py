@@ -18,8 +18,7 @@ __all__ = ["check", "collect", "derive", "restore"]
 _PYTHON = "random_state"
 _NUMPY = "numpy_random_seed"
 _TORCH = "torch_manual_seed"
-_PYTHON_WORDS = 625
-_NUMPY_WORDS = 624
+_WORDS = {_PYTHON: 625, _NUMPY: 624}
 
 
 def collect(world: World) -> dict[str, Any]:
@@ -40,17 +39,12 @@ def collect(world: World) -> dict[str, Any]:
 
 
 def check(states: Any, world: World) -> None:
-    """Make sure that `restore` will succeed.
-
-    Raises:
-        CheckpointMismatchError: A state is missing or is no state of this generator.
-    """
+    """Make sure that `restore` will succeed."""
     try:
-        fits = random.Random()
-        fits.setstate(_python_state(states))
+        random.Random().setstate(_words_state(states, _PYTHON))
         torch.Generator().set_state(states[_TORCH])
         if _NUMPY in states and "numpy" in sys.modules:
-            sys.modules["numpy"].random.RandomState().set_state(_numpy_state(states))
+            sys.modules["numpy"].random.RandomState().set_state(_words_state(states, _NUMPY))
         if _device_key(world) in states and not isinstance(states[_device_key(world)], (list, torch.Tensor)):
             raise TypeError("device states are a list of tensors")
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, OverflowError) as error:
@@ -62,10 +56,10 @@ def check(states: Any, world: World) -> None:
 
 def restore(states: dict[str, Any], world: World) -> None:
     """Restore what `collect` returned, here or in Accelerate."""
-    random.setstate(_python_state(states))
+    random.setstate(_words_state(states, _PYTHON))
     torch.set_rng_state(states[_TORCH])
     if _NUMPY in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(_numpy_state(states))
+        sys.modules["numpy"].random.set_state(_words_state(states, _NUMPY))
     found = states.get(_device_key(world))
     if found is None:
         return
@@ -86,18 +80,12 @@ def derive(states: dict[str, Any], world: World) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def _python_state(states: Mapping[str, Any]) -> tuple[Any, ...]:
-    version, words, gauss = states[_PYTHON]
-    if len(words) != _PYTHON_WORDS:
-        raise ValueError(f"Python's generator has {_PYTHON_WORDS} words, the file {len(words)}")
-    return version, tuple(words), gauss
-
-
-def _numpy_state(states: Mapping[str, Any]) -> tuple[Any, ...]:
-    name, words, *rest = states[_NUMPY]
-    if len(words) != _NUMPY_WORDS:
-        raise ValueError(f"NumPy's generator has {_NUMPY_WORDS} words, the file {len(words)}")
-    return (name, words, *rest)
+def _words_state(states: Mapping[str, Any], key: str) -> tuple[Any, ...]:
+    """Return the state of a Mersenne twister, Python's or NumPy's."""
+    kind, words, *rest = states[key]
+    if len(words) != _WORDS[key]:
+        raise ValueError(f"{key} has {_WORDS[key]} words, the file {len(words)}")
+    return (kind, tuple(words), *rest)
 
 
 def _device_key(world: World) -> str:

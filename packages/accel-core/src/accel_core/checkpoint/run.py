@@ -33,13 +33,7 @@ class WholeModels:
 
 @record
 class BareRun:
-    """A run that is nothing but its parts: for a loop without the facade.
-
-    Attributes:
-        models: The models, and so on for the other lists.
-        world: This process among its fellows; found out where it is not given.
-        strategy: How the models live.
-    """
+    """A run that is nothing but its parts: for a loop without the facade."""
 
     models: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
@@ -53,5 +47,5 @@ class BareRun:
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     data: DataLoaderConfiguration = field(default_factory=DataLoaderConfiguration)
-    world: World = field(default_factory=ensure)
+    world: World = field(default_factory=ensure)  # this process among its fellows; found out where it is not given
     strategy: ModelHolder = field(default_factory=WholeModels)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, deferred_delete, names, stateful
-from accel_core.checkpoint.agreement import common_saves, together
-from accel_core.checkpoint.digest import digest_of
+from accel_core.checkpoint.agreement import common_saves
+from accel_core.checkpoint.digest import digest_of, flush
 from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
@@ -62,24 +62,17 @@ def save_state(
     blocking: bool = True,
     **save_model_func_kwargs: object,
 ) -> Path | background.Handle:
-    """Save everything that a run needs to go on, in one step.
+    """Save everything that a run needs to go on, in one step, with the errors that `Accelerator.save_state` lists.
 
     Every rank calls it, and leaves it when the checkpoint is complete. A kill at any instant leaves the previous or the
     new checkpoint. Where each rank holds whole models and optimizers, rank 0 may also call it alone while the others go
     on: their random states are then not in the checkpoint.
-
-    Raises:
-        CheckpointError: Writing failed on some rank; every rank raises the same, and it says which checkpoint stands.
-        ConfigurationError: No folder was given, the automatic name is taken, or a keyword that nobody reads was given.
-        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
-        RemoteRankError: A rank neither called it nor went on before the process group's timeout.
     """
     background.finish()
     absent = _absent(run)
     world = replace(run.world, size=1) if absent else run.world
     ranks = Ranks(world, "save_state")
-    given = Path()
-    with together(ranks, "Preparing a checkpoint") as exchange:
+    with ranks.together("Preparing a checkpoint") as exchange:
         _refuse_keywords(save_model_func_kwargs)
         if run.project.automatic_checkpoint_naming:
             # A rank that was absent from a save did not count it.
@@ -88,15 +81,14 @@ def save_state(
     if run.world.is_main:
         logger.info("Saving current state to %s", given)
     transaction = Transaction.begin(world, ranks, Path(os.path.realpath(given)), run.project, absent)
-    parts: list[Part] = []
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
     try:
-        with together(ranks, doing):
+        with ranks.together(doing):
             weights = run.strategy.format.weights(run)
             for hook in list(run.save_state_pre_hooks.values()):
                 hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
-        with together(ranks, doing) as exchange:
+        with ranks.together(doing) as exchange:
             request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization)
             parts = run.strategy.format.parts(request)
             if request.writes:
@@ -128,12 +120,7 @@ def save_state(
 
 
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder to save into.
-
-    Raises:
-        ConfigurationError: No folder was given, and none follows from the project.
-        UnsupportedTypeError: It is not a path.
-    """
+    """Return the folder to save into."""
     if project.automatic_checkpoint_naming:
         return project.checkpoints_folder() / f"checkpoint_{project.iteration}"
     if output_dir is None:
@@ -156,11 +143,7 @@ def _refuse_keywords(given: Mapping[str, object]) -> None:
 
 
 def _absent(run: Run) -> int:
-    """Return how many ranks a save is made without: none, or all but the main one, which has all that is saved.
-
-    Raises:
-        RankDisagreementError: Only some ranks called it, and those cannot save without the others.
-    """
+    """Return how many ranks a save is made without: none, or all but the main one, which has all that is saved."""
     parameters = (value for model in run.models for value in (*model.parameters(), *model.buffers()))
     by_one = type(run.strategy.format) is PlainFormat and not any(map(is_spread, parameters))
     absent = roll_call.call(run.world, "save_state")
@@ -179,37 +162,21 @@ def _absent(run: Run) -> int:
 
 @record(frozen=True)
 class Transaction:
-    """One save, as one rank sees it.
-
-    Attributes:
-        world: This rank among those that save.
-        target: Where the checkpoint goes.
-        staging: Where it is written.
-        identity: Id of the save.
-        written_at: When it began on the main rank, in nanoseconds since the epoch; the same on all ranks.
-        keeper: The rank that completes the folder on the disk that this rank sees.
-        writes_shared: Whether this rank writes what all ranks of its disk share.
-        limit: Number of numbered checkpoints to keep, `None` for all.
-        absent: Number of ranks of the run that it is made without.
-    """
+    """One save, as one rank sees it."""
 
     world: World
     target: Path
     staging: Path
     identity: str
-    written_at: int
-    keeper: int
-    writes_shared: bool
-    limit: int | None
-    absent: int
+    written_at: int  # when it began on the main rank, in nanoseconds since the epoch; the same on all ranks
+    keeper: int  # the rank that completes the folder on the disk that this rank sees
+    writes_shared: bool  # whether this rank writes what all ranks of its disk share
+    limit: int | None  # number of numbered checkpoints to keep, `None` for all
+    absent: int  # number of ranks of the run that it is made without
 
     @classmethod
     def begin(cls, world: World, ranks: Ranks, target: Path, project: ProjectConfiguration, absent: int) -> Transaction:
-        """Recover what earlier saves left, and make the folder to write into; every rank calls it.
-
-        Raises:
-            CheckpointError: Some rank could not; every rank raises the same.
-        """
+        """Recover what earlier saves left, and make the folder to write into; every rank calls it."""
         doing = f"Preparing the checkpoint {str(target)!r}"
         numbered = project.automatic_checkpoint_naming
         identity, written_at = ranks.exchange((names.fresh_id(), time.time_ns()))[0]
@@ -219,11 +186,10 @@ class Transaction:
         others = numbered and absent < world.local_size
         # Only after the main rank can the first rank of a machine see whether its disk is the main rank's.
         for makes in (world.is_main, world.is_local_main)[: 1 + several_disks]:
-            with together(ranks, doing):
+            with ranks.together(doing):
                 if makes and commit.staged(target, identity) is None:
                     commit.make_room(target, identity, world.rank, kept, numbered=numbered, others=others)
-        staging, keeper = Path(), 0
-        with together(ranks, doing):
+        with ranks.together(doing):
             found = commit.staged(target, identity)
             if found is None:
                 raise CheckpointError(
@@ -245,19 +211,14 @@ class Transaction:
         return commit.files_in(self.staging) if self.completes else []
 
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
-        """Write, agree, complete and put in place; every rank calls it and leaves when all is done.
-
-        Raises:
-            CheckpointError: Some rank failed; every rank raises the same, and it says which checkpoint stands.
-        """
+        """Write, agree, complete and put in place; every rank calls it and leaves when all is done."""
         try:
-            entries: list[Entry] = []
-            with together(ranks, f"Writing the checkpoint {str(self.target)!r}"):
+            with ranks.together(f"Writing the checkpoint {str(self.target)!r}"):
                 entries = self._write(parts, threads)
             shared = [part for part in parts if isinstance(part, SharedPart)]
             everybody = ranks.exchange((self.keeper, entries, {part.name: part.note for part in shared}))
             mine = [entry for keeper, written, _ in everybody if keeper == self.world.rank for entry in written]
-            with together(ranks, f"Completing the checkpoint {str(self.target)!r}"):
+            with ranks.together(f"Completing the checkpoint {str(self.target)!r}"):
                 if self.completes:
                     for part in shared:
                         notes = [noted.get(part.name) for _, _, noted in everybody]
@@ -281,17 +242,19 @@ class Transaction:
     def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
         concurrent = [part for part in parts if threads and part.concurrent]
         entries: list[Entry] = []
-        if concurrent:
-            with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
-                for written in pool.map(lambda part: part.write(self.staging, self.world.rank), concurrent):
-                    entries += written
+        with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
+            for written in pool.map(lambda part: part.write(self.staging, self.world.rank), concurrent):
+                entries += written
         for part in parts:
             if not (threads and part.concurrent):
                 entries += part.write(self.staging, self.world.rank)
         return entries
 
     def _complete(self, entries: list[Entry], hooked: Sequence[str]) -> None:
-        entries += [_entry_of_hook(self.staging / name, name, self.world.rank) for name in hooked]
+        for name in hooked:
+            path = self.staging / name
+            flush(path)
+            entries.append(Entry(name, path.stat().st_size, digest_of(path), self.world.rank))
         listed, found = {entry.name for entry in entries}, set(commit.files_in(self.staging))
         if listed != found:
             raise CheckpointError(
@@ -306,7 +269,7 @@ class Transaction:
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:
         """Commit on every disk. All of them are prepared, so what one disk commits, every disk can be given."""
         try:
-            with together(ranks, f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
+            with ranks.together(f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
                 if self.completes:
                     commit.publish(self.staging, self.target)
         except RemoteRankError as error:
@@ -321,10 +284,3 @@ class Transaction:
             if alone and self.completes and self.staging.is_dir():
                 self.abandon()
             raise
-
-
-def _entry_of_hook(path: Path, relative: str, rank: int) -> Entry:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    os.fsync(descriptor)
-    size = os.fstat(descriptor).st_size
-    return Entry(relative, size, digest_of(path, lambda _: descriptor), rank)

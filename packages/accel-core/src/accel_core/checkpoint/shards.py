@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_core.checkpoint import json_file, names, tensor_file
+from accel_core.checkpoint import json_file, model, names
 from accel_core.checkpoint.manifest import check_name
-from accel_core.checkpoint.model import ObjectWeights, StoredWeights
+from accel_core.checkpoint.model import StoredWeights
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
 __all__ = ["ShardedWeights", "open_weights", "read_index"]
@@ -25,36 +25,27 @@ _CHOICES = (
 
 
 class ShardedWeights:
-    """Weights in several files.
-
-    Raises:
-        CheckpointError: The index or a shard is damaged or unsafe.
-        CheckpointNotFoundError: The index or a shard is not there.
-    """
+    """Weights in several files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         table = read_index(path)
-        self._parts = {name: _open_file(path.parent / name) for name in sorted(set(table.values()))}
+        parts = {name: _open_file(path.parent / name) for name in sorted(set(table.values()))}
         self._where: dict[str, StoredWeights] = {}
         for name, file in table.items():
-            part = self._parts[file]
+            part = self._where[name] = parts[file]
             if name not in part.tensors and name not in part.aliases:
                 raise CheckpointDamagedError(
                     f"The weights file {str(path.parent / file)!r} does not fit its index; {name!r} is not in it. "
                     "Download or save the weights again."
                 )
-            self._where[name] = part
-        self.aliases: Mapping[str, str] = {
-            alias: name for part in self._parts.values() for alias, name in part.aliases.items()
+        self.tensors: Mapping[str, Any] = {
+            name: part.tensors[name] for name, part in self._where.items() if name in part.tensors
         }
-        for part in self._parts.values():
+        self.aliases: Mapping[str, str] = {}
+        for part in parts.values():
+            self.aliases |= part.aliases
             self._where.update(dict.fromkeys(part.aliases, part))
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Something with a `shape` and a `dtype` for each name."""
-        return {name: part.tensors[name] for name, part in self._where.items() if name in part.tensors}
 
     def read(self, name: str) -> Tensor:
         """Return one tensor in new memory on the CPU."""
@@ -66,26 +57,14 @@ class ShardedWeights:
 
 
 def open_weights(path: Path) -> StoredWeights:
-    """Open weights for reading, in whichever form they are.
-
-    Raises:
-        CheckpointNotFoundError: There are no weights.
-        CheckpointDamagedError: A file is truncated or of another kind.
-        UnsafeCheckpointError: A file would run code, is no regular file, or the index leads out of its folder.
-    """
+    """Open weights for reading, in whichever form they are."""
     if path.is_dir():
         path = _choose(path)
     return ShardedWeights(path) if path.name.endswith(".json") else _open_file(path)
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Read an index of shards.
-
-    Raises:
-        CheckpointDamagedError: It is no index.
-        UnsafeCheckpointError: A file name is absolute or leads out of the folder.
-        CheckpointNotFoundError: There is no such file.
-    """
+    """Read an index of shards."""
     try:
         content = json_file.read_json(path.parent, path.name, links=True)
     except FileNotFoundError as error:
@@ -103,9 +82,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 def _open_file(path: Path) -> StoredWeights:
     try:
-        if path.suffix == ".safetensors":
-            return tensor_file.TensorFile(path.parent, path.name, links=True)
-        return ObjectWeights(path.parent, path.name, links=True)
+        return model.open_weights(path.parent, path.name, links=True)
     except FileNotFoundError as error:
         raise _not_found(path) from error
     except OSError as error:
@@ -128,10 +105,8 @@ def _choose(folder: Path) -> Path:
 
 
 def _not_found(path: Path) -> CheckpointNotFoundError:
+    beside = sorted(os.listdir(path.parent))[:10] if path.parent.is_dir() else ["nothing, and does not exist"]
     return CheckpointNotFoundError(
-        f"The weights file {str(path)!r} is not there; its folder holds {_listing(path.parent)}. Pass another path."
+        f"The weights file {str(path)!r} is not there; its folder holds {', '.join(beside) or 'nothing'}. Pass another "
+        "path."
     )
-
-
-def _listing(folder: Path) -> str:
-    return ", ".join(sorted(os.listdir(folder))[:10]) or "nothing" if folder.is_dir() else "nothing, and does not exist"

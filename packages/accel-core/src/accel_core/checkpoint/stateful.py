@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -48,11 +49,7 @@ class Stateful(Protocol):
 
 
 def parts(run: Run) -> list[Part]:
-    """Return the files of schedules, loaders, the scaler and registered objects.
-
-    Raises:
-        UnsafeCheckpointError: A state could not be read back without running code.
-    """
+    """Return the files of schedules, loaders, the scaler and registered objects."""
     found: list[Part] = []
 
     def add(name: str, component: str, state: object) -> None:
@@ -60,14 +57,14 @@ def parts(run: Run) -> list[Part]:
         found.append(FilePart(name, "object", state))
 
     for index, scheduler in enumerate(run.schedulers):
-        add(names.scheduler_name(index), f"scheduler {index}", scheduler.state_dict())
+        add(names.numbered(names.SCHEDULER_NAME, index), f"scheduler {index}", scheduler.state_dict())
     for index, loader in enumerate(run.dataloaders):
         cursor = _cursor(loader)
         if cursor is not None:
-            add(names.sampler_name(index), f"data position {index}", cursor.state_dict())
+            add(names.numbered(names.SAMPLER_NAME, index), f"data position {index}", cursor.state_dict())
         state = _state_of(loader) if _keeps_state(loader) else None
         if state is not None:
-            add(names.dataloader_name(index), f"data loader {index}", state)
+            add(names.numbered(names.DATALOADER_NAME, index), f"data loader {index}", state)
     if run.scaler is not None:
         add(names.SCALER_NAME, "scaler", run.scaler.state_dict())
     for index, item in enumerate(run.custom_objects):
@@ -91,17 +88,29 @@ def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) ->
     generators = _Generators(run, known=run.world.rank < source.world_size)
     found: list[Restoration] = []
 
-    def add(name: str, component: str, target: Stateful, differ: Callable[[Any, Any], str | None] = _accept) -> None:
-        found.append(_restoration(source, name, component, target, run.world.rank, differ))
+    def add(
+        name: str, component: str, target: Stateful, differ: Callable[[Any, Any], str | None] | None = None
+    ) -> None:
+        try:
+            state = source.read(name, **source.plain_kwargs)
+            # Without `differ`, only the object itself knows the form of its state.
+            problem = differ(target.state_dict(), state) if differ else None
+        except (CheckpointError, OSError) as error:
+            found.append(Restoration(component, findings=[finding_of(error, component, run.world.rank)]))
+            return
+        findings = [Finding(component, "mismatch", problem, run.world.rank)] if problem else []
+        load = partial(target.load_state_dict, state)
+        found.append(Restoration(component, load, findings, files=frozenset({name})))
 
     # The scaler before the optimizers: one that steps while it is loaded does so at the scale of the checkpoint.
     if run.scaler is not None:
-        add(names.SCALER_NAME, "scaler", run.scaler, _scaler_difference)
+        # One that is switched off has no state and takes any.
+        add(names.SCALER_NAME, "scaler", run.scaler, _key_difference if run.scaler.state_dict() else None)
     found += optimizers
     for index, scheduler in enumerate(run.schedulers):
-        add(names.scheduler_name(index), f"scheduler {index}", scheduler, _key_difference)
+        add(names.numbered(names.SCHEDULER_NAME, index), f"scheduler {index}", scheduler, _key_difference)
     for index, loader in enumerate(run.dataloaders):
-        position, state = names.sampler_name(index), names.dataloader_name(index)
+        position, state = names.numbered(names.SAMPLER_NAME, index), names.numbered(names.DATALOADER_NAME, index)
         cursor = _cursor(loader)
         if cursor is not None and (restores or _keeps_state(loader)) and _present(source, position):
             add(position, f"data position {index}", cursor, _position_difference)
@@ -180,26 +189,6 @@ class _Generators:
         return None if type(states.get("step", 0)) is int else "holds a step that is not a number"
 
 
-def _restoration(
-    source: Source, name: str, component: str, target: Stateful, rank: int, differ: Callable[[Any, Any], str | None]
-) -> Restoration:
-    try:
-        state = source.read(name, **source.plain_kwargs)
-        problem = None if differ is _accept else differ(target.state_dict(), state)
-    except (CheckpointError, OSError) as error:
-        return Restoration(component, findings=[finding_of(error, component, rank)])
-    findings = [Finding(component, "mismatch", problem, rank)] if problem else []
-    unit = getattr(target, "unit", None)
-    if unit is not None and isinstance(state, Mapping) and state.get("offset") and state.get("unit") != unit:
-        detail = f"counts {state.get('unit')}, and the loader counts {unit}"
-        findings.append(Finding(component, "mismatch", detail, rank))
-    return Restoration(component, lambda: target.load_state_dict(state), findings, files=frozenset({name}))
-
-
-def _accept(own: object, state: object) -> None:
-    """Find nothing: only the object itself knows the form of its state."""
-
-
 def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
     """Compare the form of a loader's position with that of this version."""
     if not isinstance(state, Mapping):
@@ -216,17 +205,14 @@ def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
         return f"holds {negative[0] + ' that is negative' if negative else 'an order that is no states of generators'}"
     if len(state["readers"]) != len(own["readers"]):
         return f"holds {len(state['readers'])} facts of its readers and this accel reads {len(own['readers'])}"
+    if state["offset"] and state["unit"] != own["unit"]:
+        return f"counts {state['unit']}, and the loader counts {own['unit']}"
     return None
 
 
 def _counters_difference(own: object, state: object) -> str | None:
     fits = isinstance(state, dict) and type(state.get("step")) is int and isinstance(state.get("counters"), dict)
     return None if fits else "holds no step and no table of counters"
-
-
-def _scaler_difference(own: object, state: object) -> str | None:
-    """Compare the state of a gradient scaler; one that is switched off has none and takes any."""
-    return _key_difference(own, state) if own else None
 
 
 def _key_difference(own: object, state: object) -> str | None:

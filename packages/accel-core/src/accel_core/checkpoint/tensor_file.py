@@ -12,33 +12,21 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from accel_core._records import record
 from accel_core.checkpoint.digest import HashingFile
-from accel_core.checkpoint.manifest import Entry, open_member
-from accel_core.checkpoint.tensor_header import METADATA, StoredTensor, name_of_dtype, read_header
-from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
+from accel_core.checkpoint.tensor_header import FORMS, METADATA, StoredTensor, read_header
+from accel_core.errors import CheckpointError
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
 from accel_core.tqdm import on_terminal
 
-__all__ = [
-    "SpreadWeight",
-    "TensorFile",
-    "buffer_of",
-    "bytes_of",
-    "check_booleans",
-    "in_file_order",
-    "lies_open",
-    "storage_key",
-    "stream_tensors",
-    "warn_of_shared",
-    "write_tensors",
-]
+__all__ = ["SpreadWeight", "buffer_of", "check_booleans", "lies_open", "storage_key"]
 
 logger = get_logger(__name__)
 
@@ -64,19 +52,8 @@ class SpreadWeight:
         return self.gather()
 
 
-class _Writable(Protocol):
-    def write(self, data: Any, /) -> object:
-        """Take bytes."""
-
-
 class TensorFile:
-    """The tensors of a safetensors file, each read only when it is asked for; aliases are other names of them.
-
-    Raises:
-        CheckpointDamagedError: The file is truncated or no safetensors file.
-        UnsafeCheckpointError: It is no regular file or leads out of the folder.
-        FileNotFoundError: There is no such file.
-    """
+    """The tensors of a safetensors file, each read only when it is asked for; aliases are other names of them."""
 
     def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
         self.path = folder / name
@@ -90,12 +67,7 @@ class TensorFile:
         }
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in new memory on the CPU.
-
-        Raises:
-            CheckpointError: torch has no such dtype.
-            CheckpointDamagedError: The file became shorter, or holds booleans that are neither 0 nor 1.
-        """
+        """Return a tensor in new memory on the CPU."""
         stored = self.tensors[self.aliases.get(name, name)]
         tensor = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")  # whatever the default device is
         self._read_bytes(stored, tensor)
@@ -117,10 +89,7 @@ class TensorFile:
         while len(view):
             count = os.preadv(self._descriptor, [view], position)
             if not count:
-                raise CheckpointDamagedError(
-                    f"The checkpoint file {str(self.path)!r} is damaged; got one that became shorter while it was "
-                    "read. Load another checkpoint."
-                )
+                raise damaged_file(self.path, "one that became shorter while it was read")
             view, position = view[count:], position + count
         check_booleans(tensor, self.path)
 
@@ -132,43 +101,29 @@ def lies_open(tensor: Tensor) -> bool:
 
 
 def check_booleans(tensor: Tensor, path: str | os.PathLike[str]) -> None:
-    """Make sure that the booleans of a file are 0 or 1: torch would count a 2 as two.
-
-    Raises:
-        CheckpointDamagedError: There is another byte.
-    """
+    """Make sure that the booleans of a file are 0 or 1: torch would count a 2 as two."""
     if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
-        raise CheckpointDamagedError(
-            f"The checkpoint file {os.fspath(path)!r} is damaged; got booleans that are neither 0 nor 1. "
-            "Load another checkpoint."
-        )
+        raise damaged_file(path, "booleans that are neither 0 nor 1")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor | SpreadWeight], *, rank: int = 0) -> Entry:
     """Write a safetensors file and flush it to disk.
 
     Tensors with the same memory and layout are stored once; their other names go into the metadata.
-
-    Raises:
-        CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
     """
     with HashingFile(path) as file:
         stream_tensors(file, tensors)
     return Entry(path.name, file.size, file.digest, rank)
 
 
-def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
-    """Write tensors in the safetensors format to any object with `write`.
-
-    Raises:
-        CheckpointError: A value is no tensor with data, or its dtype or name has no place in the format.
-    """
+def stream_tensors(file: HashingFile | IO[bytes], tensors: Mapping[str, Tensor | SpreadWeight]) -> None:
+    """Write tensors in the safetensors format to any object with `write`."""
     stored, aliases = _distinct(tensors)
     header: dict[str, Any] = {METADATA: aliases | {_FORMAT: "pt"}}
     start = 0
     for name, tensor in in_file_order(stored):
         end = start + bytes_of(tensor)
-        form, shape = name_of_dtype(tensor.dtype), list(tensor.shape)
+        form, shape = FORMS[tensor.dtype], list(tensor.shape)
         if form == "F4":
             shape[-1] *= 2  # the format counts values, torch the bytes that hold two of them
         header[name] = {"dtype": form, "shape": shape, "data_offsets": [start, end]}
@@ -185,7 +140,7 @@ def stream_tensors(file: _Writable, tensors: Mapping[str, Tensor | SpreadWeight]
             _write_values(file, value() if isinstance(value, SpreadWeight) else value)
 
 
-def _write_values(file: _Writable, tensor: Tensor) -> None:
+def _write_values(file: HashingFile | IO[bytes], tensor: Tensor) -> None:
     values = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     if values.numel():
         file.write(buffer_of(values))
@@ -193,8 +148,7 @@ def _write_values(file: _Writable, tensor: Tensor) -> None:
 
 def in_file_order(tensors: Mapping[str, Tensor | SpreadWeight]) -> Iterator[tuple[str, Tensor | SpreadWeight]]:
     """Yield names and tensors in their order in a file, in which each starts at a multiple of its element size."""
-    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
-        yield name, tensors[name]
+    yield from sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
 
 
 def bytes_of(value: object) -> int:
@@ -247,21 +201,15 @@ def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, T
 
 
 def _check_storable(name: str, tensor: Any) -> None:
-    if name == METADATA:
+    # Half of a character (a surrogate) has no place in UTF-8.
+    if name == METADATA or name.encode(errors="ignore").decode() != name:
         raise CheckpointError(
-            f"A safetensors file keeps the name {METADATA} for itself; got a tensor of that name. Rename it, or save "
-            "with safe_serialization=False."
+            f"A safetensors file holds names of whole characters, and keeps {METADATA} for itself; got a tensor of the "
+            f"name {name!r}. Rename it, or save with safe_serialization=False."
         )
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise CheckpointError(
-            f"A safetensors file holds names of whole characters; got {name!r}. Rename the tensor, or save with "
-            "safe_serialization=False."
-        ) from error
     plain = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
     fits = isinstance(tensor, SpreadWeight) or (plain and not is_spread(tensor))
-    form = name_of_dtype(tensor.dtype) if fits else None
+    form = FORMS.get(tensor.dtype) if fits else None
     if form is None or (form == "F4" and not tensor.shape):
         raise CheckpointError(
             f"A safetensors file holds tensors with data only; {name!r} is {_describe(tensor)}. "

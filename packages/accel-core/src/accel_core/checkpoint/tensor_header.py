@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.checkpoint.manifest import damaged_file
+from accel_core.errors import CheckpointError
 
-__all__ = ["DTYPES", "METADATA", "Header", "StoredTensor", "name_of_dtype", "read_header", "torch_shape"]
+__all__ = ["DTYPES", "FORMS", "METADATA", "Header", "StoredTensor", "read_header"]
 
 _FORMS: dict[str, tuple[str, int]] = {
     "F64": ("float64", 64),
@@ -51,7 +52,9 @@ DTYPES: dict[str, torch.dtype] = {
 METADATA = "__metadata__"
 """The entry of a header that is no tensor."""
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+FORMS = {dtype: name for name, dtype in DTYPES.items()}
+"""The same names by dtype."""
+
 _LONGEST = 100_000_000  # the format's own bound
 _MOST_EXTENT = 1 << 64
 _BYTES_PER_CONTAINER = 16
@@ -67,11 +70,7 @@ class StoredTensor(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype.
-
-        Raises:
-            CheckpointError: This torch has none of that name.
-        """
+        """Its dtype."""
         if isinstance(self.form, str):
             raise CheckpointError(
                 f"A weights file holds values of a dtype that torch {torch.__version__} has not; got {self.form}. "
@@ -92,17 +91,8 @@ class Header(NamedTuple):
     metadata: dict[str, str]
 
 
-def name_of_dtype(dtype: torch.dtype) -> str | None:
-    """Return the safetensors name of a dtype; `None` if it has none."""
-    return _NAMES.get(dtype)
-
-
 def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of an open safetensors file; it may have at most 100 MB.
-
-    Raises:
-        CheckpointDamagedError: The file is truncated, or not in the format.
-    """
+    """Read and check the header of an open safetensors file; it may have at most 100 MB."""
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
@@ -115,23 +105,7 @@ def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
     except (ValueError, RecursionError) as error:
         # UnicodeDecodeError and JSONDecodeError are ValueErrors; both say where in the header they are.
         reason = "JSON that is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise CheckpointDamagedError(
-            f"The checkpoint file {os.fspath(path)!r} is damaged or in another format; got {reason}. "
-            "Load another checkpoint."
-        ) from error
-
-
-def torch_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape in torch of a stored tensor; 4-bit values are stored in pairs.
-
-    Raises:
-        ValueError: torch cannot hold a tensor of this shape.
-    """
-    if name == "F4":
-        if not shape or shape[-1] % 2:
-            raise ValueError(f"values of 4 bits in a last axis that is odd: {list(shape)}")
-        return (*shape[:-1], shape[-1] // 2)
-    return shape
+        raise damaged_file(path, reason) from error
 
 
 def _parse(raw: bytes, room: int) -> Header:
@@ -142,7 +116,7 @@ def _parse(raw: bytes, room: int) -> Header:
         object_pairs_hook=_object,
         parse_constant=_refused,
         parse_float=_refused,
-        parse_int=_natural,
+        parse_int=lambda digits: int(digits) if digits.isdecimal() else -1,
     )
     if type(header) is not dict:
         raise ValueError(f"a header that is a {type(header).__name__}")
@@ -158,10 +132,16 @@ def _parse(raw: bytes, room: int) -> Header:
             raise ValueError(f"tensors that overlap or leave holes: {name!r} at byte {start} instead of {end}")
         if stop - start != _bytes_of(form, shape):
             raise ValueError(f"tensor {name!r} of shape {list(shape)} and {form} in {stop - start} bytes")
-        seen = torch_shape(form, shape)
-        if max(seen, default=0) >> 31 and stop == start:
-            _check_empty(name, seen)
-        tensors[name] = StoredTensor(DTYPES.get(form, form), seen, base + start, stop - start)
+        if form == "F4":  # torch counts the bytes that hold two values
+            if not shape or shape[-1] % 2:
+                raise ValueError(f"values of 4 bits in a last axis that is odd: {list(shape)}")
+            shape = (*shape[:-1], shape[-1] // 2)
+        if max(shape, default=0) >> 31 and stop == start:
+            try:
+                torch.empty(shape, device="meta")
+            except (RuntimeError, TypeError, OverflowError) as error:
+                raise ValueError(f"tensor {name!r} of a shape that torch cannot hold: {list(shape)}") from error
+        tensors[name] = StoredTensor(DTYPES.get(form, form), shape, base + start, stop - start)
         end = stop
     if end != room:
         raise ValueError(f"{room} bytes of values where the header announces {end}")
@@ -176,10 +156,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _natural(digits: str) -> int:
-    return int(digits) if digits.isdecimal() else -1
-
-
 def _refused(word: str) -> object:
     raise ValueError(f"the number {word}, which no header needs")
 
@@ -191,9 +167,8 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if type(dtype) is not str or dtype not in _FORMS:
         raise ValueError(f"tensor {name!r} of a dtype that the format has not: {dtype!r:.40}")
-    if type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
-        raise ValueError(f"tensor {name!r} whose shape or offsets are not a list of numbers")
-    if not all(type(number) is int and 0 <= number < _MOST_EXTENT for number in (*shape, *offsets)):
+    lists = type(shape) is list and type(offsets) is list and len(offsets) == 2
+    if not lists or not all(type(number) is int and 0 <= number < _MOST_EXTENT for number in (*shape, *offsets)):
         raise ValueError(f"tensor {name!r} whose shape or offsets are not a list of numbers")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
@@ -206,10 +181,3 @@ def _bytes_of(form: str, shape: tuple[int, ...]) -> int:
         if count >= _MOST_EXTENT:
             return -1
     return count // 8 if count % 8 == 0 else -1
-
-
-def _check_empty(name: str, shape: tuple[int, ...]) -> None:
-    try:
-        torch.empty(shape, device="meta")
-    except (RuntimeError, TypeError, OverflowError) as error:
-        raise ValueError(f"tensor {name!r} of a shape that torch cannot hold: {list(shape)}") from error

@@ -12,9 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel_core.checkpoint import json_file, names, pickles, tensor_file
-from accel_core.checkpoint.agreement import together
 from accel_core.checkpoint.digest import flush_folder
-from accel_core.checkpoint.in_place import Journal, model_journal, standing_weights
+from accel_core.checkpoint.in_place import model_journal, standing_weights
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.model import compare
 from accel_core.checkpoint.ranks import Ranks
@@ -61,10 +60,6 @@ def save_model(
     All files are one save: after a crash the weights are the old ones or the new ones. A reader that does not know
     accel's hidden folder may find them without the index that it needs; never shards of two saves under one index.
     Where weights are spread over ranks every rank calls it, and only those that write keep more than their parts.
-
-    Raises:
-        CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
-        ValueError: `max_shard_size` cannot be read.
     """
     world = ensure()
     limit, folder = convert_file_size_to_int(max_shard_size), Path(save_directory)
@@ -74,15 +69,18 @@ def save_model(
     turns = _Turns(state, limit, safe_serialization, first_only=first_only)
     if not turns.left:
         if writes:
-            shards = turns.shards if not _has_meta(state) else split(_state_of(model), limit)
-            _write_and_warn(folder, shards, safe_serialization)
+            if any(getattr(value, "is_meta", False) for value in state.values()):
+                inner = extract_model_from_parallel(model, keep_torch_compile=False)
+                state = {canonical_name(name): value for name, value in offloaded.state_dict(inner).items()}
+            _write_and_warn(folder, split(state, limit), safe_serialization)
         return
-    with together(Ranks(world, "save_model"), f"Saving weights to {str(folder)!r}"):
+    with Ranks(world, "save_model").together(f"Saving weights to {str(folder)!r}"):
         try:
             if writes:
                 _write_and_warn(folder, turns.shards, safe_serialization)
         finally:
-            turns.take_all()
+            while turns.left:  # a rank that does not write, or failed, gathers all the same, and keeps nothing
+                turns.left.pop(0)()
 
 
 def _write_and_warn(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
@@ -94,9 +92,7 @@ def _write_and_warn(folder: Path, shards: Sequence[Mapping[str, Any]], safe: boo
 class _Turns:
     """The gathers of a save, which all ranks do in one order whatever becomes of the files.
 
-    Attributes:
-        shards: What goes into each file; to gather from it takes a turn.
-        left: What is still to be gathered, in order.
+    `shards` are what goes into each file: to gather from one takes a turn. `left` is what is still to be gathered.
     """
 
     def __init__(self, state: Mapping[str, Any], limit: int, safe: bool, *, first_only: bool) -> None:
@@ -104,7 +100,8 @@ class _Turns:
         self.left: list[SpreadWeight] = []
         self.shards: list[dict[str, Any]] = []
         for shard in split(state, limit):
-            for _, value in in_file_order(shard) if safe and _all_storable(shard) else shard.items():
+            storable = safe and all(isinstance(value, Tensor | SpreadWeight) for value in shard.values())
+            for _, value in in_file_order(shard) if storable else shard.items():
                 if isinstance(value, SpreadWeight) and id(value) not in turns:
                     gather = value.gather_on_first if first_only and value.gather_on_first else value.gather
                     weight = replace(value, gather=gather)
@@ -116,26 +113,9 @@ class _Turns:
         self.left.remove(weight)
         return weight()
 
-    def take_all(self) -> None:
-        """Gather what is left, and keep nothing of it."""
-        while self.left:
-            self.left.pop(0)()
-
-
-def _all_storable(shard: Mapping[str, Any]) -> bool:
-    return all(isinstance(value, Tensor | SpreadWeight) for value in shard.values())
-
-
-def _has_meta(state: Mapping[str, Any]) -> bool:
-    return any(getattr(value, "is_meta", False) for value in state.values())
-
 
 def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
-    """Write files of weights and their index into a folder, in place of weights of the same format: all or none.
-
-    Raises:
-        CheckpointError: The folder is a file, a weight has no data, or writing failed; earlier files are intact.
-    """
+    """Write files of weights and their index into a folder, in place of weights of the same format: all or none."""
     if folder.is_file():
         raise CheckpointError(
             f"Weights are saved into a folder; got the file {str(folder)!r}. Pass the folder that is to hold them."
@@ -155,7 +135,11 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) 
 def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -> None:
     """Write shards and their index, and let them take the places of the weights before: all of them or none."""
     journal = model_journal(folder, safe)
-    _recover(journal)
+    left = journal.committed()
+    if left is not None:  # by a crash in an earlier save
+        journal.place(left.folder)
+    if os.path.lexists(journal.folder):
+        journal.clear()
     identity = names.fresh_id()
     staging = journal.begin(identity)
     try:
@@ -184,24 +168,8 @@ def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
     return pickles.write_object(path, {name: gathered.get(id(value), value) for name, value in shard.items()})
 
 
-def _recover(journal: Journal) -> None:
-    """Finish what a crash left of an earlier save, and delete the rest of it."""
-    committed = journal.committed()
-    if committed is not None:
-        journal.place(committed.folder)
-    if os.path.lexists(journal.folder):
-        journal.clear()
-
-
 def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> RestoreReport:
-    """Read weights into a model, after all of them were found to fit.
-
-    Raises:
-        CheckpointDamagedError: A file is truncated or of another kind; the model is as it was.
-        CheckpointMismatchError: The weights do not fit the model; it is as it was.
-        UnsafeCheckpointError: A file would run code, or the index leads out of its folder.
-        CheckpointNotFoundError: There are no weights.
-    """
+    """Read weights into a model, after all of them were found to fit."""
     weights = open_weights(standing_weights(Path(path)))
     plan = compare(model, weights, "model")
     report = RestoreReport(Path(path), 1, findings=plan.findings)
@@ -231,11 +199,6 @@ def split(state_dict: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
         places[key] = shards[-1]
         filled += size
     return shards
-
-
-def _state_of(model: nn.Module) -> dict[str, Tensor]:
-    inner = extract_model_from_parallel(model, keep_torch_compile=False)
-    return {canonical_name(name): value for name, value in offloaded.state_dict(inner).items()}
 
 
 def _index(files: Mapping[str, Mapping[str, Any]], safe: bool) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from accel_core.data.transfer import placed
 from accel_core.data.uneven import synchronized_batches
 from accel_core.data.workers import ignore_sigterm
 from accel_core.errors import CheckpointMismatchError
+from accel_core.host.run_card import card
 from accel_core.logging import get_logger
 from accel_core.options.enums import RNGType
 from accel_core.process.world import current
@@ -79,7 +80,8 @@ class PreparedLoader(LoaderBase):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Return an iterator over this rank's batches, on the device."""
-        return self._read() if self.pending is None else self._read_on()
+        batches = self._read() if self.pending is None else self._read_on()
+        return card.timed(self, batches) if card.wanted else batches
 
     @abstractmethod
     def _read(self) -> Iterator[Any]:

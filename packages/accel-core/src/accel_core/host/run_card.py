@@ -1,4 +1,4 @@
-"""What a process tells the launcher about its run: checkpoints, and how fast its epochs went.
+"""What a process tells the launcher about its run: checkpoints, how fast its epochs went, how long it waited for data.
 
 The launcher makes a small file in memory for the first rank of a machine and names it in `ACCEL_RUN_CARD`. The rank
 writes into it where an epoch ends and where a checkpoint is complete, and never in a training step; the launcher reads
@@ -12,6 +12,8 @@ import json
 import os
 import stat
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from accel_core.host import environ
@@ -22,6 +24,7 @@ VARIABLE = "ACCEL_RUN_CARD"
 """Variable that holds the path of the file."""
 
 _MAGIC = b"accel-card\n"
+_END: Any = object()
 
 
 class RunCard:
@@ -36,12 +39,26 @@ class RunCard:
         self.wanted = path is not None
         self._facts: dict[str, Any] = {}
         self._read: dict[int, tuple[int, float]] = {}
+        self._waited: dict[int, list[float]] = {}
+
+    def timed(self, loader: object, batches: Iterator[Any]) -> Iterator[Any]:
+        """Pass the batches of a loader on, and add up how long the script waits for them: two clock reads each."""
+        waited, clock = self._waited.setdefault(id(loader), [0.0]), time.perf_counter
+        while True:
+            asked = clock()
+            batch = next(batches, _END)
+            waited[0] += clock() - asked
+            if batch is _END:
+                return
+            yield batch
 
     def epoch(self, loader: object, samples: int, seconds: float) -> None:
         """Note what all ranks read of a loader, and how long that took; the one that took longest is trained with."""
         before = self._read.get(id(loader), (0, 0.0))
         self._read[id(loader)] = before[0] + samples, before[1] + seconds
-        self._facts["samples"], self._facts["seconds"] = max(self._read.values(), key=lambda read: read[1])
+        trained = max(self._read, key=lambda key: self._read[key][1])
+        self._facts["samples"], self._facts["seconds"] = self._read[trained]
+        self._facts["waited"] = self._waited.get(trained, [0.0])[0]
         torch: Any = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             self._facts["device_bytes"] = int(torch.cuda.max_memory_allocated())

@@ -94,6 +94,8 @@ class Engine:
         launcher: `module:Class` of a launcher of its own.
         merges: `module:function` that returns what reads the whole weights of a model from a folder that only this
             engine writes; `None` for any other folder.
+        takes: `module:function` that is given a `Runtime` and models of which some arrive spread over ranks, and
+            returns the strategy with which the run goes on.
     """
 
     name: str
@@ -124,6 +126,7 @@ class Engine:
     batch: str = ""
     launcher: str = ""
     merges: str = ""
+    takes: str = ""
 
     @property
     def requirement(self) -> str:

@@ -19,7 +19,7 @@ import traceback
 import weakref
 from collections.abc import Sequence
 from multiprocessing import process as processes
-from multiprocessing import util
+from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection
 from subprocess import Popen, TimeoutExpired
 from typing import Any
@@ -164,6 +164,8 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
 
 def _forget_the_parent() -> None:
     """Leave to the parent what it has to do at its end, such as to delete its temporary folders."""
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None  # the pipe to it was closed: semaphores of this process start their own
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     util._finalizer_registry.clear()  # type: ignore[attr-defined]

@@ -49,6 +49,8 @@ WORKERS = {
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "one persistent": {"num_workers": 1, "persistent_workers": True},
 }
+# Of which cases one in so many is tried; where all are, once.
+PARTS = [200] if CASES >= 10000 else [200, pytest.param(50, marks=pytest.mark.full("fuzz by the hundred"))]
 
 
 class Rows:
@@ -292,7 +294,7 @@ def test_every_pair_of_rank_counts(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [200, pytest.param(50, marks=pytest.mark.full("fuzz by the hundred"))])
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("workers", [each for each in WORKERS if each != "none"])
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=needs(kind)) for kind in KINDS])
 def test_worker_processes(kind, workers, part):

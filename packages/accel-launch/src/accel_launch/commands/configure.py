@@ -149,11 +149,7 @@ def default_config(args: argparse.Namespace) -> int:
 
 
 def update_config(args: argparse.Namespace) -> Path:
-    """Update an existing file to the current keys and defaults, keeping its values.
-
-    Raises:
-        ConfigurationError: The file does not exist, or a value in it is not valid; nothing was written then.
-    """
+    """Update an existing file to the current keys and defaults, keeping its values."""
     file = load(args.config_file or default_file())
     if file is None:
         raise ConfigurationError("There is no configuration file to update. Write one with `accel config`.")

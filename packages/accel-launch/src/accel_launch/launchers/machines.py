@@ -18,11 +18,7 @@ _FAILED = "accel/failed"
 
 
 class OtherMachines:
-    """The launchers of the other machines, reached through the store in which the machines met.
-
-    Attributes:
-        failure: What another machine said about a failure there, or an empty text.
-    """
+    """The launchers of the other machines, reached through the store in which the machines met."""
 
     def __init__(self, settings: Settings, supervisor: Supervisor) -> None:
         self.failure = ""

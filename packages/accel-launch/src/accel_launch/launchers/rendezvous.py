@@ -25,9 +25,6 @@ _TIMEOUT = timedelta(seconds=300)
 class LocalRendezvous(RendezvousHandler):
     """Meeting point of one machine: a store that other machines cannot reach, on a port that the system chose.
 
-    Attributes:
-        address: Address of this machine.
-
     Raises:
         LaunchError: The port cannot be used.
     """
@@ -96,11 +93,7 @@ class LocalRendezvous(RendezvousHandler):
 
 
 class MachinesRendezvous(RendezvousHandler):
-    """Meeting point of several machines: torch's own, but from the second round on with a new store for the ranks.
-
-    Attributes:
-        address: Address of this machine, if one is known.
-    """
+    """Meeting point of several machines: torch's own, but from the second round on with a new store for the ranks."""
 
     def __init__(
         self,

@@ -29,31 +29,16 @@ __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "r
 _THREADS = "num_cpu_threads_per_process"
 
 CLUSTER_ONLY = {
-    "compute_environment",
-    "distributed_type",
-    "tpu_name",
-    "tpu_zone",
-    "command_file",
-    "commands",
-    "schema",
+    "compute_environment", "distributed_type", "tpu_name", "tpu_zone", "command_file", "commands", "schema",
     _THREADS,
-}
+}  # fmt: skip
 """Keys of a cluster's file that are not launch settings themselves."""
 
 SAGEMAKER_ONLY = {
-    "ec2_instance_type",
-    "iam_role_name",
-    "image_uri",
-    "profile",
-    "region",
-    "base_job_name",
-    "pytorch_version",
-    "transformers_version",
-    "py_version",
-    "sagemaker_inputs_file",
-    "sagemaker_metrics_file",
-    "additional_args",
-}
+    "ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name",
+    "pytorch_version", "transformers_version", "py_version",
+    "sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args",
+}  # fmt: skip
 """Keys that a file for SageMaker has beyond the others."""
 
 _ENGINE_OF_TYPE = {
@@ -70,19 +55,12 @@ _HEADER = re.compile(r"\A# accel configuration, schema (\d+)")
 
 @dataclass
 class ConfigFile:
-    """A configuration file.
-
-    Attributes:
-        path: Where it is.
-        config: What it says, by key, in today's keys.
-        lines: Line of every key, by the keys that lead to it.
-        changes: What had to be migrated.
-    """
+    """A configuration file."""
 
     path: Path
     config: dict[str, Any]
-    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
-    changes: list[str] = field(default_factory=list)
+    lines: dict[tuple[str, ...], int] = field(default_factory=dict)  # by the keys that lead there
+    changes: list[str] = field(default_factory=list)  # what had to be migrated
 
     def where(self, *keys: str) -> str:
         """Return file and line of a key."""
@@ -117,12 +95,7 @@ def sections() -> set[str]:
 
 
 def load(path: str | Path | None = None) -> ConfigFile | None:
-    """Read a configuration file.
-
-    Raises:
-        ConfigurationError: It does not exist, is too large, is not YAML or JSON, is of a newer version, or has keys
-            that are unknown.
-    """
+    """Read a configuration file."""
     found = Path(path).expanduser() if path is not None else default_file()
     if found is None:
         return None
@@ -172,11 +145,7 @@ def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
 
 
 def check_keys(file: ConfigFile) -> None:
-    """Refuse unknown keys, and plain values where settings are grouped.
-
-    Raises:
-        ConfigurationError: A key is unknown; the message names its place, and the key that was probably meant.
-    """
+    """Refuse unknown keys, and plain values where settings are grouped."""
     sagemaker = file.config.get("compute_environment") == "AMAZON_SAGEMAKER"
     top = {path[0] for path in BY_PATH} | CLUSTER_ONLY | (SAGEMAKER_ONLY if sagemaker else set())
     grouped = sections()
@@ -265,11 +234,7 @@ def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, st
 
 
 def _text_of(setting: Setting, value: object, where: str) -> object:
-    """Return a value of the file as text for the setting's parser; a value that needs no parsing is returned unchanged.
-
-    Raises:
-        ConfigurationError: The file groups something where a value belongs.
-    """
+    """Return a value of the file as text for the setting's parser, or unchanged if it needs no parsing."""
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, (dict, list)) for part in parts):
         raise ConfigurationError(
@@ -286,11 +251,7 @@ def _text_of(setting: Setting, value: object, where: str) -> object:
 
 
 def write(config: Mapping[str, Any], path: Path) -> None:
-    """Write a configuration file.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
+    """Write a configuration file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         place = path.resolve()

@@ -15,14 +15,9 @@ _AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 
 @dataclass(frozen=True)
 class Mesh:
-    """Axes of the processes of a run.
+    """Axes of the processes of a run."""
 
-    Attributes:
-        sizes: Number of ranks along each axis, the outermost first: along the last, ranks are neighbors.
-        processes: Processes of the run.
-    """
-
-    sizes: dict[str, int]
+    sizes: dict[str, int]  # the outermost axis first: along the last, ranks are neighbors
     processes: int
 
     @property

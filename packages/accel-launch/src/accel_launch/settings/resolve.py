@@ -18,24 +18,14 @@ __all__ = ["Settings", "checked", "read", "resolve", "resolve_file", "wanted", "
 
 @dataclass(frozen=True)
 class Settings(Mapping[str, Any]):
-    """The settings of a run, each with its origin.
-
-    Attributes:
-        resolved: Value and origin by key.
-        script: The script, module or program to start, or None where only a look was asked for.
-        arguments: Words after the script.
-        inherited: Environment that the launcher itself runs in.
-        file: Configuration file that was read, or None.
-        file_order: Settings that it says, in its own order.
-        config: Everything that it says, by its own keys.
-    """
+    """The settings of a run, each with its origin."""
 
     resolved: Mapping[str, Resolved]
-    script: str | None = None
+    script: str | None = None  # None where only a look was asked for
     arguments: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=dict)
     file: str | None = None
-    file_order: tuple[str, ...] = ()
+    file_order: tuple[str, ...] = ()  # settings that the file says, in its own order
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> Any:

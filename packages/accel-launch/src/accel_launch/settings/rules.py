@@ -5,28 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "COUNT",
-    "FROM_ZERO",
-    "GPUS",
-    "MACHINES",
-    "PAIRS",
-    "PORT",
-    "SECONDS",
-    "TEE",
-    "Rule",
-    "tee_of",
-]
+__all__ = ["COUNT", "FROM_ZERO", "GPUS", "MACHINES", "PAIRS", "PORT", "SECONDS", "TEE", "Rule", "tee_of"]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What the value of a setting has to be.
-
-    Attributes:
-        wanted: The same in words, as in "Give … ".
-        holds: Returns whether a parsed value is allowed.
-    """
+    """What the value of a setting has to be."""
 
     wanted: str
     holds: Callable[[Any], bool]

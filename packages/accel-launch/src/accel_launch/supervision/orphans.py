@@ -33,11 +33,7 @@ RUN_VARIABLE = "ACCEL_RUN_ID"
 
 
 class RunMark:
-    """The mark of every process of one run, by which those that outlive it are found.
-
-    Attributes:
-        run_id: Name of the run.
-    """
+    """The mark of every process of one run, by which those that outlive it are found."""
 
     def __init__(self) -> None:
         self.run_id = uuid.uuid4().hex

@@ -35,25 +35,14 @@ _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILI
 
 @dataclass(frozen=True)
 class ExitOutcome:
-    """How the process of one rank ended.
-
-    Attributes:
-        rank: Rank among all processes.
-        local_rank: Rank among those of this machine.
-        pid: Process id.
-        status: Exit code, or minus the number of the signal that ended it.
-        stopped: Whether the launcher ended it because of something else.
-        failed_at: When it went wrong, on the monotonic clock in seconds.
-        out_of_memory: Whether the system killed it for memory.
-        traceback: Its last traceback, or an empty text.
-    """
+    """How the process of one rank ended."""
 
     rank: int
     local_rank: int
     pid: int
-    status: int
-    stopped: bool
-    failed_at: float
+    status: int  # exit code, or minus the number of the signal that ended it
+    stopped: bool  # the launcher ended it because of something else
+    failed_at: float  # on the monotonic clock, in seconds
     out_of_memory: bool = False
     traceback: str = ""
 

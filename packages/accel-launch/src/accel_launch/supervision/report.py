@@ -126,7 +126,11 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
     """Show in at most five lines how a run went, from what its ranks recorded."""
     lines = [f"accel launch: the run ended after {seconds:.1f} s"]
     if facts.get("samples") and facts.get("seconds"):
-        lines.append(f"  speed       {facts['samples'] / facts['seconds']:.4g} samples/s on all ranks together")
+        share = min(float(facts.get("waited", 0.0)) / facts["seconds"], 1.0)
+        lines.append(
+            f"  speed       {facts['samples'] / facts['seconds']:.4g} samples/s on all ranks together, "
+            f"{share:.0%} of the time waiting for data"
+        )
     # In bytes on macOS, in KiB elsewhere.
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     device = f"; {facts['device_bytes'] / 2**30:.2f} GiB on the device" if facts.get("device_bytes") else ""

@@ -22,9 +22,6 @@ class SignalHandlers:
     """The launcher's handling of signals.
 
     Python lets the main thread alone handle signals. A launcher in another thread leaves them to the program around it.
-
-    Attributes:
-        first: The first signal that came, or None.
     """
 
     def __init__(

@@ -89,11 +89,7 @@ class Followed:
 
 
 class Streams:
-    """The streams of all processes that one launcher started.
-
-    Attributes:
-        on_end: Called from the reading thread with each process that ended.
-    """
+    """The streams of all processes that one launcher started."""
 
     def __init__(self, logs: LogFolder | None = None, *, hold: bool = False) -> None:
         self.on_end: Callable[[RankLog], None] | None = None

@@ -53,11 +53,6 @@ class Supervisor:
 
     Make it before heavy imports: it forks, and no other thread may run then.
 
-    Attributes:
-        signals: What is done about signals; the launcher installs them when its processes run.
-        attempt: How often the processes were started again.
-        elsewhere: What another machine said about the failure there, or an empty text.
-
     Raises:
         ConfigurationError: The folder for logs cannot be used.
     """

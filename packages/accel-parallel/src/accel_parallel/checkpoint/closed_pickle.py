@@ -29,12 +29,7 @@ def record_of(name: str) -> type[Record]:
 
 
 def load_closed(raw: bytes, known: Mapping[str, Any], persistent: Callable[[Any], Any] | None = None) -> Any:
-    """Return what a pickle holds.
-
-    Raises:
-        ForeignNameError: It names something that is not among `known`, whose keys are full names.
-        Exception: Anything, as a damaged pickle holds opcodes and operands that nobody wrote.
-    """
+    """Return what a pickle holds."""
     reader = _Reader(io.BytesIO(raw))
     reader.known, reader.persistent = known, persistent
     return reader.load()

@@ -12,12 +12,7 @@ from accel_core.checkpoint.report import Restoration
 from accel_parallel.checkpoint import models as stored_models
 from accel_parallel.checkpoint import optimizers as stored_optimizers
 
-__all__ = ["SHARDED", "ShardedFormat", "holds_shards"]
-
-
-def holds_shards(source: Source) -> bool:
-    """Return whether FSDP wrote the models of a checkpoint: in shards, whole under its own names, or rank by rank."""
-    return any(names.engine_of(name) == "FSDP" for name in source.files())
+__all__ = ["SHARDED", "ShardedFormat"]
 
 
 class ShardedFormat(PlainFormat):
@@ -27,8 +22,8 @@ class ShardedFormat(PlainFormat):
     """
 
     def recognises(self, source: Source) -> bool:
-        """Return whether FSDP wrote the checkpoint."""
-        return holds_shards(source)
+        """Return whether FSDP wrote the models: in shards, whole under its own names, or rank by rank."""
+        return any(names.engine_of(name) == "FSDP" for name in source.files())
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare with the models, changing nothing, and return how each is restored."""

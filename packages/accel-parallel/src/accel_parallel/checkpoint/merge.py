@@ -61,19 +61,18 @@ def merge_weights(
     limit = convert_file_size_to_int(max_shard_size)
     source = _engine_in(Path(os.path.realpath(source)))
     _refuse_parent(source)
-    state = _state_of(source)
+    reader = _reader_of(source)
+    if reader is not None:
+        state = reader()
+    else:
+        state = _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
     write_shards(target, split(state, limit), safe_serialization)
 
 
 def merge_folder(
     checkpoint_dir: str, output_path: str, safe_serialization: bool, remove_checkpoint_dir: bool, max_shard_size: str
 ) -> None:
-    """Merge on the main process, and remove the folder afterwards where that is asked for.
-
-    Raises:
-        CheckpointError: There are no weights in the folder, they are damaged, or they are of several saves.
-        ConfigurationError: The folder shall be removed, and the weights would lie in it.
-    """
+    """Merge on the main process, and remove the folder afterwards where that is asked for."""
     source, target = Path(checkpoint_dir), Path(output_path)
     if not source.is_dir():
         raise CheckpointNotFoundError(
@@ -97,13 +96,6 @@ def merge_command(args: argparse.Namespace) -> None:
     merge_folder(args.checkpoint_directory, args.output_path, kept, args.remove_checkpoint_dir, args.max_shard_size)
 
 
-def _state_of(source: Path) -> Mapping[str, object]:
-    reader = _reader_of(source)
-    if reader is not None:
-        return reader()
-    return _in_shards(source) if (source / METADATA_NAME).exists() else _in_files(source)
-
-
 def _reader_of(folder: Path) -> Callable[[], Mapping[str, object]] | None:
     """Return what reads the weights of a folder that only one engine writes; `None` for anything else."""
     known = [load(engine.merges) for engine in engines().values() if engine.merges] if folder.is_dir() else []
@@ -111,11 +103,7 @@ def _reader_of(folder: Path) -> Callable[[], Mapping[str, object]] | None:
 
 
 def _engine_in(source: Path) -> Path:
-    """Return the folder of an engine in that of a checkpoint; anything else as it is.
-
-    Raises:
-        CheckpointMismatchError: There are several engines, or other weights beside one.
-    """
+    """Return the folder of an engine in that of a checkpoint; anything else as it is."""
     if not source.is_dir() or _reader_of(source) is not None:
         return source
     entries = sorted(os.scandir(source), key=lambda entry: entry.name)
@@ -185,11 +173,7 @@ def _in_shards(source: Path) -> dict[str, object]:
 
 
 def _names(folder: ShardFolder) -> dict[str, str]:
-    """Return the names of a model's weights, and under which names they lie.
-
-    Raises:
-        CheckpointMismatchError: There is no model, but the state of an optimizer.
-    """
+    """Return the names of a model's weights, and under which names they lie."""
     paths = {name: folder.metadata.path_of(name) for name in (*folder.tensors, *sorted(folder.metadata.objects))}
     roots = {str(path[0]) for path in paths.values() if len(path) > 1}
     if _MODEL in roots:
@@ -204,14 +188,10 @@ def _names(folder: ShardFolder) -> dict[str, str]:
 
 
 def _refuse_mixture(folder: ShardFolder) -> None:
-    """Refuse shards that do not all belong to the save that the list describes, as far as that can be seen.
-
-    Raises:
-        CheckpointDamagedError: A shard is missing or too short, is not listed, or has another digest than was noted.
-    """
+    """Refuse shards that do not all belong to the save that the list describes, as far as that can be seen."""
     listed = folder.contents()
     wrong = folder.check()
-    unlisted = sorted(set(_shards_in(folder.path)) - listed.keys())
+    unlisted = sorted({path.name for path in folder.path.glob("*.distcp")} - listed.keys())
     manifest = Manifest.read(folder.path.parent)
     if manifest is not None and not wrong:
         known = [name for name in folder.files() if name in manifest]
@@ -224,10 +204,6 @@ def _refuse_mixture(folder: ShardFolder) -> None:
             f"{' …' if len(problems) > _SHOWN else ''}. Bring all of its shards, and only these, into the folder."
         )
     _warn_of_newer(folder.path, listed)
-
-
-def _shards_in(folder: Path) -> Iterator[str]:
-    return (entry.name for entry in os.scandir(folder) if entry.name.endswith(".distcp"))
 
 
 def _warn_of_newer(folder: Path, listed: Mapping[str, object]) -> None:

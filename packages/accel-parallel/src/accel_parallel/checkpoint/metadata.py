@@ -28,12 +28,7 @@ Key = tuple[str, tuple[int, ...] | None]
 
 @record(frozen=True)
 class Box:
-    """A part of a tensor.
-
-    Attributes:
-        offsets: Where it begins, for each dimension.
-        sizes: How long it is.
-    """
+    """A part of a tensor."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -46,28 +41,16 @@ class Box:
 
 @record(frozen=True)
 class Place:
-    """Where a value lies.
-
-    Attributes:
-        file: Name in the folder.
-        offset: Its first byte.
-        length: Number of bytes: a stream that `torch.save` wrote.
-    """
+    """Where a value lies."""
 
     file: str
     offset: int
-    length: int
+    length: int  # number of bytes: a stream that `torch.save` wrote
 
 
 @record(frozen=True)
 class StoredTensor:
-    """A tensor in pieces.
-
-    Attributes:
-        dtype: Its dtype.
-        shape: Its shape as a whole.
-        boxes: Its pieces.
-    """
+    """A tensor in pieces."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -76,19 +59,13 @@ class StoredTensor:
 
 @record(frozen=True)
 class Metadata:
-    """What lies in a folder of shards.
+    """What lies in a folder of shards."""
 
-    Attributes:
-        tensors: Each tensor by its name, such as `model.body.weight`.
-        objects: Names of the values that are no tensors.
-        paths: Where in nested dicts and lists a value belongs, by its name; empty where nobody noted it.
-        places: Where each piece and each object lies.
-    """
-
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, StoredTensor]  # each tensor by its name, such as `model.body.weight`
     objects: frozenset[str]
+    # where in nested dicts and lists a value belongs, by its name; empty where nobody noted it
     paths: Mapping[str, tuple[str | int, ...]]
-    places: Mapping[Key, Place]
+    places: Mapping[Key, Place]  # where each piece and each object lies
 
     def path_of(self, name: str) -> tuple[str | int, ...]:
         """Return the place of a value in nested dicts and lists."""
@@ -103,12 +80,7 @@ class Metadata:
 
 
 def decode(raw: bytes, path: Path) -> Metadata:
-    """Read a `.metadata` file of `torch.distributed.checkpoint`; only names of its records are looked up.
-
-    Raises:
-        UnsafeCheckpointError: It names something else than the records of shards, or files outside the folder.
-        CheckpointDamagedError: It is no such file, or its parts do not fit together.
-    """
+    """Read a `.metadata` file of `torch.distributed.checkpoint`; only names of its records are looked up."""
     try:
         return _metadata(load_closed(raw, _known()), path)
     except CheckpointError:
@@ -155,11 +127,7 @@ def _known() -> dict[str, Any]:
 
 
 def _state(made: object, kind: str) -> Any:
-    """Return the attributes of a record.
-
-    Raises:
-        ValueError: It is not such a record.
-    """
+    """Return the attributes of a record."""
     if type(made) is not _RECORDS[kind]:
         raise ValueError(f"a {type(made).__name__} where {kind} belongs")
     return made.state
@@ -183,11 +151,7 @@ def _metadata(described: Any, path: Path) -> Metadata:
 
 
 def _check(found: Metadata) -> None:
-    """Make sure that every value has its place, and that the pieces of a tensor are that tensor.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Make sure that every value has its place, and that the pieces of a tensor are that tensor."""
     for name in found.objects:
         if (name, None) not in found.places:
             raise ValueError(f"no place of {name}")

@@ -61,12 +61,7 @@ def holds_local(source: Source, index: int) -> bool:
 
 
 def shards_of(source: Source, folder: str) -> ShardFolder:
-    """Open a folder of shards, which has to be complete.
-
-    Raises:
-        CheckpointMismatchError: It belongs to no save.
-        CheckpointError: It is damaged or unsafe, or lacks a shard, whose values are named.
-    """
+    """Open a folder of shards, which has to be complete."""
     source.check_listed(f"{folder}/{METADATA_NAME}")
     return ShardFolder(source.folder, folder)
 
@@ -113,7 +108,7 @@ def damages(shards: ShardFolder, source: Source, component: str, rank: int) -> l
 
 def _open(index: int, source: Source) -> tuple[StoredWeights | None, frozenset[str]]:
     """Return the weights that only engines write, and their files; none where one process could have written them."""
-    folder, whole = names.sharded_model_name(index), names.whole_model_name(index)
+    folder, whole = names.sharded(names.FSDP_MODEL_NAME, index), names.numbered(names.FSDP_MODEL_NAME, index)
     there = [name for name in (folder, whole) if name in source.files() or is_sharded(source, name)]
     if holds_local(source, index):
         there.append(names.local_model_name(index, 0))

@@ -26,25 +26,13 @@ __all__ = ["NamedOptimizer", "named_optimizer", "restoration", "state_by_names"]
 
 @record(frozen=True)
 class NamedOptimizer:
-    """An optimizer, seen by the names of its parameters.
+    """An optimizer, seen by the names of its parameters."""
 
-    Attributes:
-        param_groups: Its groups; `params` holds tensors of the shapes of the parameters.
-        names: Names of the parameters, group by group.
-        like: By name, a tensor that is spread over ranks as the entries of its state are to be.
-        load: Loads a state dict whose keys are those names, in this order.
-        state: What is there, by parameter, if it is to be compared.
-    """
-
-    param_groups: list[dict[str, Any]]
-    names: list[list[str]]
-    like: dict[str, Tensor]
-    load: Callable[[dict[str, Any]], None]
-    state: Mapping[Any, Any] = field(default_factory=dict)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state dict whose groups are in the order of this optimizer."""
-        self.load(state)
+    param_groups: list[dict[str, Any]]  # its groups; `params` holds tensors of the shapes of the parameters
+    names: list[list[str]]  # names of the parameters, group by group
+    like: dict[str, Tensor]  # by name, a tensor that is spread over ranks as the entries of its state are to be
+    load_state_dict: Callable[[dict[str, Any]], None]  # loads a state dict whose keys are those names, in this order
+    state: Mapping[Any, Any] = field(default_factory=dict)  # what is there, by parameter, if it is to be compared
 
 
 def named_optimizer(own: Any, models: Sequence[Any]) -> NamedOptimizer:
@@ -99,13 +87,13 @@ def state_by_names(own: Any, models: Sequence[Any]) -> dict[str, Any]:
 
 def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> Restoration:
     """Compare optimizer `index` of a checkpoint, in shards or whole, with an optimizer, changing nothing."""
-    component, folder = f"optimizer {index}", names.sharded_optimizer_name(index)
+    component, folder = f"optimizer {index}", names.sharded(names.OPTIMIZER_NAME, index)
     if not is_sharded(source, folder):
         return optimizer.restoration(own, index, source, rank, own.names)
     try:
         shards = shards_of(source, folder)
         stored = _Stored.of(shards)
-        groups = [stored.group(number) for number in range(stored.count)]
+        groups = [stored.group(number) for number in range(len(stored.of_groups))]
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     found = Restoration(component, files=frozenset(shards.files()))
@@ -123,7 +111,7 @@ def _apply(own: NamedOptimizer, stored: _Stored, groups: list[dict[str, Any]]) -
     held = [name for group in groups for name in group["params"]]
     memory = _Memory(own)
     state = {name: stored.entries(name, own.like[name], memory) for name in held if name in stored.of_parameters}
-    own.load({"state": state, "param_groups": groups})
+    own.load_state_dict({"state": state, "param_groups": groups})
 
 
 class _Memory:
@@ -156,25 +144,16 @@ _Path = tuple[str | int, ...]
 
 @record(frozen=True)
 class _Stored:
-    """The state of an optimizer in a folder of shards.
-
-    Attributes:
-        shards: The folder.
-        of_parameters: For each parameter, the names under which the entries of its state are stored, by their paths.
-        of_groups: The same for each group of parameters.
-    """
+    """The state of an optimizer in a folder of shards."""
 
     shards: ShardFolder
+    # for each parameter, the names under which the entries of its state are stored, by their paths
     of_parameters: dict[str, dict[_Path, str]]
     of_groups: dict[int, dict[_Path, str]]
 
     @classmethod
     def of(cls, shards: ShardFolder) -> _Stored:
-        """Look for the state in a folder.
-
-        Raises:
-            CheckpointDamagedError: The folder holds something else.
-        """
+        """Look for the state in a folder."""
         parameters: dict[str, dict[_Path, str]] = {}
         groups: dict[int, dict[_Path, str]] = {}
         for name in [*shards.tensors, *sorted(shards.metadata.objects)]:
@@ -196,11 +175,6 @@ class _Stored:
                 "another checkpoint."
             )
         return cls(shards, parameters, groups)
-
-    @property
-    def count(self) -> int:
-        """Number of groups."""
-        return len(self.of_groups)
 
     def group(self, number: int) -> dict[str, Any]:
         """Return one group, with the names of its parameters."""

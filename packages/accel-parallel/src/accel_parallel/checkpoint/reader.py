@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -34,15 +34,6 @@ class ShardFolder:
     """A folder that `torch.distributed.checkpoint` wrote, or accel in its format, opened for reading.
 
     Opening reads the list of shards only. No collective is called by any method, and nothing is run from the files.
-
-    Raises:
-        CheckpointNotFoundError: There is no list of shards.
-        CheckpointDamagedError: The list is damaged.
-        UnsafeCheckpointError: The list would run code, or names files outside the folder.
-
-    Attributes:
-        path: The folder.
-        metadata: What lies there.
     """
 
     def __init__(self, checkpoint: Path, name: str = "", *, links: bool = False) -> None:
@@ -75,13 +66,13 @@ class ShardFolder:
         """Return the names of the values of which something lies in each shard; shards by their names here."""
         return self.metadata.contents()
 
-    def check(self, files: Iterable[str] | None = None) -> dict[str, str]:
+    def check(self) -> dict[str, str]:
         """Return what is wrong with each shard that is missing or shorter than the list says, with what it held."""
         contents, ends = self.contents(), dict[str, int]()
         for place in self.metadata.places.values():
             ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
         wrong: dict[str, str] = {}
-        for name in sorted(ends if files is None else files):
+        for name in sorted(ends):
             try:
                 descriptor = open_member(self._checkpoint, self.file(name), links=self._links)
             except (FileNotFoundError, NotADirectoryError):
@@ -94,21 +85,13 @@ class ShardFolder:
         return wrong
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, whole, in new memory on the CPU.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is damaged or not there.
-        """
+        """Return one tensor, whole, in new memory on the CPU."""
         stored = self.tensors[name]
         return self.read_part(name, Box((0,) * len(stored.shape), tuple(stored.shape)))
 
     @torch.no_grad()
     def read_part(self, name: str, part: Box) -> Tensor:
-        """Return a part of one tensor in new memory on the CPU; only pieces that overlap it are read.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is damaged or not there.
-        """
+        """Return a part of one tensor in new memory on the CPU; only pieces that overlap it are read."""
         stored = self.tensors[name]
         if part in stored.boxes and part.numel:
             return self._piece(name, stored, part)
@@ -117,11 +100,7 @@ class ShardFolder:
         return made
 
     def stream(self, name: str, box: Box) -> Iterator[Tensor]:
-        """Yield the values of one piece in their order, a part at a time; each is good until the next is asked for.
-
-        Raises:
-            CheckpointDamagedError: The piece is damaged or not there.
-        """
+        """Yield the values of one piece in their order, a part at a time; each is good until the next is asked for."""
         stored = self.tensors[name]
         place = self.metadata.places[name, box.offsets]
         with self._opened(name, place) as window:
@@ -143,20 +122,12 @@ class ShardFolder:
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
-        """Copy one tensor into another; of a sharded one, only this rank's part is read.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is damaged or not there.
-        """
+        """Copy one tensor into another; of a sharded one, only this rank's part is read."""
         for (offsets, sizes), memory in local_parts(destination):
             self._fill(name, Box(offsets, sizes), memory)
 
     def sample(self, name: str) -> bytes:
-        """Return some bytes from the middle of each piece of one tensor, which are equal for equal values.
-
-        Raises:
-            CheckpointDamagedError: A piece of it is not there.
-        """
+        """Return some bytes from the middle of each piece of one tensor, which are equal for equal values."""
         found = b""
         for box in sorted(self.tensors[name].boxes, key=lambda box: box.offsets):
             place = self.metadata.places[name, box.offsets]
@@ -168,12 +139,7 @@ class ShardFolder:
         return found
 
     def read_object(self, name: str) -> object:
-        """Return a value that is no tensor.
-
-        Raises:
-            UnsafeCheckpointError: Reading it would run code.
-            CheckpointDamagedError: It is damaged or not there.
-        """
+        """Return a value that is no tensor."""
         return self._read(name, None)
 
     def _fill(self, name: str, part: Box, destination: Tensor) -> None:

@@ -77,21 +77,14 @@ def plan(
 
 @record
 class ShardPart:
-    """What one rank writes into a folder of shards, and the list of all of them on the rank that completes the save.
-
-    Attributes:
-        name: Name of the folder of shards.
-        metadata: What all ranks write together, without the places.
-        values: What this rank writes: tensors, and other values as `torch.save` wrote them.
-        note: Where `write` put each value; the other ranks are told.
-        concurrent: It may be written in a thread, beside others.
-    """
+    """What one rank writes into a folder of shards, and the list of all of them on the rank that completes the save."""
 
     name: str
-    metadata: Metadata
+    metadata: Metadata  # what all ranks write together, without the places
+    # what this rank writes: tensors, and other values as `torch.save` wrote them
     values: dict[MetadataIndex, Tensor | bytes]
-    note: list[Placed] | None = None
-    concurrent: bool = True
+    note: list[Placed] | None = None  # where `write` put each value; the other ranks are told
+    concurrent: bool = True  # it may be written in a thread, beside others
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write this rank's shard and flush it to disk."""

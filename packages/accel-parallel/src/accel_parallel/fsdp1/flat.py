@@ -129,7 +129,7 @@ def named_optimizer_of(own: torch.optim.Optimizer, model: torch.nn.Module, parts
         for name, parameter in seen.like.items()
         if parameter in seen.state
     }
-    return replace(seen, param_groups=groups, like=like, state=state, load=partial(_load, own, like))
+    return replace(seen, param_groups=groups, like=like, state=state, load_state_dict=partial(_load, own, like))
 
 
 def _load(own: torch.optim.Optimizer, like: Mapping[str, Any], state: dict[str, Any]) -> None:

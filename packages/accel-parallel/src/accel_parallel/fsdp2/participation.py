@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core._torch import shard_groups
+from accel_core._torch import shard_groups, to_accumulated
 from accel_core.comm.control import Channel
 from accel_core.errors import RankDisagreementError
 from accel_core.process.world import World
@@ -78,9 +78,9 @@ class _Group:
             elif parameter.requires_grad:
                 if each.sharded_param.grad is None:
                     self._unused[place] = each.sharded_param
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=getattr(parameter, "grad_dtype", None))
             if accumulated:
-                each.to_accumulated_grad_if_needed()
+                to_accumulated(each)
 
     @property
     def is_complete(self) -> bool:

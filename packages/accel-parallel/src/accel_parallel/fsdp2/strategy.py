@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.errors import PreparationError
 from accel_core.host.versions import is_torch_version, require_torch
 from accel_core.optim.optimizer import Stepper
 from accel_core.precision.precision import Precision
@@ -30,15 +27,6 @@ from accel_parallel.sharding.wrapping import WrapPlan
 from accel_parallel.tensor.parallel import TensorParallel
 
 __all__ = ["FullyShardStrategy"]
-
-
-def _covers(parameter: DTensor, ranks: int, split: tuple[int, ...]) -> bool:
-    """Return whether a parameter's gradient is reduced over so many ranks: it is sharded, or sharded and copied."""
-    mesh = parameter.device_mesh
-    groups = [tuple(dist.get_process_group_ranks(group)) for group in mesh.get_all_groups()]
-    axes = [axis for axis, group in enumerate(groups) if len(group) > 1 and group != split]
-    cut = [not parameter.placements[axis].is_replicate() for axis in axes]
-    return math.prod(mesh.size(axis) for axis in axes) == ranks and not any(cut[:-1]) and all(cut[-1:])
 
 
 class FullyShardStrategy(ShardedStrategy):
@@ -137,26 +125,10 @@ class FullyShardStrategy(ShardedStrategy):
     def _watch(self, model: torch.nn.Module) -> None:
         """Follow what a model that was sharded in place computes, and when."""
         self.participation.watch(model)
-        if model not in self._methods:
+        if model not in self._methods and is_sharded(model):
             self._methods[model] = GatheringMethods(model)
-        self._methods[model].watch(model)
-
-    def check_sharded(self, model: torch.nn.Module) -> None:
-        """Refuse a model that was sharded before `prepare` over a part of the ranks.
-
-        Raises:
-            PreparationError: Gradients of its shards would not be reduced over all ranks that read data.
-        """
-        for name, parameter in model.named_parameters():
-            if not isinstance(parameter, DTensor) or self.averaging.holds(parameter):
-                continue
-            if not _covers(parameter, self.world.size // self.layout.size("tp"), self.layout.group("tp")):
-                mesh = parameter.device_mesh
-                raise PreparationError(
-                    "A model that arrives sharded has to be sharded over all processes, or copied and sharded; got "
-                    f"{name} with {parameter.placements} on a mesh of {tuple(mesh.shape)} of {self.world.size} "
-                    "processes. Load it for all processes, or let prepare() shard it."
-                )
+        if model in self._methods:
+            self._methods[model].watch(model)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes add up whole gradients on each rank."""
@@ -168,14 +140,14 @@ class FullyShardStrategy(ShardedStrategy):
 
     @contextmanager
     def _synchronized(self, model: torch.nn.Module, wanted: bool) -> Iterator[None]:
-        sharded: Any = self._bare(model)
-        if not self.is_prepared(sharded):
-            yield
-            return
-        before = not self.averaging.is_held(sharded)
-        with self.averaging.holding(sharded, not wanted):
-            sharded.set_requires_gradient_sync(wanted)
+        bare = self._bare(model)
+        sharded = [each for each in bare.modules() if isinstance(each, FSDPModule)]
+        before = not self.averaging.is_held(bare)
+        with self.averaging.holding(bare, not wanted):
+            for each in sharded:
+                each.set_requires_gradient_sync(wanted, recurse=False)
             try:
                 yield
             finally:
-                sharded.set_requires_gradient_sync(before)
+                for each in sharded:
+                    each.set_requires_gradient_sync(before, recurse=False)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
-from accel_core.mesh.layout import Layout
+from accel_core.mesh.layout import DATA_AXES, Layout
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType
@@ -62,22 +62,31 @@ class MeshStrategy(SequenceStrategy):
         """Lay the ranks out as the axes say.
 
         Raises:
-            ConfigurationError: Parameters are sharded along an axis.
             EngineUnavailableError: There is an axis that this version does not have.
         """
         axes = [] if parallelism is None else parallelism.active_mesh_dims
-        if "dp_shard" in axes:
-            raise ConfigurationError(
-                f"FSDP shards parameters along an axis of a mesh; got the axes {axes} and no plugin of FSDP. "
-                "Pass fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), or set dp_shard_size=1."
-            )
-        others = [axis for axis in axes if axis not in ("dp_replicate", *cls.combines)]
+        others = [axis for axis in axes if axis not in (*DATA_AXES, *cls.combines)]
         if others:
             raise EngineUnavailableError(
                 f"Ranks do not share a replica along every axis of a mesh yet; got the axes {others}. Set their sizes "
                 "to 1; accel does not change them by itself."
             )
         return super().lay_out(rank, world_size, parallelism, plugin)
+
+    def check(self, bundle: Bundle) -> None:
+        """Also refuse a model that is to be sharded: one that arrives sharded had another strategy take it.
+
+        Raises:
+            ConfigurationError: The run has an axis along which parameters are sharded, and no plugin of FSDP.
+        """
+        if bundle.models and self.layout.size("dp_shard") > 1:
+            raise ConfigurationError(
+                "FSDP shards parameters along an axis of a mesh; got the axes "
+                f"{[axis for axis, size in self.layout.sizes if size > 1]} and no plugin of FSDP. Pass "
+                "fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2), set dp_shard_size=1, or load the model "
+                "sharded."
+            )
+        super().check(bundle)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that share a model skip a step together.

@@ -44,14 +44,15 @@ class FullyShardedFormat(ShardedFormat):
             return self._whole(request)
         run = request.run
         models = {
-            names.sharded_model_name(index): {"model": self.state_of(own)} for index, own in enumerate(run.models)
+            names.sharded(names.FSDP_MODEL_NAME, index): {"model": self.state_of(own)}
+            for index, own in enumerate(run.models)
         }
         return [*writer.plan(models | self._optimizers(run), run.world.rank, request.exchange)]
 
     def _optimizers(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Return the states of the optimizers, in shards and by names, by the names of their folders."""
         return {
-            names.sharded_optimizer_name(index): {"optimizer": self.optimizer_of(own, run.models)}
+            names.sharded(names.OPTIMIZER_NAME, index): {"optimizer": self.optimizer_of(own, run.models)}
             for index, own in enumerate(run.optimizers)
         }
 

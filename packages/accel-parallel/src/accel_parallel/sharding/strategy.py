@@ -222,7 +222,6 @@ class ShardedStrategy(SequenceStrategy):
         """
         bare = self._bare(model)
         if self.is_prepared(recipe.inside(model)):
-            self.check_sharded(bare)
             return wrapping.WrapPlan((), ())
         devices = devices_of(model)
         if len(devices) > 1:
@@ -280,9 +279,6 @@ class ShardedStrategy(SequenceStrategy):
     def _starts_from_main(self, model: torch.nn.Module) -> bool:
         """Return whether all ranks take the values of the first; every rank calls it."""
         return starts_from_main(model, self.world, bool(self.plugin.cpu_ram_efficient_loading))
-
-    def check_sharded(self, model: torch.nn.Module) -> None:
-        """Refuse a model that was sharded before `prepare`, in a way that leaves ranks out."""
 
     @abstractmethod
     def is_prepared(self, model: torch.nn.Module) -> bool:

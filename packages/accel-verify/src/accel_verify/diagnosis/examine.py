@@ -53,7 +53,6 @@ def _examine(args: argparse.Namespace) -> Iterator[DoctorFinding]:
     yield from check_open_files()
     yield from check_variables(environment)
     yield from check_configuration(args.config_file, settings_of)
-    progress("Importing libraries ...")
     seen = probe.findings(args.timeout)
     yield from seen
     if args.no_collective or any(each.state == "problem" and each.topic == "Libraries" for each in seen):

@@ -11,14 +11,7 @@ State = Literal["ok", "warning", "problem"]
 
 
 class DoctorFinding(NamedTuple):
-    """One thing that was examined.
-
-    Attributes:
-        topic: Heading under which it is shown.
-        state: Its severity.
-        what: What was found, in one line.
-        remedy: What to do about it, in one line; empty if nothing has to be done.
-    """
+    """One thing that was examined."""
 
     topic: str
     state: State

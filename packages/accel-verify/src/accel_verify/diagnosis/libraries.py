@@ -2,10 +2,13 @@
 
 import json
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 from accel_core.host.program.run_module import own_command
+from accel_launch.terminal import progress_bar
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 from accel_verify.diagnosis.packages import module_of, optional_libraries
 
@@ -35,15 +38,22 @@ class Probe:
 
     def findings(self, seconds: float) -> list[DoctorFinding]:
         """Wait for the imports, and return what they showed."""
-        try:
-            printed = self._process.communicate(timeout=seconds)[0]
-            ended = f"a Python that ended with status {self._process.returncode}"
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            printed = self._process.communicate()[0]
+        late = threading.Timer(seconds, self._process.kill)
+        began = time.monotonic()
+        late.start()
+        answers: list[dict[str, Any]] = []
+        errors: dict[str, str] = {}
+        with self._process as process:
+            for line in process.stdout or ():
+                progress_bar("Importing libraries", len(errors), len(self._distributions))
+                answers.append(json.loads(line))
+                if "module" in answers[-1]:
+                    errors[answers[-1]["module"]] = answers[-1]["error"]
+        progress_bar("Importing libraries", 1, 1)
+        ended = f"a Python that ended with status {process.returncode}"
+        if time.monotonic() - began >= seconds:
             ended = f"no result within {seconds:g} s"
-        answers = [json.loads(line) for line in printed.splitlines()]
-        errors = {answer["module"]: answer["error"] for answer in answers if "module" in answer}
+        late.cancel()
         # What was begun and not answered is what took Python down.
         begun = [answer["begun"] for answer in answers if "begun" in answer] or list(self._distributions)[:1]
         if begun and begun[-1] not in errors:

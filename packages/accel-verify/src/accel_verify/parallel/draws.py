@@ -31,14 +31,10 @@ _ORDERS = ("torch.utils.data.", "accel_core.", "accel_verify.")
 
 
 class DrawWatch:
-    """Notes what torch's functions draw while a model trains.
-
-    Attributes:
-        drawn: For each line of code that drew in the step, a digest of each tensor that it drew.
-    """
+    """Notes what torch's functions draw while a model trains."""
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
-        self.drawn: dict[str, list[str]] = {}
+        self.drawn: dict[str, list[str]] = {}  # by line of code, a digest of each tensor that it drew
         self._wanted = wanted
 
     def install(self) -> None:

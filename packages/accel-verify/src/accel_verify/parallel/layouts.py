@@ -15,14 +15,7 @@ _GATHERED = 3
 
 @dataclass(frozen=True)
 class RequestedLayout:
-    """A layout that was named.
-
-    Attributes:
-        name: As it was written.
-        ranks: Number of processes.
-        parts: Into how many parts the data is split.
-        words: Flags of `accel launch` that ask for it.
-    """
+    """A layout that was named."""
 
     name: str
     ranks: int
@@ -31,11 +24,7 @@ class RequestedLayout:
 
 
 def requested_layouts(text: str, most: int) -> list[RequestedLayout]:
-    """Read a comma-separated list of layouts.
-
-    Raises:
-        ConfigurationError: A layout is unknown or comes twice, none is there, or one needs more processes, or one only.
-    """
+    """Read a comma-separated list of layouts."""
     found = [_requested(spec) for spec in parse_layouts(text)]
     for layout in found:
         if layout.ranks > most:

@@ -20,19 +20,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a run measured.
-
-    Attributes:
-        loss: Loss of each step.
-        gradient_norm: Norm of all gradients of each step, before they were clipped.
-        weight_norm: Norm of all weights after each step.
-        memory: The most memory that each rank held, in bytes.
-    """
+    """What a run measured."""
 
     loss: list[float]
-    gradient_norm: list[float]
+    gradient_norm: list[float]  # before they were clipped
     weight_norm: list[float]
-    memory: list[int]
+    memory: list[int]  # the most bytes that each rank held
 
 
 @dataclass(frozen=True)
@@ -77,15 +70,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of all layouts.
-
-    Attributes:
-        target: What was run.
-        steps: Optimizer steps that were compared.
-        tolerance: How far values may differ.
-        one_process: What one process measured, by the number of parts whose batches it read.
-        verdicts: One for each layout.
-    """
+    """What became of all layouts."""
 
     target: str
     steps: int

@@ -37,25 +37,15 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What is verified, and how.
-
-    Attributes:
-        target: `script.py`, or `script.py:function`.
-        arguments: Arguments of the script.
-        steps: Optimizer steps.
-        words: Flags of `accel launch` for all runs.
-        counts: Whether `num_processes` of the one process answers with the number of data parts.
-        timeout: Seconds that a run may take.
-        place: Folder for records.
-    """
+    """What is verified, and how."""
 
     target: str
     arguments: tuple[str, ...]
     steps: int
-    words: tuple[str, ...]
-    counts: bool
-    timeout: float
-    place: Path
+    words: tuple[str, ...]  # flags of `accel launch` for all runs
+    counts: bool  # `num_processes` of the one process answers with the number of data parts
+    timeout: float  # seconds that a run may take
+    place: Path  # folder for records
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,11 +104,7 @@ def verify_parallel(
 
 
 def _checked(target: str | Callable[[], object]) -> str:
-    """Return where a target is, as the recorder takes it.
-
-    Raises:
-        ConfigurationError: The script or function does not exist, or the function cannot be found by its name.
-    """
+    """Return where a target is, as the recorder takes it."""
     if callable(target):
         source = inspect.getsourcefile(target)
         if source is None or not target.__qualname__.isidentifier():
@@ -155,11 +141,7 @@ def _one_process(request: VerifyRequest, parts: int) -> RecordedRun:
 
 
 def check_one_process(request: VerifyRequest, ended: RanksEnded, found: RecordedRun) -> None:
-    """Refuse a run on one process that did not make its steps.
-
-    Raises:
-        LaunchError: It failed, was too slow, or made fewer steps.
-    """
+    """Refuse a run on one process that did not make its steps."""
     if len(found.steps) >= request.steps:
         return
     if ended.timed_out:

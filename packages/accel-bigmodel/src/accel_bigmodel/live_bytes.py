@@ -29,7 +29,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the tensors alive that operations make, and the most that there were at once.
 
     Every piece of memory counts once, however many tensors view it, from the operation that makes it until nothing
-    refers to it any more. What FSDP and process groups write to counts as "communication".
+    refers to it any longer. What FSDP and process groups write to counts as "communication".
 
     Attributes:
         purpose: What memory made from now on is for.

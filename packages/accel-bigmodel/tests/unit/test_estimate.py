@@ -165,7 +165,7 @@ def test_a_missing_library_is_one_line(
     assert main(["estimate-memory", "nobody-has/such-a-model", "--library-name", library]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"got no {library}. Install it" in said
+    assert f"needs {library}, which is not installed. Install it" in said
 
 
 @needs_transformers

@@ -419,7 +419,7 @@ class Accelerator(FunctionControl):
 
     @property
     def non_blocking(self) -> bool:
-        """Whether batches travel to the device while the process goes on."""
+        """Whether batches travel to the device while the process continues."""
         return self.dataloader_config.non_blocking
 
     @property
@@ -844,7 +844,7 @@ class Accelerator(FunctionControl):
             raise
         except Exception:
             fits = hasattr(loss, "backward")
-            expect(fits, loss, "Gradients are computed of a tensor", "Pass the loss itself, before .item() or float().")
+            expect(fits, loss, "backward() takes a loss tensor", "Pass the loss itself, before .item() or float().")
             raise
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
@@ -1468,9 +1468,7 @@ def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Ten
 
 
 def _negative(name: str, limit: float) -> ConfigurationError:
-    return ConfigurationError(
-        f"Gradients clipped to a negative limit would turn around; got {name}={limit}. Pass 0 or more."
-    )
+    return ConfigurationError(f"A negative limit would reverse the gradients; got {name}={limit}. Pass 0 or more.")
 
 
 def _check_setting(name: str, value: object, kind: type, *, optional: bool = False) -> None:

@@ -33,7 +33,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         deterministic: Make torch use algorithms that give the same result each time, and raise where it has none.
 
     Raises:
-        UnsupportedTypeError: The seed is no whole number.
+        UnsupportedTypeError: The seed is not a whole number.
 
     Examples:
         >>> set_seed(0)

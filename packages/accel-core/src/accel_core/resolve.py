@@ -214,7 +214,7 @@ def _publish(
 
 
 def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
-    """Sort handlers by type name, refusing what is no handler and what is there twice."""
+    """Sort handlers by type name, refusing what is not a handler and what is there twice."""
     found: dict[str, Any] = {}
     for handler in given or []:
         if not isinstance(handler, KwargsHandler):

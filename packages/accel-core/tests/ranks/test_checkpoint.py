@@ -322,7 +322,7 @@ def test_what_all_ranks_meet_is_said_once(tmp_path: Path) -> None:
     own.project.set_directories(str(tmp_path))
     errors = everywhere(raised(load_state, own, tmp_path / "nothing"))
     assert errors[0] == errors[1]
-    assert errors[0][1].startswith("There is no checkpoint folder")
+    assert errors[0][1].startswith("No checkpoint at")
     own.project.automatic_checkpoint_naming = True
     errors = everywhere(raised(load_state, own))
     assert errors[0] == errors[1]
@@ -330,7 +330,7 @@ def test_what_all_ranks_meet_is_said_once(tmp_path: Path) -> None:
     assert errors[0][1].startswith("There is no complete checkpoint_<number>")
     assert "rank 0:" not in errors[0][1]
     own.project.automatic_checkpoint_naming = False
-    with pytest.raises(ConfigurationError, match=r"^load_state needs to know where from"):
+    with pytest.raises(ConfigurationError, match=r"^load_state was not given a folder"):
         load_state(own)
     assert os.listdir(tmp_path) == []
 

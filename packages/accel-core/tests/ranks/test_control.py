@@ -91,11 +91,11 @@ def test_ranks_that_fail_alike_are_reported_once():
     for texts, reported in (
         (
             [None, "the disk is full.", "the disk is full.", "the disk is full"],
-            "ranks 1, 2, 3 failed: OSError: the disk is full. Mend",
+            "ranks 1, 2, 3 failed: OSError: the disk is full. Fix",
         ),
         (
             [None, "the disk is full", "no such folder", "the disk is full"],
-            "failed: ranks 1, 3: OSError: the disk is full; rank 2: OSError: no such folder. Mend",
+            "failed: ranks 1, 3: OSError: the disk is full; rank 2: OSError: no such folder. Fix",
         ),
     ):
         text = texts[here.rank]

@@ -151,12 +151,12 @@ PART = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
         (
             lambda folder: (folder / "mp_rank_01_model_states.pt").touch(),
             CheckpointMismatchError,
-            "got mp_rank_01_model_states.pt in",
+            "got parts of mp_rank_01_model_states.pt in",
         ),
         (
             lambda folder: (folder / "layer_0_expert_1_mp_rank_00_model_states.pt").touch(),
             CheckpointMismatchError,
-            "got layer_0_expert_1",
+            "got parts of layer_0_expert_1",
         ),
         (lambda folder: torch.save(os.getcwd, folder / PART), UnsafeCheckpointError, "would run code"),
         (

@@ -80,7 +80,7 @@ def notebook_launcher(
         master_addr: Address of machine 0.
         node_rank: Number of this machine.
         num_nodes: Machines.
-        rdzv_backend: How machines find one another.
+        rdzv_backend: How machines find each other.
         rdzv_endpoint: Address and port of the rendezvous; made of `master_addr` and `use_port` when empty.
         rdzv_conf: Details of the rendezvous.
         rdzv_id: Name of the run.

@@ -93,7 +93,7 @@ class EightBits:
         """Make the parameter out of weights and scales.
 
         Raises:
-            CheckpointDamagedError: Weights and scales do not fit one another, or not the parameter.
+            CheckpointDamagedError: Weights and scales do not fit each other, or not the parameter.
         """
         check_statistics(stored, parameter.shape)
         return self._made(stored[""].to(device), stored["SCB"].to(device))
@@ -195,7 +195,7 @@ class FourBits:
         """Make the parameter out of weights and state.
 
         Raises:
-            CheckpointDamagedError: Weights and state do not fit one another, or not the parameter.
+            CheckpointDamagedError: Weights and state do not fit each other, or not the parameter.
         """
         check_statistics(stored, _shape(parameter))
         return self._assembled(stored, device)

@@ -10,7 +10,7 @@ __all__ = ["draw", "printable"]
 
 
 def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, width: int, height: int) -> str:
-    """Draw curves over one another."""
+    """Draw curves over each other."""
     finite = {mark: [point for point in points if math.isfinite(point[1])] for mark, points in curves.items()}
     lost = sum(map(len, curves.values())) - sum(map(len, finite.values()))
     points = [point for series in finite.values() for point in series]

@@ -281,7 +281,7 @@ def _targets(placement: Placement, source: Checkpoint, options: LoadOptions) -> 
 
 
 def _check_filled(model: nn.Module, plan: _Plan) -> None:
-    """Make sure that every tensor will have a value, in memory or on disk."""
+    """Check that every tensor will have a value, in memory or on disk."""
     present = {name for target in plan.targets for name in target.names} | loading_index(model).keys()
     tensors = (*model.named_parameters(), *model.named_buffers())
     left = [name for name, tensor in tensors if tensor.is_meta and name not in present]

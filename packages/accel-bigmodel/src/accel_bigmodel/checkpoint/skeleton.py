@@ -89,8 +89,8 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
     """Make an empty model from a transformers configuration."""
     if not is_transformers_available():
         raise MissingDependencyError(
-            "transformers, which builds a model from its configuration, is not installed. Install it, or name a "
-            "safetensors checkpoint, whose headers are enough."
+            "Building a model from its configuration needs transformers, which is not installed. Install it, or name "
+            "a safetensors checkpoint, whose headers are enough."
         )
     is_local = os.path.exists(folder)
     unreachable = None if is_local else why_unreachable()

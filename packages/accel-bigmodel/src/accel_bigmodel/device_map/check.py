@@ -67,7 +67,7 @@ def _path(name: str) -> str:
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> None:
-    """Make sure that a device map places every tensor of a model, and none both on the disk and elsewhere.
+    """Check that a device map places every tensor of a model, and none both on the disk and elsewhere.
 
     Buffers that `state_dict` leaves out need no device: one that has none stays where it is.
 
@@ -119,7 +119,7 @@ def _devices_of(name: str, device_map: Mapping[str, AnyDevice]) -> list[str]:
 
 
 def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
-    """Make sure that the devices of a map are on this machine.
+    """Check that the devices of a map are on this machine.
 
     Raises:
         DeviceMapError: When one of them is not a device at all.

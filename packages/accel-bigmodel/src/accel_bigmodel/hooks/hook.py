@@ -297,7 +297,7 @@ class HookedForward:
 
 
 def _run_eagerly(forward: HookedForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run with the hook's own work outside of any graph that torch.compile is recording."""
+    """Run with the hook's own work outside any graph that torch.compile is recording."""
     hook: ModelHook = forward.module.__dict__["_hf_hook"]
     disable = cast(Any, torch.compiler.disable)
     return forward.surround(hook, disable(hook.enter_forward), disable(hook.leave_forward), args, kwargs)

@@ -256,7 +256,7 @@ class Schedule(Generic[Content]):
         try:
             self.transport.discard(block, content)
         finally:
-            # Nobody has the weights any more, whatever the transport says: the block can be brought again.
+            # Nobody has the weights any longer, whatever the transport says: the block can be brought again.
             block.become(BlockState.OFFLOADED)
             self._held -= block.nbytes
 

@@ -213,7 +213,7 @@ class ShardedZeroEngine:
                 self.tell(_Gathering([each], self._ranks).arrive(), "communication")
 
     def _asked(self, parameter: nn.Parameter) -> None:
-        """Gather a parameter that a forward pass reads from outside of its module."""
+        """Gather a parameter that a forward pass reads from outside its module."""
         each = self._shared.get(parameter)
         if each is None or each.here or each in self._coming or not self._forward:
             return

@@ -209,9 +209,9 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "no index"),
-        ("{", "no JSON"),
-        ('{"weight_map": {"a": 3}}', "no index"),
+        ("[]", "not an index"),
+        ("{", "not JSON"),
+        ('{"weight_map": {"a": 3}}', "not an index"),
         ('{"weight_map": {"a": "\\ud800"}}', "missing"),
     ],
 )

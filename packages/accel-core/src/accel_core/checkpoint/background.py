@@ -1,4 +1,4 @@
-"""One save at a time, in a thread of its own, while training goes on."""
+"""One save at a time, in a thread of its own, while training continues."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def _report_failure() -> bool:
         finish()
     except BaseException as error:
         sys.stderr.write(
-            f"accel: the save of {str(target)!r} in the background failed, and the process ended without asking for "
-            f"its outcome. It ends with status 1.\n{type(error).__name__}: {error}\n"
+            f"accel: the save of {str(target)!r} in the background failed, and the script ended without checking its "
+            f"result. The process exits with status 1.\n{type(error).__name__}: {error}\n"
         )
         sys.stderr.flush()
         return True

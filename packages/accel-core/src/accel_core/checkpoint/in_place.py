@@ -203,7 +203,7 @@ def state_journal(target: Path) -> Journal:
 def model_journal(target: Path, safe: bool = True) -> Journal:
     """Return the journal of `save_model` in a folder; an index of shards tells readers that they are complete.
 
-    Weights in the other format than that of the save are no concern of it.
+    Weights in the other format than that of the save are not its concern.
     """
     indexes = frozenset({names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME})
     suffix = ".safetensors" if safe else ".bin"

@@ -35,4 +35,4 @@ def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
             raise ValueError(f"more than {_LONGEST} bytes")
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise damaged_file(folder / name, f"no JSON ({error})") from error
+        raise damaged_file(folder / name, f"text that is not JSON ({error})") from error

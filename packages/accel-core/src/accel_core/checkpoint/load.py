@@ -102,7 +102,7 @@ class LoadRequest:
             return names.folder_of(self.input_dir)
         if not self.run.project.automatic_checkpoint_naming:
             raise ConfigurationError(
-                "load_state needs to know where from; input_dir is None and automatic naming is off. Pass a folder."
+                "load_state was not given a folder; input_dir is None and automatic naming is off. Pass a folder."
             )
         return self.run.project.checkpoints_folder()
 

@@ -53,8 +53,8 @@ class Manifest:
         """Return the manifest of a folder; `None` in one without any, as Accelerate writes it."""
         if not folder.is_dir():
             raise CheckpointNotFoundError(
-                f"There is no checkpoint folder {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} "
-                "there. Pass a folder that save_state wrote."
+                f"No checkpoint at {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} there. Pass a "
+                "folder that save_state wrote."
             )
         path = folder / names.MANIFEST_NAME
         try:

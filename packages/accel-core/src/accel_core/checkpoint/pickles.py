@@ -91,7 +91,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
         return open(open_member(path.parent, path.name, links=True), "rb")
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(
-            f"There is no file {str(path)!r}; got nothing to read. Pass the path of a saved object."
+            f"The file {str(path)!r} does not exist; got nothing to read. Pass the path of a saved object."
         ) from error
 
 

@@ -95,7 +95,7 @@ def save(
         safe_serialization: Write safetensors instead of `torch.save`.
 
     Raises:
-        CheckpointError: `safe_serialization` and something that is no tensor.
+        CheckpointError: `safe_serialization` and something that is not a tensor.
 
     Examples:
         >>> save({"step": 100}, "notes.pt")
@@ -140,7 +140,7 @@ def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: An
         The object that was saved.
 
     Raises:
-        UnsafeCheckpointError: Reading it would run code, or it is no regular file.
+        UnsafeCheckpointError: Reading it would run code, or it is not a regular file.
         CheckpointDamagedError: It is truncated or in another format.
         CheckpointNotFoundError: There is no such file.
 

@@ -38,7 +38,7 @@ class Finding:
 
     Attributes:
         component: Such as `model 0` or `optimizer 1`.
-        kind: What is the matter. `extra` is a whole component that the run does not have; it is no error.
+        kind: What is the matter. `extra` is a whole component that the run does not have; it is not an error.
         detail: What exactly, with names.
         rank: The rank that found it.
     """

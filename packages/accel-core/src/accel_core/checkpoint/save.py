@@ -125,8 +125,8 @@ def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | 
         return project.checkpoints_folder() / f"checkpoint_{project.iteration}"
     if output_dir is None:
         raise ConfigurationError(
-            "save_state needs to know where to; output_dir is None and automatic naming is off. "
-            "Pass a folder, or use ProjectConfiguration(automatic_checkpoint_naming=True)."
+            "save_state was not given a folder; output_dir is None and automatic naming is off. Pass a folder, or use "
+            "ProjectConfiguration(automatic_checkpoint_naming=True)."
         )
     return names.folder_of(output_dir)
 
@@ -136,9 +136,9 @@ def _refuse_keywords(given: Mapping[str, object]) -> None:
     unknown = sorted(given.keys() - _HARMLESS)
     if unknown:
         raise ConfigurationError(
-            f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which nobody "
-            "reads. Pass blocking=False to write in the background, call save_model for weights in several files, and "
-            "register_for_checkpointing for objects of your own."
+            f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which has no "
+            "effect. Pass blocking=False to write in the background, call save_model for weights in several files, "
+            "and register_for_checkpointing for objects of your own."
         )
 
 

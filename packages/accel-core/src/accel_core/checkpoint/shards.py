@@ -72,8 +72,8 @@ def read_index(path: Path) -> dict[str, str]:
     table = content.get("weight_map", content) if isinstance(content, dict) else None
     if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
         raise CheckpointDamagedError(
-            f"The file {str(path)!r} is no index of weights; got a {type(content).__name__} without a weight_map of "
-            "names. Download or save the weights again."
+            f"The file {str(path)!r} is not an index of weights; got a {type(content).__name__} without a weight_map "
+            "of names. Download or save the weights again."
         )
     for file in set(table.values()):
         check_name(file, path)

@@ -71,7 +71,7 @@ def find_batch_size(data: object) -> int:
 
     Raises:
         DataError: A list, tuple or mapping on the way is empty.
-        UnsupportedTypeError: The first leaf is no tensor, or has no dims.
+        UnsupportedTypeError: The first leaf is not a tensor, or has no dims.
     """
     if isinstance(data, tuple | list | Mapping):
         if not data:
@@ -140,11 +140,11 @@ def concatenate(data: Sequence[_T], dim: int = 0) -> _T:
         dim: The dim along which tensors are joined.
 
     Returns:
-        One nest of the structure of the first. Of a single nest, leaves that are no tensors stay as they are.
+        One nest of the structure of the first. Of a single nest, leaves that are not tensors stay as they are.
 
     Raises:
         DataError: The list is empty.
-        UnsupportedTypeError: A leaf is no tensor, and there are several nests.
+        UnsupportedTypeError: A leaf is not a tensor, and there are several nests.
 
     Examples:
         >>> concatenate([{"ids": torch.tensor([1, 2])}, {"ids": torch.tensor([3])}])
@@ -170,7 +170,7 @@ def pad_input_tensors(tensor: _T, batch_size: int, num_processes: int, dim: int 
     """Fill a batch with zeros until it can be dealt evenly to the processes.
 
     Raises:
-        UnsupportedTypeError: A leaf is no tensor, or has no such dim.
+        UnsupportedTypeError: A leaf is not a tensor, or has no such dim.
     """
     wanted = -(-batch_size // num_processes) * num_processes
 

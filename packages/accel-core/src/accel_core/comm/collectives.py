@@ -41,7 +41,7 @@ def gather(tensor: Nest) -> Nest:
     Raises:
         RankDisagreementError: Structure, shapes or dtypes differ between ranks; pad_across_processes makes sizes
             equal.
-        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+        UnsupportedTypeError: A leaf is not a tensor; the other ranks get RemoteRankError.
 
     Examples:
         >>> gather(torch.tensor([accelerator.process_index]))  # with four processes: tensor([0, 1, 2, 3])
@@ -103,7 +103,7 @@ def reduce(tensor: Nest, reduction: str = "mean", scale: float = 1.0) -> Nest:
         CollectiveError: The mean of whole numbers or booleans, or the largest of complex numbers, was asked for.
         ConfigurationError: The reduction is unknown.
         RankDisagreementError: Structure, shapes or dtypes differ between ranks.
-        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+        UnsupportedTypeError: A leaf is not a tensor; the other ranks get RemoteRankError.
 
     Examples:
         >>> reduce({"loss": torch.tensor(0.5)}, "mean")
@@ -259,7 +259,7 @@ def broadcast(tensor: Nest, from_process: int = 0) -> Nest:
         CollectiveError: A tensor of another rank cannot be written to; the other ranks get RemoteRankError.
         ConfigurationError: There is no such rank.
         RankDisagreementError: Structure, shapes, dtypes or `from_process` differ between ranks.
-        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+        UnsupportedTypeError: A leaf is not a tensor; the other ranks get RemoteRankError.
 
     Examples:
         >>> drawn = torch.rand(4)  # differs between processes

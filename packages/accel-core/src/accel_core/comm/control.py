@@ -1,4 +1,4 @@
-"""The control channel: small values that ranks tell one another, and failures that all of them learn of.
+"""The control channel: small values that ranks tell each other, and failures that all of them learn of.
 
 Whatever ranks agree on goes through here: that all have come to a point, who failed, which checkpoint, how many rows.
 It travels in the frames of `transport`, in one sequence with `gather` and its relatives, so a rank at a barrier and
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class Channel:
-    """What the ranks of a world tell one another in the course of one thing that they do together.
+    """What the ranks of a world tell each other in the course of one thing that they do together.
 
     Every method but `exchange_among` is called by every rank, in the same order. With one process each returns at once.
     """
@@ -81,7 +81,7 @@ class Channel:
     def exchange_among(self, value: _T, members: Sequence[int]) -> list[_T]:
         """Return the value that each of some ranks brought, in the order of `members`.
 
-        The other ranks need not come here, so this is no operation of all ranks: a member that is missing is waited
+        The other ranks need not come here, so this is not an operation of all ranks: a member that is missing is waited
         for until the timeout of the process group.
 
         Raises:
@@ -162,7 +162,7 @@ class Channel:
     def together(self, doing: str) -> Iterator[None]:
         """Run a block on every rank, and go on only if it succeeded on all of them.
 
-        A rank whose block failed keeps its own error; the others get one that names it, before any goes on. The block
+        A rank whose block failed keeps its own error; the others get one that names it, before any continues. The block
         may hold other operations of all ranks: a failure in one of those reaches all of them there.
 
         Raises:
@@ -193,7 +193,7 @@ def _trade(mine: torch.Tensor, theirs: Mapping[int, torch.Tensor]) -> None:
     """Send one tensor to some ranks, and receive one of each."""
     moves = [dist.P2POp(dist.isend, mine, rank) for rank in theirs]
     moves += [dist.P2POp(dist.irecv, received, rank) for rank, received in theirs.items()]
-    # All moves at once: where a send waits for its receiver, two ranks that both sent first would wait for ever.
+    # All moves at once: where a send waits for its receiver, two ranks that both sent first would wait forever.
     # https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.batch_isend_irecv
     for move in dist.batch_isend_irecv(moves):
         move.wait()
@@ -259,7 +259,7 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
     if failures:
         raise RemoteRankError(
             f"Rank {world.rank} did not enter a block that the main process goes through first; got an error of the "
-            "main process inside it. Mend what is reported there; the traceback is in the main process's output."
+            "main process inside it. Fix the error that it reported; the traceback is in the main process's output."
         )
     yield
 

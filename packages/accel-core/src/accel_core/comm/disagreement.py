@@ -41,8 +41,8 @@ def decode_view(content: bytes) -> RankView:
 def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
     """Write the error message of a healthy rank when others failed."""
     return (
-        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {failures_text(failures)}. "
-        "Mend what is reported there; the traceback is in that rank's output."
+        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {failures_text(failures)}. Fix "
+        "the error that it reported; the traceback is in that rank's output."
     )
 
 

@@ -158,7 +158,7 @@ def lay_out(nest: object, operation: str, device: torch.device, world_size: int)
     """Take a nest of tensors apart, and find where each of them lies in a buffer.
 
     Raises:
-        UnsupportedTypeError: A leaf is no tensor, or one that is sparse, quantized, nested or without memory.
+        UnsupportedTypeError: A leaf is not a tensor, or one that is sparse, quantized, nested or without memory.
     """
     leaves, spec = flatten(nest, operation)
     # A nested tensor has no shape to look a layout up by, so it has to be found first.

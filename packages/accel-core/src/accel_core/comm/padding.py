@@ -37,7 +37,7 @@ def pad_across_processes(tensor: Nest, dim: int = 0, pad_index: float = 0, pad_f
     Raises:
         ConfigurationError: No dtype holds both a tensor that is padded and `pad_index`; all ranks raise.
         RankDisagreementError: Structure or numbers of dims differ between ranks.
-        UnsupportedTypeError: A leaf is no tensor; the other ranks get RemoteRankError.
+        UnsupportedTypeError: A leaf is not a tensor; the other ranks get RemoteRankError.
 
     Examples:
         >>> from accel import gather

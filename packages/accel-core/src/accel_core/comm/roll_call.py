@@ -9,7 +9,7 @@ Python. An answer rests on evidence, and on no time limit:
   the others, and as many collectives of each process group as the others of that group. A rank that has begun more than
   the caller is past the place of the call: what it began ends only with the caller's help. So is a rank that has begun
   more than another one that is past it, on a group of these two.
-- torch counts the collectives of a group, so training pays nothing. Its count includes what two ranks send one another,
+- torch counts the collectives of a group, so training pays nothing. Its count includes what two ranks send each other,
   which need not be alike on all ranks; so only what was begun since the last frame is compared. Watched are the default
   group and those that the strategy names. A group that a thread beside training uses must not be among them.
 - A rank that leaves the process group, or ends, does not come. One that is killed cannot say so.
@@ -157,7 +157,7 @@ class RollCall:
         return absent
 
     def stop(self) -> None:
-        """Answer for this rank that it comes to no call any more, and end the thread."""
+        """Answer for this rank that it comes to no further call, and end the thread."""
         if self._stopped or self._closed is not None:
             return
         with self._changed:
@@ -272,7 +272,7 @@ class RollCall:
         return False
 
     def _evidence(self, passed: list[tuple[int, dict[str, int]]]) -> str:
-        """Return why this rank cannot come to a call any more; an empty text as long as it can."""
+        """Return why this rank can no longer come to a call; an empty text while it can."""
         if not dist.is_initialized() or dist.group.WORLD is not self.group:
             return _ENDED
         own, counts = self.place.now()

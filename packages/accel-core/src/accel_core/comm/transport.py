@@ -423,7 +423,7 @@ class Transport:
 
     def _failures(self, headers: list[tuple[Any, ...]]) -> dict[int, str]:
         return {
-            # `report` cuts a long message at the end of the frame, which may be inside of a character.
+            # `report` cuts a long message at the end of the frame, which may be inside a character.
             rank: self._read(rank, length).decode(errors="replace")
             for rank, (_, state, _, length) in enumerate(headers)
             if state == _FAILED
@@ -453,7 +453,7 @@ class Participation:
     data would silently meet the other's. Both are refused instead.
 
     Attributes:
-        operation: The name; outside of the main thread with the name of the thread, which has to be the same on all
+        operation: The name; outside the main thread with the name of the thread, which has to be the same on all
             ranks but for the number in it.
         is_met: Whether the other ranks were met, or are about to be.
     """

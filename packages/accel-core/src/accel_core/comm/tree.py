@@ -197,7 +197,7 @@ def flatten(data: object, operation: str) -> tuple[list[torch.Tensor], TreeSpec]
     """Take a nest of tensors apart.
 
     Raises:
-        UnsupportedTypeError: A leaf is no tensor.
+        UnsupportedTypeError: A leaf is not a tensor.
     """
     # Not by `tree_map`: this runs for every gather of a training loop, where a call for each leaf costs as much as
     # sending it.

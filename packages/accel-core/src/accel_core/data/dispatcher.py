@@ -187,8 +187,8 @@ class DataLoaderDispatcher(PreparedLoader):
                 return
             if isinstance(message, _Failed):
                 raise RemoteRankError(
-                    f"Rank 0 could not read the data that it reads for all ranks; got {message.text}. Mend what its "
-                    "traceback, in its own output, shows."
+                    f"Rank 0 could not read the data that it reads for all ranks; got {message.text}. Fix the error; "
+                    "its traceback is in the output of rank 0."
                 )
             last = message.last
             yield message

@@ -79,7 +79,7 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         A loader of the same kind.
 
     Raises:
-        UnsupportedTypeError: It is no loader.
+        UnsupportedTypeError: It is not a loader.
 
     Examples:
         >>> rest = skip_first_batches(loader, 3)
@@ -100,7 +100,7 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         skipping.pending = None if replay is None else {**replay, "offset": 0, "steps": 0}
         return skipping  # type: ignore[no-any-return]
     fits = hasattr(dataloader, "dataset")
-    expect(fits, dataloader, "Batches are skipped of a loader", "Pass a DataLoader, prepared or not.")
+    expect(fits, dataloader, "skip_first_batches takes a loader", "Pass a DataLoader, prepared or not.")
     if isinstance(dataloader.dataset, IterableDataset):
         return SkipDataLoader.adopt(  # type: ignore[return-value]
             dataloader, settings=LoaderSettings(skip_batches=num_batches)

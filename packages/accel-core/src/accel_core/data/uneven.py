@@ -91,7 +91,7 @@ class _Ends:
             failed = [rank for rank, count in enumerate(held) if count == _FAILED]
             raise RemoteRankError(
                 f"Rank {world.rank} gives up the next batch; got a failure of {ranks_text(failed)} to read its own. "
-                "Mend what is reported there; the traceback is in that rank's output."
+                "Fix the error that it reported; the traceback is in that rank's output."
             )
         ended = [rank for rank, count in enumerate(held) if count == _ENDED]
         if len(ended) == world.size:

@@ -57,8 +57,8 @@ def named(device_type: str) -> Device:
     make = _devices().get(device_type)
     if make is None:
         raise DeviceUnavailableError(
-            f"A device has to be one that is known; got {device_type!r}, which is none of {sorted(_devices())}. "
-            "Check the spelling, or install the package that provides it."
+            f"Unknown device; got {device_type!r}, which is not one of {sorted(_devices())}. Check the spelling, or "
+            "install the package that provides it."
         )
     return make()
 
@@ -73,8 +73,8 @@ def choose(cpu: bool = False, wanted: str | None = None) -> Device:
         device = named(wanted.partition(":")[0])  # torch.device() knows no device whose extension is not loaded
         if not device.is_available():
             raise DeviceUnavailableError(
-                f"A device has to be on this machine; got {wanted!r}, which is not available here. "
-                "Unset ACCELERATE_TORCH_DEVICE, or name a device that is here."
+                f"The device is not available on this machine; got {wanted!r}. Unset ACCELERATE_TORCH_DEVICE, or name "
+                "a device that is here."
             )
         return device
     if cpu:

@@ -19,7 +19,7 @@ def install_xla(upgrade: bool = False) -> None:
         upgrade: Replace a torch_xla that is installed already.
 
     Raises:
-        DeviceUnavailableError: This is no Colab notebook.
+        DeviceUnavailableError: This is not a Colab notebook.
 
     Examples:
         >>> install_xla()  # doctest: +SKIP

@@ -93,7 +93,8 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
 
     if operation not in STR_OPERATION_TO_FUNC:
         raise ConfigurationError(
-            f"Versions cannot be compared so; got operation {operation!r}. Use one of {list(STR_OPERATION_TO_FUNC)}."
+            f"Versions cannot be compared in this way; got operation {operation!r}. Use one of "
+            f"{list(STR_OPERATION_TO_FUNC)}."
         )
     version = installed_version(library_or_version) if isinstance(library_or_version, str) else library_or_version
     return bool(STR_OPERATION_TO_FUNC[operation](version, parse(requirement_version)))

@@ -34,7 +34,7 @@ _holders: list[OffloadedWeights] = []
 
 
 def register(holder: OffloadedWeights) -> None:
-    """Make a holder known; registering it twice is no error."""
+    """Make a holder known; registering it twice is not an error."""
     if holder not in _holders:
         _holders.append(holder)
 

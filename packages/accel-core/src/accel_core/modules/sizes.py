@@ -54,9 +54,7 @@ def as_dtype(dtype: str | torch.dtype | CustomDtype | None) -> torch.dtype | Cus
         return dtype
     found = getattr(torch, dtype.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
-        raise ConfigurationError(
-            f"There is no dtype of this name; got {dtype!r}. Use a torch dtype or its name, such as 'bfloat16'."
-        )
+        raise ConfigurationError(f"Unknown dtype; got {dtype!r}. Use a torch dtype or its name, such as 'bfloat16'.")
     return found
 
 

@@ -97,7 +97,7 @@ def extract_model_from_parallel(
             _restore_forward(form)
     if keep_torch_compile:
         if compiled is not None:
-            # A new form: the compiled model that was given goes on training through its container.
+            # A new form: the compiled model that was given continues training through its container.
             return compiled if compiled._orig_mod is model else like_compiled(compiled, model)
         if regions is not None:
             return regions

@@ -203,7 +203,7 @@ class InitProcessGroupKwargs(KwargsHandler):
 
     Args:
         backend: Name of the collective backend; the default is replaced by the one that fits the device.
-        init_method: URL by which the processes find one another.
+        init_method: URL by which the processes find each other.
         timeout: How long a collective may take; 10 minutes for nccl and 30 for others where it is `None`.
 
     Examples:

@@ -138,7 +138,7 @@ class TorchTensorParallelConfig:
     tp_plan: Mapping[str, Any] | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what is no plan."""
+        """Refuse what is not a plan."""
         if self.tp_plan != "auto" and not (isinstance(self.tp_plan, Mapping) and self.tp_plan):
             raise ConfigurationError(
                 "A plan of tensor parallel maps patterns of module names to styles; got "
@@ -216,8 +216,8 @@ class ParallelismConfig:
                 raise ConfigurationError(f"An axis of the mesh holds at least one rank; got {axis}_size={size}. Use 1.")
         if self.cp_size > 1 and self.sp_size > 1:  # type: ignore[operator]
             raise ConfigurationError(
-                "Context and sequence parallelism both split the sequence and exclude one another; "
-                f"got cp_size={self.cp_size} and sp_size={self.sp_size}. Set one of them to 1."
+                "Context and sequence parallelism both split the sequence and exclude each other; got "
+                f"cp_size={self.cp_size} and sp_size={self.sp_size}. Set one of them to 1."
             )
         self._make_handlers()
 

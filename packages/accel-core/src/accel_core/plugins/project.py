@@ -43,7 +43,7 @@ class ProjectConfiguration:
         limit = self.total_limit
         if limit is not None and not (hasattr(limit, "__index__") and limit >= 0):
             raise ConfigurationError(
-                f"total_limit is a number of checkpoints from 0; got total_limit={limit!r}. Write None to keep all."
+                f"total_limit must be a non-negative integer; got total_limit={limit!r}. Write None to keep all."
             )
         self.set_directories(self.project_dir)
 

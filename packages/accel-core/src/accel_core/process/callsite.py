@@ -15,7 +15,7 @@ _OURS = {
 
 
 def find(frame: FrameType | None = None) -> str:
-    """Return the innermost line outside of accel and torch, as `file:line in function`."""
+    """Return the innermost line outside accel and torch, as `file:line in function`."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         if not _is_ours(frame) or frame.f_back is None:

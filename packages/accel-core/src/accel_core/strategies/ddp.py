@@ -35,7 +35,7 @@ class DataParallelStrategy(Strategy):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
+        # A wrapper holds its model, so a strong reference to it would keep both alive forever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[DistributedDataParallel]] = WeakIdKeyDictionary()
         # By their identities, which nothing else gets while a wrapper lives: it holds its parameters.
         self._averaged: MutableMapping[torch.nn.Module, frozenset[int]] = WeakIdKeyDictionary()

@@ -29,7 +29,7 @@ def warn_of_unprepared(given: object) -> None:
             advice = "prepare(*objects)" if items is given else "prepare(*objects.values())"
             _warn(f"a {type(given).__name__} with {', '.join(held)}", f"Pass each as an argument of its own: {advice}.")
     elif isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
-        _warn(f"the dataset {type(given).__name__}", "Pass a loader of it: DataLoader(dataset, batch_size=...).")
+        _warn(f"the dataset {type(given).__name__}", "Pass a loader for it: DataLoader(dataset, batch_size=...).")
 
 
 def _warn(found: str, advice: str) -> None:
@@ -59,7 +59,7 @@ def warn_of_strange(bundle: Bundle, names: ParameterNames) -> None:
     idle = {type(slot.given).__name__ for slot in own.values() if id(slot) not in trained}
     if strange and idle:
         logger.warning(
-            "An optimizer trains the parameters that it was made of; got %s without one of %s, which stays as it is. "
-            "Make the optimizer of the model that is passed to prepare(), from model.parameters().",
+            "An optimizer trains the parameters that it was made from; got %s without one of %s, which stays as it "
+            "is. Make the optimizer from model.parameters() of the model that you pass to prepare().",
             *(", ".join(strange), ", ".join(sorted(idle))),
         )

@@ -373,7 +373,8 @@ class TrackerHub:
                 session.adopt_context()
             else:
                 self._warn(
-                    "The tracker %r did not start within %g s; the run goes on, and what it logs waits for it.",
+                    "The tracker %r did not start within %g s; the run continues, and its logged values wait for the "
+                    "tracker.",
                     *(name, self.settings.start_seconds),
                 )
         if self._recorder is not None:

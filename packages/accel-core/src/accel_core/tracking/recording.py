@@ -50,8 +50,8 @@ class Recorder(Protocol):
         Their records go when the line `resumed` is written, which the hub queues behind these entries.
 
         Args:
-            run_id: The run that goes on here.
-            step: Where it goes on; what was logged later is logged again.
+            run_id: The run that continues here.
+            step: Where it continues; what was logged later is logged again.
             seconds: Longest wait for the disk; past it, the records stay for another time.
 
         Returns:

@@ -203,7 +203,7 @@ def test_damaged_target_is_refused_and_replaced(tmp_path: Path) -> None:
 
 def test_absent_folder_is_not_found(tmp_path: Path) -> None:
     """Rows 1 and 3: nothing complete is there."""
-    with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint folder"):
+    with pytest.raises(CheckpointNotFoundError, match="No checkpoint at"):
         Manifest.read(tmp_path / "ckpt")
 
 

@@ -60,7 +60,7 @@ def test_dtype_names_are_read_with_and_without_prefix() -> None:
     """A name gives torch's dtype; an unknown one is refused."""
     assert as_dtype("torch.float16") is as_dtype("float16") is torch.float16
     assert as_dtype(None) is None
-    with pytest.raises(ConfigurationError, match=r"no dtype.*'float17'"):
+    with pytest.raises(ConfigurationError, match=r"Unknown dtype.*'float17'"):
         as_dtype("float17")
 
 

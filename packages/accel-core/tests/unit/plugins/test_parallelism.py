@@ -119,7 +119,7 @@ def test_sequence_settings_that_cannot_be_are_refused(arguments: dict[str, Any],
     [
         ({"tp_size": 0}, r"tp_size=0"),
         ({"dp_shard_size": -1}, r"dp_shard_size=-1"),
-        ({"cp_size": 2, "sp_size": 2}, r"exclude one another.*cp_size=2 and sp_size=2"),
+        ({"cp_size": 2, "sp_size": 2}, r"exclude each other.*cp_size=2 and sp_size=2"),
         ({"cp_backend": "rings"}, r"'rings'.*torch"),
         ({"sp_backend": "rings"}, r"'rings'.*deepspeed"),
         ({"sp_size": 4, "sp_handler": _fixed(6)}, r"equal parts; got sp_seq_length=6 and sp_size=4"),

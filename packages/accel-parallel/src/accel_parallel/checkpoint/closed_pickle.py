@@ -48,7 +48,7 @@ class _Reader(pickle._Unpickler):
         return self.known[f"{module}.{name}"]
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return what stands for something that lies outside of the pickle."""
+        """Return what stands for something that lies outside the pickle."""
         if self.persistent is None:
             raise pickle.UnpicklingError("a pickle that refers to something outside of it")
         return self.persistent(pid)

@@ -75,7 +75,9 @@ def merge_folder(
     """Merge on the main process, and remove the folder afterwards where that is asked for."""
     source, target = Path(checkpoint_dir), Path(output_path)
     if not source.is_dir():
-        raise CheckpointNotFoundError(f"There is no folder of weights to merge; got {checkpoint_dir}. Check the path.")
+        raise CheckpointNotFoundError(
+            f"The folder of weights to merge does not exist; got {checkpoint_dir}. Check the path."
+        )
     if remove_checkpoint_dir and target.resolve().is_relative_to(source.resolve()):
         raise ConfigurationError(
             f"The folder to remove would hold the merged weights; got {output_path} in {checkpoint_dir}. Name another "

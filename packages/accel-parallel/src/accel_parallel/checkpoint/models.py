@@ -34,14 +34,14 @@ class ShardedModel:
 
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """Something with a `shape` and a `dtype` for each name; what is no tensor as it is."""
+        """Something with a `shape` and a `dtype` for each name; what is not a tensor as it is."""
         return {
             name: self._objects[name] if name in self._objects else self.shards.tensors[own]
             for name, own in self.stored.items()
         }
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged."""
+        """Return one tensor in new memory on the CPU; a value that is not a tensor is returned unchanged."""
         value: Tensor = self._objects[name] if name in self._objects else self.shards.read(self.stored[name])
         return value
 

@@ -44,8 +44,8 @@ class ShardFolder:
                 raw = file.read()
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                f"There is no list of shards {str(self.path / METADATA_NAME)!r}; got nothing to read. Pass a folder "
-                "that holds .metadata and .distcp files."
+                f"The list of shards {str(self.path / METADATA_NAME)!r} does not exist; got nothing to read. Pass a "
+                "folder that holds .metadata and .distcp files."
             ) from error
         self.metadata: Metadata = decode(raw, self.path / METADATA_NAME)
 
@@ -189,8 +189,8 @@ class ShardFolder:
                 else f"a {type(piece).__name__}"
             )
             raise CheckpointDamagedError(
-                f"The shard {str(self.path / place.file)!r} is not the one that its list means; got {got} where {name} "
-                f"has {box.sizes} of {stored.dtype}. Load another checkpoint."
+                f"The shard {str(self.path / place.file)!r} is not the one that its list describes; got {got} where "
+                f"{name} has {box.sizes} of {stored.dtype}. Load another checkpoint."
             )
         return piece
 

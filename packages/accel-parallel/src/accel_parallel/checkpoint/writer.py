@@ -1,6 +1,6 @@
 """Writing shards as `torch.distributed.checkpoint` lays them, inside a save of accel.
 
-torch's planner decides which rank writes which piece; the ranks tell one another their plans once, before anything is
+torch's planner decides which rank writes which piece; the ranks tell each other their plans once, before anything is
 written. Then every rank writes its shard alone, also in the background, and tells with its list of files where each
 piece came to lie. The rank that completes the folder (the keeper) writes the list of shards, and then the manifest.
 

@@ -91,8 +91,8 @@ class Attention(ABC):
         if keys != own or (is_causal and queries != own):
             raise EngineUnavailableError(
                 f"A context-parallel block attends to the tokens that it splits, {own} for each rank; got "
-                f"{'causal ' * is_causal}attention of {queries} queries to {keys} keys, of which nobody knows where "
-                "in the sequence they are. Train this model without context parallel."
+                f"{'causal ' * is_causal}attention of {queries} queries to {keys} keys, whose positions in the "
+                "sequence are unknown. Train this model without context parallel."
             )
         if is_causal and attn_mask is not None:
             raise EngineUnavailableError(

@@ -19,8 +19,8 @@ def check_buffers(
     """Return how the sequence that some buffers share is split; refuse buffers that have none in common.
 
     Raises:
-        ConfigurationError: There is none; one is no tensor, or is trained; a dim is missing or out of range; lengths
-            differ or cannot be shared; a tensor that would not be restored is no buffer.
+        ConfigurationError: There is none; one is not a tensor, or is trained; a dim is missing or out of range; lengths
+            differ or cannot be shared; a tensor that would not be restored is not a buffer.
     """
     if not buffers or len(buffers) != len(dims):
         raise ConfigurationError(

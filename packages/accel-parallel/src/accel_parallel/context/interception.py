@@ -174,8 +174,8 @@ def refusing_recomputation() -> AbstractContextManager[None]:
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise EngineUnavailableError(
-            "Activation checkpointing computes attention again, in a context-parallel block only; got a backward "
-            "pass after the block. Call accelerator.backward(loss) inside of it."
+            "Activation checkpointing computes attention again, in a context-parallel block only; got a backward pass "
+            "after the block. Call accelerator.backward(loss) inside it."
         )
 
     return _Interception(refuse, {}).active()

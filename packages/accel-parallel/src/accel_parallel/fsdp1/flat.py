@@ -1,7 +1,7 @@
 """States of a model that FSDP1 wraps, and of its optimizer, without a collective: ranks hold runs of elements.
 
 With `use_orig_params`, a parameter is on each rank the run of its elements that lies in the rank's piece of a flattened
-block, in the order of the ranks. So their lengths, which ranks tell one another, say where each begins.
+block, in the order of the ranks. So their lengths, which ranks tell each other, say where each begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_s
 
 
 Lengths = list[int] | None
-"""Of the runs that a rank holds; `None` where its parameters are no runs."""
+"""Of the runs that a rank holds; `None` where its parameters are not runs."""
 
 
 def held_state(

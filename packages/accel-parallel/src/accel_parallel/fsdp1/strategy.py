@@ -67,7 +67,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 "FSDP1 loses earlier gradients if parameters are offloaded and every batch is synchronized; got "
                 "cpu_offload and sync_each_batch=True. Set sync_each_batch=False, or use fsdp_version=2."
             )
-        # A wrapper holds its model, so a strong reference to it would keep both alive for ever.
+        # A wrapper holds its model, so a strong reference to it would keep both alive forever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
         # Parameters that were flattened, and the model that they were part of.
         self._shapes: MutableMapping[torch.nn.Module, dict[str, torch.Size]] = WeakIdKeyDictionary()

@@ -42,7 +42,7 @@ def shard(
             if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():
                 handover = Handover(block, mesh, plan.whole(model))
             if from_main:
-                # Devices have links to one another: there, torch's broadcast is the fastest way.
+                # Devices have links to each other: there, torch's broadcast is the fastest way.
                 receive(block.modules(), world.device, () if handover is None else handover.parameters)
             # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
             ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}

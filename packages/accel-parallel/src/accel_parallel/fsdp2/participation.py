@@ -127,7 +127,7 @@ class Participation:
     def __init__(self, world: World, groups: Sequence[dist.ProcessGroup]) -> None:
         self._world = world
         self._groups = tuple(group for group in groups if group.size() > 1)
-        # torch's records hold the modules, so a strong reference to them would keep a model alive for ever.
+        # torch's records hold the modules, so a strong reference to them would keep a model alive forever.
         self._models: MutableMapping[torch.nn.Module, _Watched] = WeakIdKeyDictionary()
         self._work: dist.Work | None = None
 

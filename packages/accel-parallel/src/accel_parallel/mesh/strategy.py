@@ -68,8 +68,8 @@ class MeshStrategy(SequenceStrategy):
         others = [axis for axis in axes if axis not in (*DATA_AXES, *cls.combines)]
         if others:
             raise EngineUnavailableError(
-                f"Ranks do not share a replica along every axis of a mesh yet; got the axes {others}. "
-                "Set their sizes to 1; accel never does that on its own."
+                f"Ranks do not share a replica along every axis of a mesh yet; got the axes {others}. Set their sizes "
+                "to 1; accel does not change them by itself."
             )
         return super().lay_out(rank, world_size, parallelism, plugin)
 

@@ -23,7 +23,7 @@ __all__ = ["FullyShardedFormat"]
 class FullyShardedFormat(ShardedFormat):
     """Models and optimizers in shards, or whole as one process writes them; read by what lies there.
 
-    So what was saved here goes on under any other strategy and number of ranks, and the other way round.
+    So what was saved here continues under any other strategy and number of ranks, and the other way round.
     """
 
     def __init__(self, kind: str, whole_optimizer: Callable[[Any, bool], dict[str, Any]]) -> None:

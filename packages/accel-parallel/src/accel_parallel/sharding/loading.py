@@ -66,7 +66,7 @@ def starts_from_main(model: nn.Module, world: World, asked: bool) -> bool:
     """Return whether all ranks take the values of the first; every rank calls it.
 
     They do where others have none, or have other ones: copies of a shard, and what is not sharded, would stay different
-    for ever.
+    forever.
     """
     if world.size == 1:
         return False

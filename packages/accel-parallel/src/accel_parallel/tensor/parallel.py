@@ -139,8 +139,8 @@ class TensorParallel:
                 raise StateError(
                     "Ranks of tensor parallel compute the same loss, and the same gradients of what every one of them "
                     f"holds; got different ones of {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}. "
-                    "Give them the same batches and random seeds, and a plan whose modules take in and give out what "
-                    "their neighbors need."
+                    "Give them the same batches and random seeds, and a plan whose modules consume and produce what "
+                    "their neighbors expect."
                 )
             # An overflow of fp16 shows nothing: that step is skipped.
             self._unproved[model] = not all(finite for _, finite in everywhere)
@@ -206,8 +206,8 @@ def _overlap(group: dist.ProcessGroup, world: World) -> None:
         enable_async_tp(group)
         return
     warnings.warn(
-        "Products overlap with what travels in models that are compiled for CUDA, and nowhere else; got "
-        f"enable_async_tp=True on {world.device.type}. Results are the same without it.",
+        "Computation overlaps with communication only in models that are compiled for CUDA; got enable_async_tp=True "
+        f"on {world.device.type}. Results are the same without it.",
         stacklevel=2,
     )
 

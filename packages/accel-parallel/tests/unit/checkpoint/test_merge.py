@@ -118,7 +118,7 @@ def test_an_optimizer_and_a_parent_are_refused(tmp_path: Path) -> None:
             lambda folder: shutil.copy(
                 write(folder.parent / "other", {"model": {"a": torch.ones(9, 9)}}) / "__0_0.distcp", folder
             ),
-            r"is not the one that its list means|is damaged",
+            r"is not the one that its list describes|is damaged",
         ),
     ],
 )

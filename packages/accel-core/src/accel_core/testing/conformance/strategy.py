@@ -216,7 +216,7 @@ class StrategyConformance:
         self._on_ranks("_restores", size, tmp_path, fresh=False)
 
     def test_another_run_resumes(self, size: int, tmp_path: Path) -> None:
-        """A second Accelerator has the same strategy and goes on, after loading, as if nothing had happened."""
+        """A second Accelerator has the same strategy and continues, after loading, as if nothing had happened."""
         self._on_ranks("_restores", size, tmp_path, fresh=True)
 
     def test_saved_model_is_the_plain_one(self, size: int, tmp_path: Path) -> None:
@@ -507,7 +507,7 @@ class _Stream(IterableDataset[int]):
 
 
 def _call(source: str, qualname: str, method: str, *args: object, **kwargs: object) -> None:
-    """Run one test on a rank, with a strategy that is no announced engine's known by its name."""
+    """Run one test on a rank, with a strategy that is not an announced engine's known by its name."""
     tests: Any = _body(source, qualname)
     conformance: StrategyConformance = tests()
     name = None

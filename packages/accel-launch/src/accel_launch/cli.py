@@ -65,11 +65,7 @@ BUILT_IN: dict[str, _Entry] = {
 
 
 def find_command(word: str, program: str = "accel") -> AnyCommand:
-    """Return a command by the word typed after `accel`.
-
-    Raises:
-        ConfigurationError: Nobody offers such a command.
-    """
+    """Return a command by the word typed after `accel`."""
     name = word.replace("_", "-")
     if name == "completion":
         return _completion()

@@ -23,7 +23,7 @@ through: the command line prints the message and ends with status 2 for a wrong 
 
 import argparse
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from accel_launch.imports import load
 
@@ -74,9 +74,8 @@ class Command(NamedTuple):
 
 def resolve_runner(command: AnyCommand) -> Runner:
     """Return the function that carries a command out, importing it if it was given by its place."""
-    run: Any = command.run
-    if isinstance(run, str):
-        module, _, function = run.partition(":")
-        run = getattr(load(module), function)
-    runner: Runner = run
+    if not isinstance(command.run, str):
+        return command.run
+    module, _, function = command.run.partition(":")
+    runner: Runner = getattr(load(module), function)
     return runner

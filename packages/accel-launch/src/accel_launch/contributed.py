@@ -17,11 +17,7 @@ def commands() -> dict[str, EntryPoint]:
 
 
 def load(point: EntryPoint) -> AnyCommand:
-    """Import a command that another distribution offers.
-
-    Raises:
-        ConfigurationError: The entry point leads to something that has not the shape of a command.
-    """
+    """Import a command that another distribution offers."""
     found: object = point.load()
     if not isinstance(found, AnyCommand):
         raise ConfigurationError(

@@ -57,11 +57,7 @@ def complete(words: list[str], names: Iterable[str], parser_of: Callable[[str], 
 
 
 def script_for(shell: str | None) -> str:
-    """Return the script that lets a shell complete `accel`.
-
-    Raises:
-        ConfigurationError: No shell was named.
-    """
+    """Return the script that lets a shell complete `accel`."""
     if shell is None:
         raise ConfigurationError(f"No shell was named; known are {', '.join(_SCRIPTS)}. Name one.")
     return _SCRIPTS[shell]

@@ -149,11 +149,7 @@ def default_config(args: argparse.Namespace) -> int:
 
 
 def update_config(args: argparse.Namespace) -> Path:
-    """Bring an existing file to today's keys and defaults, keeping what it says.
-
-    Raises:
-        ConfigurationError: There is no such file, or a value in it is not valid; nothing was written then.
-    """
+    """Bring an existing file to today's keys and defaults, keeping what it says."""
     file = load(args.config_file or default_file())
     if file is None:
         raise ConfigurationError("There is no configuration file to update. Write one with `accel config`.")

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-from importlib import import_module
 from importlib.metadata import distributions
 from typing import Any
 
@@ -12,20 +11,13 @@ import torch
 
 from accel_launch.settings import environ
 from accel_launch.settings.engines import describe, engine_rows
-from accel_launch.settings.location import default_file
+from accel_launch.settings.location import load_if_any
 
 __all__ = ["environment_report", "show_env"]
 
 _PREFIXES = (
-    "ACCEL_",
-    "ACCELERATE_",
-    "FSDP_",
-    "PARALLELISM_CONFIG_",
-    "MEGATRON_LM_",
-    "OMP_",
-    "CUDA_VISIBLE",
-    "NCCL_",
-    "GLOO_",
+    *("ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_"),
+    *("OMP_", "CUDA_VISIBLE", "NCCL_", "GLOO_"),
 )
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
@@ -53,13 +45,6 @@ def environment_report() -> dict[str, Any]:
     return found
 
 
-def _configuration(path: str | None) -> dict[str, Any]:
-    if path is None and default_file() is None:
-        return {}
-    config: dict[str, Any] = import_module("accel_launch.settings.file").load(path).config
-    return config
-
-
 def _variables() -> dict[str, str]:
     return {
         name: "(hidden)" if any(word in name for word in _SECRET) else value
@@ -71,7 +56,8 @@ def _variables() -> dict[str, str]:
 def show_env(args: argparse.Namespace) -> int:
     """Print the report."""
     found = environment_report()
-    configuration = _configuration(args.config_file)
+    file = load_if_any(args.config_file)
+    configuration = {} if file is None else file.config
     if args.json:
         facts = {"facts": found, "engines": engine_rows()}
         print(json.dumps({**facts, "environment": _variables(), "configuration": configuration}, indent=2))

@@ -2,16 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import environ
 from accel_launch.settings.checks import check_installed, check_script, check_settings
 from accel_launch.settings.cluster import recognise
-from accel_launch.settings.location import default_file
+from accel_launch.settings.location import load_if_any
 from accel_launch.settings.resolve import Settings, resolve, written_in
 from accel_launch.settings.slips import slips
 from accel_launch.settings.table import ALL
@@ -26,7 +24,7 @@ _PREVIEW = "accel_launch.commands.preview"
 def settings_from(args: argparse.Namespace) -> Settings:
     """Resolve a parsed command line."""
     inherited = environ.snapshot()
-    file = _configuration(args, inherited)
+    file = load_if_any(args.config_file or inherited.get("ACCEL_CONFIG_FILE") or None)
     in_file = {} if file is None else file.settings_of(written_in(ALL, args))
     return Settings(
         resolve(ALL, args, environment=inherited, cluster=recognise(inherited), file=in_file),
@@ -37,13 +35,6 @@ def settings_from(args: argparse.Namespace) -> Settings:
         file_order=tuple(in_file),
         config={} if file is None else file.config,
     )
-
-
-def _configuration(args: argparse.Namespace, inherited: Mapping[str, str]) -> Any:
-    named = args.config_file or inherited.get("ACCEL_CONFIG_FILE") or None
-    if named is None and default_file() is None:
-        return None
-    return import_module("accel_launch.settings.file").load(named)
 
 
 def launch(args: argparse.Namespace) -> int:

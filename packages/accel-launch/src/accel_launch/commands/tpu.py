@@ -3,13 +3,12 @@
 import argparse
 import shlex
 import subprocess
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.command import Command
-from accel_launch.settings.location import default_file
+from accel_launch.settings.location import load_if_any
 from accel_launch.settings.reading import read_text
 
 __all__ = ["COMMAND", "pod_command"]
@@ -28,11 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
-    """Return the gcloud command line that reaches every machine of the pod.
-
-    Raises:
-        ConfigurationError: Nobody names the pod, its zone, or a command, or a name begins like an option.
-    """
+    """Return the gcloud command line that reaches every machine of the pod."""
     name, zone = args.tpu_name or config.get("tpu_name"), args.tpu_zone or config.get("tpu_zone")
     for key, value in (("tpu_name", name), ("tpu_zone", zone)):
         if not value:
@@ -64,9 +59,7 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    file = None
-    if args.config_file or default_file():
-        file = import_module("accel_launch.settings.file").load(args.config_file)
+    file = load_if_any(args.config_file or None)
     command = pod_command(args, {} if file is None else file.config)
     if args.debug:
         print(f"Running {shlex.join(command)}")

@@ -192,12 +192,7 @@ def _rank_error(forked: _Forked, failures: dict[int, ProcessFailure]) -> Noteboo
 
 
 def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: int) -> None:
-    """Run a function in processes forked without an agent.
-
-    Raises:
-        SpawnedRankError: A process raised; the message ends with the traceback of the one that did so first.
-        SpawnedRankExitError: A process was killed, or left with an exit code other than 0.
-    """
+    """Run a function in processes forked without an agent."""
     with _forked() as forked:
         try:
             start_processes(  # type: ignore[no-untyped-call]

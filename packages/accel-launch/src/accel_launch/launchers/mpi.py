@@ -22,11 +22,7 @@ _NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}
 
 
 def flavor(program: str) -> str:
-    """Return which MPI a program belongs to.
-
-    Raises:
-        ConfigurationError: It is none of these.
-    """
+    """Return which MPI a program belongs to."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     for word in _FLAGS:
         if word.lower() in said.lower():
@@ -47,11 +43,7 @@ class MpiLauncher(Launcher):
         return settings["mpirun_hostfile"] is not None
 
     def command(self, settings: Settings) -> list[str]:
-        """Return mpirun's command line.
-
-        Raises:
-            MissingDependencyError: There is neither mpirun nor mpiexec.
-        """
+        """Return mpirun's command line."""
         search = settings.inherited.get("PATH")
         program = next((name for name in ("mpirun", "mpiexec") if shutil.which(name, path=search)), None)
         if program is None:

@@ -19,11 +19,7 @@ _CONNECT_TIMEOUT_S = 300.0
 
 
 def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CONNECT_TIMEOUT_S) -> None:
-    """Check that machine 0 can be reached, or on machine 0 that its port is free.
-
-    Raises:
-        LaunchError: The name is unknown, the port is taken, or nobody answers.
-    """
+    """Check that machine 0 can be reached, or on machine 0 that its port is free."""
     try:
         socket.getaddrinfo(host, port)
     except OSError as error:
@@ -71,11 +67,7 @@ def own_address(host: str, port: int) -> str | None:
 
 
 def check_free(port: int) -> None:
-    """Check that nothing on this machine uses a port.
-
-    Raises:
-        LaunchError: It is taken.
-    """
+    """Check that nothing on this machine uses a port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -102,11 +94,7 @@ def facts_of_machine(script: str | None, processes: int) -> dict[str, Any]:
 
 
 def check_agreement(store: Any, rank: int, size: int, facts: dict[str, Any], *, elastic: bool) -> None:
-    """Compare the machines' facts through the store in which they met.
-
-    Raises:
-        LaunchError: A machine has another version, script or number of processes.
-    """
+    """Compare the machines' facts through the store in which they met."""
     store.set(f"accel/facts/{rank}", json.dumps(facts))
     everybody = {machine: json.loads(store.get(f"accel/facts/{machine}")) for machine in range(size)}
     for name, value in everybody[0].items():

@@ -31,11 +31,7 @@ def _points() -> Iterable[Any]:
 
 
 def choose(settings: Settings) -> Launcher:
-    """Return the launcher that claims a run.
-
-    Raises:
-        ConfigurationError: Launchers of two third parties claim it.
-    """
+    """Return the launcher that claims a run."""
     offered = [point.load()() for point in _points()] if somebody_offers(ENTRY_POINT_GROUP) else []
     claimants: list[Launcher] = [launcher for launcher in offered if launcher.claims(settings)]
     if len(claimants) > 1:

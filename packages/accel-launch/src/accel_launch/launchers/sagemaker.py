@@ -12,13 +12,7 @@ from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.reading import read_text
 from accel_launch.settings.resolve import Settings
 
-__all__ = [
-    "SAGEMAKER_PARALLEL_EC2_INSTANCES",
-    "SageMakerLauncher",
-    "hyperparameters",
-    "inputs_of",
-    "job_description",
-]
+__all__ = ["SAGEMAKER_PARALLEL_EC2_INSTANCES", "SageMakerLauncher", "hyperparameters", "inputs_of", "job_description"]
 
 SAGEMAKER_PARALLEL_EC2_INSTANCES = ["ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge"]
 """Instances on which SageMaker runs its own data parallelism."""
@@ -31,11 +25,7 @@ _DISTRIBUTION = {
 
 
 def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
-    """Turn the script's words into SageMaker's hyperparameters.
-
-    Raises:
-        ConfigurationError: A word is no `--name value` pair, which SageMaker cannot pass on.
-    """
+    """Turn the script's words into SageMaker's hyperparameters."""
     found: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -58,11 +48,7 @@ def _typed(text: str) -> Any:
 
 
 def job_description(settings: Settings, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of SageMaker's estimator for a run.
-
-    Raises:
-        ConfigurationError: The file lacks the instance or the role, or the script is not a Python file.
-    """
+    """Return the arguments of SageMaker's estimator for a run."""
     config = settings.config
     for key in ("ec2_instance_type", "iam_role_name"):
         if not config.get(key):
@@ -134,11 +120,7 @@ class SageMakerLauncher(Launcher):
         return ["sagemaker-job", json.dumps(job_description(settings, self.environ(settings)), sort_keys=True)]
 
     def run(self, settings: Settings) -> int:
-        """Send the job, where the library is there.
-
-        Raises:
-            MissingDependencyError: The library is not installed.
-        """
+        """Send the job, where the library is there."""
         job = job_description(settings, self.environ(settings))
         if find_spec("sagemaker") is None:
             raise MissingDependencyError(

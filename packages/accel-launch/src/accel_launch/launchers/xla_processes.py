@@ -16,11 +16,7 @@ __all__ = ["find_function", "main"]
 
 
 def find_function(script: str, name: str, *, module: bool = False) -> Callable[..., Any]:
-    """Import a script and return its main training function.
-
-    Raises:
-        ConfigurationError: The script has no such function.
-    """
+    """Import a script and return its main training function."""
     if not module:
         sys.path.insert(0, str(Path(script).resolve().parent))
     found = importlib.import_module(script if module else Path(script).stem)

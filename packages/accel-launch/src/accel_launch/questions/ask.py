@@ -44,11 +44,7 @@ class LineAsker:
         self._wrong: str | None = None
 
     def ask(self, question: Question) -> str:
-        """Read one line.
-
-        Raises:
-            ConfigurationError: There is no line left, or the last answer was not accepted.
-        """
+        """Read one line."""
         if self._wrong is not None:
             raise ConfigurationError(self._wrong)
         offered = question.choices if question.here is None else question.here()

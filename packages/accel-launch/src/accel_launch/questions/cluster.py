@@ -10,7 +10,6 @@ __all__ = ["CLUSTER", "ENVIRONMENT", "ON_SAGEMAKER"]
 _YES_NO = ("no", "yes")
 _GPU_TYPES = {f"several {label.removeprefix('MULTI_')}s": label for label in SEVERAL_DEVICES}
 _MACHINES = ("one process", "several CPU processes", *_GPU_TYPES, "TPU")
-_FORMER = {"this machine, one process": _MACHINES[0]}
 SEVERAL_MACHINES, ON_SAGEMAKER = "several machines", "SageMaker"
 
 ENVIRONMENT = Question(
@@ -18,7 +17,6 @@ ENVIRONMENT = Question(
     "Where does the run take place?",
     ("this machine", SEVERAL_MACHINES, ON_SAGEMAKER),
     "this machine",
-    former={"LOCAL_MACHINE": "this machine", "AMAZON_SAGEMAKER": ON_SAGEMAKER},
 )
 """The first question, which decides about all others."""
 
@@ -39,6 +37,10 @@ def _on_several(answers: Answers) -> bool:
 def _machines_open(answers: Answers) -> bool:
     """Return whether nobody asked where the run takes place: the drop-in's dialogue begins after that question."""
     return answers["compute_environment"] == "LOCAL_MACHINE" and _several(answers)
+
+
+def _on_a_pod(answers: Answers) -> bool:
+    return bool(answers.get("tpu_use_cluster"))
 
 
 def _gpus(answers: Answers) -> bool:
@@ -67,7 +69,6 @@ CLUSTER: tuple[Question, ...] = (
         _MACHINES[0],
         when=lambda answers: not _on_several(answers),
         here=_kinds_here,
-        former=_FORMER,
     ),
     Question(
         "kind",
@@ -106,20 +107,9 @@ CLUSTER: tuple[Question, ...] = (
     ),
     from_key("main_training_function", lambda answers: answers["kind"] == "TPU", default="main"),
     from_key("tpu_use_cluster", lambda answers: answers["kind"] == "TPU", text="Use a whole TPU pod?", default="no"),
-    Question(
-        "tpu_name",
-        "What is the pod's name?",
-        when=lambda answers: bool(answers.get("tpu_use_cluster")),
-        path=("tpu_name",),
-    ),
-    Question(
-        "tpu_zone",
-        "In which zone is it?",
-        when=lambda answers: bool(answers.get("tpu_use_cluster")),
-        path=("tpu_zone",),
-        optional=True,
-    ),
-    from_key("tpu_use_sudo", lambda answers: bool(answers.get("tpu_use_cluster")), default="no"),
+    Question("tpu_name", "What is the pod's name?", when=_on_a_pod, path=("tpu_name",)),
+    Question("tpu_zone", "In which zone is it?", when=_on_a_pod, path=("tpu_zone",), optional=True),
+    from_key("tpu_use_sudo", _on_a_pod, default="no"),
     Question(
         "use_cpu",
         "Train on the CPU, even where there is a GPU?",

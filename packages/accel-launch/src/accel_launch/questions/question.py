@@ -1,7 +1,7 @@
 """What a question is."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from accel_core.errors import ConfigurationError
@@ -51,7 +51,6 @@ class Question:
         path: Keys that lead to the answer in the configuration file; empty for an answer that only steers.
         optional: Whether an empty answer is allowed.
         here: Returns the choices that this machine has; a person who wants another one asks for all.
-        former: Answers of earlier versions, each with today's.
         back: Whether there is a question before it.
     """
 
@@ -64,17 +63,11 @@ class Question:
     path: tuple[str, ...] = ()
     optional: bool = False
     here: Callable[[], tuple[str, ...]] | None = None
-    former: Mapping[str, str] = field(default_factory=dict)
     back: bool = True
 
     def answer(self, text: str) -> Any:
-        """Read an answer.
-
-        Raises:
-            ConfigurationError: It is not among the choices or cannot be read.
-        """
+        """Read an answer."""
         said = text.strip() or self.default
-        said = self.former.get(said, said)
         if not said and self.optional:
             return None
         if self.choices and said not in self.choices:
@@ -88,19 +81,14 @@ class Question:
             raise ConfigurationError(f"{self.text} needs an answer; got none. Type one.")
         try:
             return self.parse(said)
-        except ConfigurationError:
+        except ConfigurationError:  # a ValueError too, which has said more already
             raise
         except ValueError:
             raise ConfigurationError(f"{self.text} cannot be answered with {said!r}. Try again.") from None
 
 
 def from_setting(
-    setting: Setting,
-    when: When,
-    *,
-    text: str = "",
-    default: str | None = None,
-    optional: bool = False,
+    setting: Setting, when: When, *, text: str = "", default: str | None = None, optional: bool = False
 ) -> Question:
     """Make a question of a launch setting."""
     choices = ("no", "yes") if setting.yes_or_no and not setting.choices else tuple(map(str, setting.offered))

@@ -14,11 +14,7 @@ __all__ = ["check_installed", "check_script", "check_settings"]
 
 
 def check_script(settings: Settings) -> None:
-    """Refuse a script that cannot be started.
-
-    Raises:
-        ConfigurationError: There is no such file, it is a folder, or `--module` and `--no-python` are both said.
-    """
+    """Refuse a script that cannot be started."""
     if settings["module"] and settings["no_python"]:
         raise ConfigurationError(
             "--module and --no-python contradict each other; got both. Pass --module for a Python module, "

@@ -1,6 +1,6 @@
 """What a scheduler's own variables mean: SLURM, MPI, Kubernetes and torchrun."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from accel_core.errors import ConfigurationError
 from accel_core.process.rendezvous import LAUNCHERS, expand_hosts, slurm_port
@@ -19,11 +19,8 @@ def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
         ConfigurationError: SLURM started several tasks on a machine, each of which would start processes; or a variable
             that counts something holds no number.
     """
-    for reader in _READERS:
-        said = reader(environment)
-        if said:
-            return said
-    return {}
+    readers = (_inside_torchrun, _torchrun_variables, _slurm, _mpi, _kubernetes)
+    return next((said for reader in readers if (said := reader(environment))), {})
 
 
 def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
@@ -109,12 +106,3 @@ def _mpi(environment: Mapping[str, str]) -> dict[str, Resolved]:
             where = f"{launcher.size}: mpirun started this process as a rank"
             return {"nproc_per_node": Resolved(1, "cluster", where), "num_machines": Resolved(1, "cluster", where)}
     return {}
-
-
-_READERS: tuple[Callable[[Mapping[str, str]], dict[str, Resolved]], ...] = (
-    _inside_torchrun,
-    _torchrun_variables,
-    _slurm,
-    _mpi,
-    _kubernetes,
-)

@@ -53,12 +53,14 @@ class BaseConfig:
     @staticmethod
     def process_config(config_dict: dict[str, Any]) -> dict[str, Any]:
         """Give what a file holds the keys that it may leave out."""
-        found = dict(config_dict)
-        found.setdefault("compute_environment", ComputeEnvironment.LOCAL_MACHINE.value)
-        found.setdefault("distributed_type", DistributedType.NO.value)
-        found.setdefault("mixed_precision", "no")
-        found.setdefault("use_cpu", False)
-        found.setdefault("debug", False)
+        found = {
+            "compute_environment": ComputeEnvironment.LOCAL_MACHINE.value,
+            "distributed_type": DistributedType.NO.value,
+            "mixed_precision": "no",
+            "use_cpu": False,
+            "debug": False,
+            **config_dict,
+        }
         if found["mixed_precision"] is False:
             found["mixed_precision"] = "no"
         if found["distributed_type"] is False:
@@ -68,19 +70,12 @@ class BaseConfig:
     @classmethod
     def from_json_file(cls, json_file: str | Path | None = None) -> "BaseConfig":
         """Read a configuration written as JSON."""
-        return cls._from(json_file)
+        return cls._of(_written(json_file))
 
     @classmethod
     def from_yaml_file(cls, yaml_file: str | Path | None = None) -> "BaseConfig":
         """Read a configuration written as YAML."""
-        return cls._from(yaml_file)
-
-    @classmethod
-    def _from(cls, path: str | Path | None) -> "BaseConfig":
-        file = load(path)
-        if file is None:
-            raise ConfigurationError("There is no default configuration file. Write one with `accel config`.")
-        return cls._of(file.config)
+        return cls._of(_written(yaml_file))
 
     @classmethod
     def _of(cls, config: dict[str, Any]) -> "BaseConfig":
@@ -169,16 +164,17 @@ class SageMakerConfig(BaseConfig):
 
 
 def load_config_from_file(config_file: str | Path | None) -> BaseConfig:
-    """Read a configuration file into an object.
+    """Read a configuration file into an object."""
+    config = _written(config_file)
+    sagemaker = config.get("compute_environment") == ComputeEnvironment.AMAZON_SAGEMAKER.value
+    return (SageMakerConfig if sagemaker else ClusterConfig)._of(config)
 
-    Raises:
-        ConfigurationError: The file does not exist or is not valid.
-    """
-    file = load(config_file)
+
+def _written(path: str | Path | None) -> dict[str, Any]:
+    file = load(path)
     if file is None:
         raise ConfigurationError("There is no default configuration file. Write one with `accel config`.")
-    sagemaker = file.config.get("compute_environment") == ComputeEnvironment.AMAZON_SAGEMAKER.value
-    return (SageMakerConfig if sagemaker else ClusterConfig)._of(file.config)
+    return file.config
 
 
 DEFAULT_FILE = str(default_yaml_file())
@@ -214,11 +210,7 @@ def write_basic_config(
 
 
 def basic_config(mixed_precision: str = "no", *, processes: int | None = None, gpus: int = 0) -> ClusterConfig:
-    """Return the most usual settings of this machine.
-
-    Raises:
-        ConfigurationError: The precision is unknown.
-    """
+    """Return the most usual settings of this machine."""
     precision = mixed_precision.lower()
     if precision not in ("no", "fp16", "bf16", "fp8"):
         raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of no, fp16, bf16, fp8.")

@@ -95,11 +95,7 @@ class _Size:
 
 
 def parse(text: str, path: Path) -> tuple[dict[Hashable, Any], Lines]:
-    """Read YAML or JSON that holds keys and values.
-
-    Raises:
-        ConfigurationError: The text is neither, holds something else than keys and values, or stands for too much.
-    """
+    """Read YAML or JSON that holds keys and values."""
     size = _Size()
     try:
         for event in yaml.parse(text, Loader=_Loader):

@@ -29,30 +29,15 @@ __all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "r
 _THREADS = "num_cpu_threads_per_process"
 
 CLUSTER_ONLY = {
-    "compute_environment",
-    "distributed_type",
-    "tpu_name",
-    "tpu_zone",
-    "command_file",
-    "commands",
-    "schema",
+    *("compute_environment", "distributed_type", "tpu_name", "tpu_zone", "command_file", "commands", "schema"),
     _THREADS,
 }
 """Keys of a cluster's file that are no launch setting themselves."""
 
 SAGEMAKER_ONLY = {
-    "ec2_instance_type",
-    "iam_role_name",
-    "image_uri",
-    "profile",
-    "region",
-    "base_job_name",
-    "pytorch_version",
-    "transformers_version",
-    "py_version",
-    "sagemaker_inputs_file",
-    "sagemaker_metrics_file",
-    "additional_args",
+    *("ec2_instance_type", "iam_role_name", "image_uri", "profile", "region", "base_job_name"),
+    *("pytorch_version", "transformers_version", "py_version"),
+    *("sagemaker_inputs_file", "sagemaker_metrics_file", "additional_args"),
 }
 """Keys that a file for SageMaker has beyond the others."""
 
@@ -110,12 +95,7 @@ def sections() -> set[str]:
 
 
 def load(path: str | Path | None = None) -> ConfigFile | None:
-    """Read a configuration file.
-
-    Raises:
-        ConfigurationError: It does not exist, is too large, is no YAML or JSON, comes from a newer version, or has keys
-            that nobody knows.
-    """
+    """Read a configuration file."""
     found = Path(path).expanduser() if path is not None else default_file()
     if found is None:
         return None
@@ -165,11 +145,7 @@ def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
 
 
 def check_keys(file: ConfigFile) -> None:
-    """Refuse keys that nobody knows, and values where settings are grouped.
-
-    Raises:
-        ConfigurationError: There is such a key; the message has its place, and the key that was probably meant.
-    """
+    """Refuse keys that nobody knows, and values where settings are grouped."""
     sagemaker = file.config.get("compute_environment") == "AMAZON_SAGEMAKER"
     top = {path[0] for path in BY_PATH} | CLUSTER_ONLY | (SAGEMAKER_ONLY if sagemaker else set())
     grouped = sections()
@@ -258,11 +234,7 @@ def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, st
 
 
 def _text_of(setting: Setting, value: object, where: str) -> object:
-    """Return a value of the file as the text that a setting is read from; what needs no reading is returned as it is.
-
-    Raises:
-        ConfigurationError: The file groups something where a value belongs.
-    """
+    """Return a value of the file as the text that a setting is read from; what needs no reading stays as it is."""
     parts = value if isinstance(value, list) else [value]
     if any(isinstance(part, (dict, list)) for part in parts):
         raise ConfigurationError(
@@ -279,11 +251,7 @@ def _text_of(setting: Setting, value: object, where: str) -> object:
 
 
 def write(config: Mapping[str, Any], path: Path) -> None:
-    """Write a configuration file.
-
-    Raises:
-        ConfigurationError: The place cannot be written.
-    """
+    """Write a configuration file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         place = path.resolve()

@@ -39,11 +39,7 @@ class ProcessLayout:
 
 
 def layout_of(settings: Mapping[str, Resolved], environment: Mapping[str, str]) -> ProcessLayout:
-    """Work out where the processes are; the environment says which GPUs they see.
-
-    Raises:
-        ConfigurationError: The numbers are not valid, or contradict each other.
-    """
+    """Work out where the processes are; the environment says which GPUs they see."""
     fewest, machines = _machines(settings)
     wanted, each = settings["num_processes"].value, settings["nproc_per_node"].value
     if each is None:

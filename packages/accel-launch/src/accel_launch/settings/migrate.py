@@ -4,31 +4,25 @@ A file without a schema is one of Accelerate's, of whatever version; what its ke
 accel writes say their schema in their first line, or under the key `schema` in JSON.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-__all__ = ["SCHEMA", "Change", "migrate"]
+__all__ = ["SCHEMA", "migrate"]
 
 SCHEMA = 1
 """Version of the configuration format that this accel writes and reads; older ones are migrated."""
-
-Change = str
-"""What a migration did, in a few words."""
 
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _FSDP_KEYS = {"fsdp_backward_prefetch_policy": "fsdp_backward_prefetch"}
 _GONE = {"ipex_config", "use_xpu", "num_cpu_threads", "main_cpu_threads"}
 
 
-def migrate(config: dict[str, Any]) -> list[Change]:
-    """Bring a configuration to today's keys and values, in place."""
-    changes: list[Change] = []
-    for step in _STEPS:
-        changes.extend(step(config))
-    return changes
+def migrate(config: dict[str, Any]) -> list[str]:
+    """Bring a configuration to today's keys and values, in place; return in a few words each what was done."""
+    steps = (_half_precision, _tpu, _dynamo, _fsdp, _gone, _open_number)
+    return [change for step in steps for change in step(config)]
 
 
-def _half_precision(config: dict[str, Any]) -> list[Change]:
+def _half_precision(config: dict[str, Any]) -> list[str]:
     if "fp16" not in config:
         return []
     config.setdefault("mixed_precision", "fp16" if config.pop("fp16") else "no")
@@ -36,14 +30,14 @@ def _half_precision(config: dict[str, Any]) -> list[Change]:
     return ["fp16 is now mixed_precision"]
 
 
-def _tpu(config: dict[str, Any]) -> list[Change]:
+def _tpu(config: dict[str, Any]) -> list[str]:
     if config.get("distributed_type") != "TPU":
         return []
     config["distributed_type"] = "XLA"
     return ["distributed_type TPU is now XLA"]
 
 
-def _dynamo(config: dict[str, Any]) -> list[Change]:
+def _dynamo(config: dict[str, Any]) -> list[str]:
     old = [key for key in config if key.startswith("dynamo_") and key != "dynamo_config"]
     if not old:
         return []
@@ -57,7 +51,7 @@ def _dynamo(config: dict[str, Any]) -> list[Change]:
     return [f"{', '.join(old)} stand under dynamo_config now"]
 
 
-def _fsdp(config: dict[str, Any]) -> list[Change]:
+def _fsdp(config: dict[str, Any]) -> list[str]:
     section = config.get("fsdp_config")
     if not isinstance(section, dict):
         return []
@@ -76,25 +70,15 @@ def _fsdp(config: dict[str, Any]) -> list[Change]:
     return changes
 
 
-def _gone(config: dict[str, Any]) -> list[Change]:
+def _gone(config: dict[str, Any]) -> list[str]:
     found = sorted(_GONE & config.keys())
     for key in found:
         del config[key]
     return [f"{key} means nothing any more" for key in found]
 
 
-def _open_number(config: dict[str, Any]) -> list[Change]:
+def _open_number(config: dict[str, Any]) -> list[str]:
     if config.get("num_processes") != -1:
         return []
     del config["num_processes"]
     return ["num_processes -1 had no effect: there is one process per GPU, or --num-processes"]
-
-
-_STEPS: tuple[Callable[[dict[str, Any]], list[Change]], ...] = (
-    _half_precision,
-    _tpu,
-    _dynamo,
-    _fsdp,
-    _gone,
-    _open_number,
-)

@@ -5,7 +5,7 @@ engines come from their option tables (`accel_launch.settings.table`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from accel_core.options.option import Option, boolean
@@ -95,11 +95,21 @@ MPI = "MPI"
 SAGEMAKER = "SageMaker"
 
 
-def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: Any) -> Setting:
+def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: object) -> Setting:
     """Return a setting that is on when its flag is written."""
-    return Setting(
-        key, topic, help, boolean, rest.pop("default", False), kind="switch", path=path, environment=environment, **rest
-    )
+    row = Setting(key, topic, help, boolean, False, kind="switch", path=path, environment=environment)
+    return replace(row, **rest)  # type: ignore[arg-type]  # a field by its name
+
+
+def _variable(key: str, topic: str, help: str, parse: Callable[[str], object] = str, **rest: object) -> Setting:
+    """Return a setting that a flag and a variable named after it say."""
+    row = Setting(key, topic, help, parse, environment=f"ACCEL_{key.upper()}")
+    return replace(row, **rest)  # type: ignore[arg-type]
+
+
+def _filed(key: str, topic: str, help: str, parse: Callable[[str], object] = str, **rest: object) -> Setting:
+    """Return a setting that a configuration file says too, under the same name."""
+    return _variable(key, topic, help, parse, path=(key,), **rest)
 
 
 LAUNCH: tuple[Setting, ...] = (
@@ -112,72 +122,26 @@ LAUNCH: tuple[Setting, ...] = (
         "Lay the ranks out on several mesh axes.",
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
-    Setting(
-        "gpu_ids",
-        HARDWARE,
-        "GPUs to use, as comma-separated numbers, or `all`.",
-        path=("gpu_ids",),
-        environment="ACCEL_GPU_IDS",
-        rule=GPUS,
-    ),
-    Setting(
-        "num_processes",
-        PROCESSES,
-        "Total number of processes, over all machines.",
-        int,
-        path=("num_processes",),
-        environment="ACCEL_NUM_PROCESSES",
-        flags=("-n",),
-        rule=COUNT,
-    ),
-    Setting(
+    _filed("gpu_ids", HARDWARE, "GPUs to use, as comma-separated numbers, or `all`.", rule=GPUS),
+    _filed("num_processes", PROCESSES, "Total number of processes, over all machines.", int, flags=("-n",), rule=COUNT),
+    _variable(
         "nproc_per_node",
         PROCESSES,
         "Number of processes on each machine; --num-processes is the total.",
         int,
-        environment="ACCEL_NPROC_PER_NODE",
         rule=COUNT,
     ),
-    Setting(
-        "num_machines",
-        PROCESSES,
-        "Number of machines.",
-        int,
-        1,
-        path=("num_machines",),
-        environment="ACCEL_NUM_MACHINES",
-        rule=COUNT,
+    _filed("num_machines", PROCESSES, "Number of machines.", int, default=1, rule=COUNT),
+    _variable(
+        "nnodes", PROCESSES, "Number of machines, or MIN:MAX for a run that machines may join and leave.", rule=MACHINES
     ),
-    Setting(
-        "nnodes",
-        PROCESSES,
-        "Number of machines, or MIN:MAX for a run that machines may join and leave.",
-        environment="ACCEL_NNODES",
-        rule=MACHINES,
-    ),
-    Setting(
-        "machine_rank",
-        PROCESSES,
-        "Number of this machine, from 0.",
-        int,
-        path=("machine_rank",),
-        environment="ACCEL_MACHINE_RANK",
-        rule=FROM_ZERO,
-    ),
-    Setting(
-        "main_process_ip",
-        PROCESSES,
-        "Address of the machine with rank 0.",
-        path=("main_process_ip",),
-        environment="ACCEL_MAIN_PROCESS_IP",
-    ),
-    Setting(
+    _filed("machine_rank", PROCESSES, "Number of this machine, from 0.", int, rule=FROM_ZERO),
+    _filed("main_process_ip", PROCESSES, "Address of the machine with rank 0."),
+    _filed(
         "main_process_port",
         PROCESSES,
         "Port of rank 0; on a single machine, unset or 0 picks a free one.",
         int,
-        path=("main_process_port",),
-        environment="ACCEL_MAIN_PROCESS_PORT",
         rule=PORT,
     ),
     switch(
@@ -187,12 +151,11 @@ LAUNCH: tuple[Setting, ...] = (
         "same_network",
         environment="ACCEL_SAME_NETWORK",
     ),
-    Setting(
+    _filed(
         "num_cpu_threads_per_process",
         PROCESSES,
         "CPU threads that each process computes with.",
         int,
-        path=("num_cpu_threads_per_process",),
         environment="OMP_NUM_THREADS",
         rule=FROM_ZERO,
     ),
@@ -203,140 +166,83 @@ LAUNCH: tuple[Setting, ...] = (
         "enable_cpu_affinity",
         environment="ACCELERATE_CPU_AFFINITY",
     ),
-    Setting(
+    _filed(
         "mixed_precision",
         TRAINING,
         "Precision of the computation.",
-        default=None,
         choices=("no", "fp16", "bf16", "fp8"),
-        path=("mixed_precision",),
         environment="ACCELERATE_MIXED_PRECISION",
     ),
-    Setting(
-        "config_file",
-        SCRIPT,
-        "Configuration file to read instead of the default one.",
-        environment="ACCEL_CONFIG_FILE",
-    ),
-    Setting(
-        "module",
-        SCRIPT,
-        "The script is a module, as in `python -m`.",
-        boolean,
-        kind="switch",
-        flags=("-m",),
-    ),
-    Setting("no_python", SCRIPT, "The script is a program, not a Python file.", boolean, kind="switch"),
-    Setting(
-        "main_training_function",
-        SCRIPT,
-        "Function of the script that each TPU process runs.",
-        path=("main_training_function",),
-        environment="ACCEL_MAIN_TRAINING_FUNCTION",
-    ),
-    Setting(
+    _variable("config_file", SCRIPT, "Configuration file to read instead of the default one."),
+    switch("module", SCRIPT, "The script is a module, as in `python -m`.", default=None, flags=("-m",)),
+    switch("no_python", SCRIPT, "The script is a program, not a Python file.", default=None),
+    _filed("main_training_function", SCRIPT, "Function of the script that each TPU process runs."),
+    switch(
         "quiet",
         OUTPUT,
         "Print no report when a process fails, only what the processes print.",
-        boolean,
-        kind="switch",
+        default=None,
         flags=("-q",),
     ),
-    Setting(
+    switch(
         "debug",
         OUTPUT,
         "Check shapes and operations across ranks, and show what the launcher does.",
-        boolean,
-        kind="switch",
-        path=("debug",),
+        "debug",
         environment="ACCELERATE_DEBUG_MODE",
+        default=None,
     ),
-    Setting(
+    _variable(
         "tee",
         OUTPUT,
         "Prefix lines with their rank: 1 output, 2 errors, 3 both; 0:3,1:2 chooses by local rank.",
         default="0",
         flags=("-t",),
-        environment="ACCEL_TEE",
         rule=TEE,
     ),
-    Setting(
-        "log_dir",
-        OUTPUT,
-        "Folder that keeps the output of every rank and the record of a failure.",
-        environment="ACCEL_LOG_DIR",
-    ),
-    Setting(
+    _variable("log_dir", OUTPUT, "Folder that keeps the output of every rank and the record of a failure."),
+    _variable(
         "watchdog",
         OUTPUT,
         "Seconds without progress on any rank after which stacks are shown and the run ends.",
         float,
-        environment="ACCEL_WATCHDOG",
         rule=SECONDS,
     ),
-    Setting("role", ELASTIC, "Name of the group of processes.", default="default", environment="ACCEL_ROLE"),
-    Setting(
-        "rdzv_backend",
-        ELASTIC,
-        "How machines find each other: static, c10d, etcd.",
-        default="static",
-        path=("rdzv_backend",),
-        environment="ACCEL_RDZV_BACKEND",
+    _variable("role", ELASTIC, "Name of the group of processes.", default="default"),
+    _filed("rdzv_backend", ELASTIC, "How machines find each other: static, c10d, etcd.", default="static"),
+    _variable(
+        "rdzv_conf", ELASTIC, "Settings of the rendezvous, as comma-separated KEY=VALUE pairs.", default="", rule=PAIRS
     ),
-    Setting(
-        "rdzv_conf",
-        ELASTIC,
-        "Settings of the rendezvous, as comma-separated KEY=VALUE pairs.",
-        default="",
-        environment="ACCEL_RDZV_CONF",
-        rule=PAIRS,
-    ),
-    Setting(
-        "rdzv_id",
-        ELASTIC,
-        "Name of the run; the same on every machine.",
-        environment="ACCEL_RDZV_ID",
-    ),
-    Setting(
+    _variable("rdzv_id", ELASTIC, "Name of the run; the same on every machine."),
+    _variable(
         "max_restarts",
         ELASTIC,
         "How many times the processes are restarted after a failure.",
         int,
-        0,
-        environment="ACCEL_MAX_RESTARTS",
+        default=0,
         rule=FROM_ZERO,
     ),
-    Setting(
-        "monitor_interval",
-        ELASTIC,
-        "Seconds between checks of the processes.",
-        float,
-        0.1,
-        environment="ACCEL_MONITOR_INTERVAL",
-        rule=SECONDS,
+    _variable(
+        "monitor_interval", ELASTIC, "Seconds between checks of the processes.", float, default=0.1, rule=SECONDS
     ),
     switch("explain", LOOK, "Print what is set, where that comes from and what would start, and start nothing."),
     switch("all", LOOK, "Print all settings and engines with --explain, defaults too."),
     switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
     switch("json", LOOK, "Print --explain and --dry-run as JSON."),
-    Setting(
+    switch(
         "tpu_use_cluster",
         TPU,
         "Use every machine of a TPU pod.",
-        boolean,
-        False,
-        kind="switch",
+        "tpu_use_cluster",
+        environment="ACCEL_TPU_USE_CLUSTER",
         named=False,
         flags=("--tpu-cluster",),
-        path=("tpu_use_cluster",),
-        environment="ACCEL_TPU_USE_CLUSTER",
     ),
-    Setting(
+    switch(
         "tpu_use_cluster",
         TPU,
         "Use this machine alone.",
-        boolean,
-        True,
+        default=True,
         kind="off-switch",
         named=False,
         flags=("--no-tpu-cluster",),
@@ -359,12 +265,11 @@ LAUNCH: tuple[Setting, ...] = (
         "downcast_bf16",
         environment="ACCEL_DOWNCAST_BF16",
     ),
-    Setting(
+    _variable(
         "mpirun_hostfile",
         MPI,
         "File with the hosts, one per line; starts the processes with mpirun.",
         path=("mpirun_config", "mpirun_hostfile"),
-        environment="ACCEL_MPIRUN_HOSTFILE",
     ),
     Setting(
         "aws_access_key_id", SAGEMAKER, "AWS access key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"

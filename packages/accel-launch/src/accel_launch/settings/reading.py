@@ -18,11 +18,7 @@ def shortened(value: object) -> str:
 
 
 def read_text(path: Path, what: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ConfigurationError: It cannot be read, is larger than 256 KiB, or is no UTF-8.
-    """
+    """Return the text of a file."""
     try:
         with path.open("rb") as file:
             found = file.read(_LARGEST_FILE + 1)
@@ -39,11 +35,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def read_json(path: Path, what: str) -> object:
-    """Return what a JSON file holds.
-
-    Raises:
-        ConfigurationError: It cannot be read, is too large, or is no JSON.
-    """
+    """Return what a JSON file holds."""
     text = read_text(path, what)
     try:
         found: object = json.loads(text)

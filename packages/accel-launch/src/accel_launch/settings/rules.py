@@ -5,18 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "COUNT",
-    "FROM_ZERO",
-    "GPUS",
-    "MACHINES",
-    "PAIRS",
-    "PORT",
-    "SECONDS",
-    "TEE",
-    "Rule",
-    "tee_of",
-]
+__all__ = ["COUNT", "FROM_ZERO", "GPUS", "MACHINES", "PAIRS", "PORT", "SECONDS", "TEE", "Rule", "tee_of"]
 
 
 @dataclass(frozen=True)

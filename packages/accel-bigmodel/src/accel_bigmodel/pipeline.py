@@ -116,11 +116,7 @@ class _Pipeline:
 
 
 def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
-    """Run a batch through a pipeline: pad it to whole micro-batches, run, cut the padding off.
-
-    Raises:
-        ConfigurationError: When no input has a batch dimension.
-    """
+    """Run a batch through a pipeline: pad it to whole micro-batches, run, cut the padding off."""
     world = ensure()
     size = find_pippy_batch_size(args, kwargs)
     if size is None:

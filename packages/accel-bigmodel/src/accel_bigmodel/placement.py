@@ -237,11 +237,7 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
 
 @contextlib.contextmanager
 def moved_tensors(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Have a module's own tensors on a device for a while; in-place changes are kept.
-
-    Raises:
-        OffloadError: When a tensor is empty.
-    """
+    """Have a module's own tensors on a device for a while; in-place changes are kept."""
     originals: dict[str, nn.Parameter] = {}
     for name, parameter in module._parameters.items():
         if parameter is None or parameter.device == device:

@@ -31,11 +31,7 @@ _TRAINING = (
 
 
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
-    """Read limits as they are written on a command line.
-
-    Raises:
-        ConfigurationError: When a part is not `DEVICE=SIZE`.
-    """
+    """Read limits as they are written on a command line."""
     if text is None:
         return None
     limits: dict[int | str, int | str] = {}
@@ -63,11 +59,7 @@ def headroom_of(text: str | None) -> int | float | str | Workload | None:
 
 
 def model_of(name: str) -> nn.Module:
-    """Make the model that a command line names, without weights.
-
-    Raises:
-        ConfigurationError: When there is none of that name, or it makes no model.
-    """
+    """Make the model that a command line names, without weights."""
     home, _, path = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -97,11 +89,7 @@ def plan_checkpoint(
     no_split: list[str] | None = None,
     model: nn.Module | None = None,
 ) -> Plan:
-    """Plan a checkpoint from its configuration or its headers.
-
-    Raises:
-        ConfigurationError: When a workload is given that cannot be traced.
-    """
+    """Plan a checkpoint from its configuration or its headers."""
     model = skeleton_of(source) if model is None else model
     classes = list(no_split or getattr(model, "_no_split_modules", None) or ())
     kept = headroom_of(headroom)

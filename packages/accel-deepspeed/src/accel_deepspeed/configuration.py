@@ -156,11 +156,7 @@ class Filling:
 
 
 def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
-    """Return the number of batches per step; where the script leaves it at 1, the configuration decides.
-
-    Raises:
-        ConfigurationError: Both give a number, and the numbers differ.
-    """
+    """Return the number of batches per step; where the script leaves it at 1, the configuration decides."""
     found = plugin.get_value(_STEPS)
     if found in (None, "auto"):
         return asked
@@ -174,12 +170,7 @@ def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
 
 
 def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) -> None:
-    """Refuse a configuration that contradicts itself or the device.
-
-    Raises:
-        ConfigurationError: fp16 and bf16 are both on, or something is offloaded that the stage does not shard.
-        DeviceUnavailableError: fp16 is on and the device is a CPU.
-    """
+    """Refuse a configuration that contradicts itself or the device."""
     config = plugin.hf_ds_config
     on = [name for name in ("fp16", "bf16") if config.get_value(f"{name}.enabled") not in (None, False, "auto")]
     if len(on) > 1:
@@ -201,11 +192,7 @@ def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) ->
 
 
 def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
-    """Refuse a configuration that turns off the precision that the run asked for.
-
-    Raises:
-        ConfigurationError: The configuration sets `enabled` to false for it.
-    """
+    """Refuse a configuration that turns off the precision that the run asked for."""
     if name in ("fp16", "bf16") and plugin.hf_ds_config.is_false(f"{name}.enabled"):
         raise ConfigurationError(
             f"The run and the DeepSpeed configuration need the same precision; got mixed_precision={name!r} and "
@@ -214,11 +201,7 @@ def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
 
 
 def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> None:
-    """Refuse an optimizer or schedule that is defined twice or not at all.
-
-    Raises:
-        PreparationError: Script and configuration both define it, or there is a stand-in for what neither defines.
-    """
+    """Refuse an optimizer or schedule that is defined twice or not at all."""
     config = plugin.hf_ds_config.config
     for given, kind, stand_in in ((optimizer, "optimizer", DummyOptim), (schedule, "scheduler", DummyScheduler)):
         stands_in = isinstance(given, stand_in)
@@ -237,11 +220,7 @@ def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> 
 
 
 def _refuse_batches(config: dict[str, Any], replicas: int) -> None:
-    """Refuse batch sizes that contradict each other.
-
-    Raises:
-        ConfigurationError: The total is not the product of the other numbers.
-    """
+    """Refuse batch sizes that contradict each other."""
     micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
     if isinstance(micro, int) and isinstance(total, int) and total != micro * steps * replicas:
         raise ConfigurationError(
@@ -254,9 +233,6 @@ def _refuse_late_gradients(config: HfDeepSpeedConfig) -> None:
     """Refuse versions of DeepSpeed that add the last batch of a window to the next step instead of this one.
 
     See https://github.com/deepspeedai/DeepSpeed/pull/7985.
-
-    Raises:
-        EngineUnavailableError: Such a version is installed, and the configuration is one that it concerns.
     """
     concerned = (
         config.get_value("bf16.enabled") is True

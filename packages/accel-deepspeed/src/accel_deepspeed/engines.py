@@ -49,11 +49,7 @@ class Engine:
         return self._skipped
 
     def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: Any) -> None:
-        """Compute gradients, and synchronize them at the end of the window.
-
-        Raises:
-            PreparationError: In stage 3, the forward pass of the loss already had a backward pass.
-        """
+        """Compute gradients, and synchronize them at the end of the window."""
         earlier: list[torch.Tensor] = []
         if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
             earlier = [part.clone() for part in gradients.parts_of(self.deepspeed)]
@@ -85,11 +81,7 @@ class Engine:
         self.deepspeed._global_grad_norm = norm
 
     def step(self, closure: Callable[[], Any] | None) -> object:
-        """Update the parameters, and step a schedule that DeepSpeed runs; without complete gradients, do nothing.
-
-        Raises:
-            ConfigurationError: A closure was passed, which DeepSpeed does not call.
-        """
+        """Update the parameters, and step a schedule that DeepSpeed runs; without complete gradients, do nothing."""
         if closure is not None:
             raise ConfigurationError(
                 "A DeepSpeed optimizer does not take a closure; got one. Compute the loss before step()."

@@ -20,10 +20,6 @@ def engine_of(loss: torch.Tensor, engines: Sequence[Engine]) -> Engine:
     """Return the engine that a loss was computed with.
 
     With one engine, the parameter nearest to the loss decides; with several, the whole graph is searched.
-
-    Raises:
-        PreparationError: The loss comes from several engines.
-        StateError: The loss comes from no engine.
     """
     found: list[Engine] = []
     nodes = deque([loss.grad_fn])

@@ -15,11 +15,7 @@ __all__ = ["load"]
 
 
 def load(device: torch.device, local_rank: int) -> ModuleType:
-    """Import DeepSpeed for the device of this process.
-
-    Raises:
-        ConfigurationError: DeepSpeed was imported before, for another device.
-    """
+    """Import DeepSpeed for the device of this process."""
     if environ.text("LOCAL_RANK") is None:
         environ.write("LOCAL_RANK", local_rank)
     if device.type == "cpu" and environ.text("DS_ACCELERATOR") is None:

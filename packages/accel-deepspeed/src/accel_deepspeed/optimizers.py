@@ -23,11 +23,7 @@ _HOMES = {
 
 
 def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = False) -> Any:
-    """Return DeepSpeed's CPU version of an optimizer if its state is offloaded, or else the optimizer itself.
-
-    Raises:
-        PreparationError: There is none.
-    """
+    """Return DeepSpeed's CPU version of an optimizer if its state is offloaded, or else the optimizer itself."""
     config = plugin.hf_ds_config
     place = config.get_value("zero_optimization.offload_optimizer.device", "none")
     forced = config.get_value("zero_force_ds_cpu_optimizer", True)

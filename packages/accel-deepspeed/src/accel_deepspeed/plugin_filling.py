@@ -43,11 +43,7 @@ def from_fields(
 
 
 def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list[str]:
-    """Fill a key whose value is "auto", or compare one that is set.
-
-    Raises:
-        ConfigurationError: The value is "auto", and none is given.
-    """
+    """Fill a key whose value is "auto", or compare one that is set."""
     node, last = config.find_config_node(key)
     if node is None:
         return []
@@ -79,11 +75,7 @@ def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping
 
 
 def refuse_mismatches(lines: list[str]) -> None:
-    """Refuse a configuration that differs from the run.
-
-    Raises:
-        ConfigurationError: Always, with the lines.
-    """
+    """Refuse a configuration that differs from the run."""
     listed = "\n".join(lines)
     raise ConfigurationError(
         f"The DeepSpeed configuration and the run contradict each other; got\n{listed}\nSet these keys of the "
@@ -92,11 +84,7 @@ def refuse_mismatches(lines: list[str]) -> None:
 
 
 def set_number_format(config: HfDeepSpeedConfig, name: str) -> None:
-    """Write the run's number format into a configuration, and compare it with what is there.
-
-    Raises:
-        ConfigurationError: The configuration switches another format on.
-    """
+    """Write the run's number format into a configuration, and compare it with what is there."""
     parts = config.config
     other = {"fp16": "bf16", "bf16": "fp16"}.get(name)
     if other is not None:

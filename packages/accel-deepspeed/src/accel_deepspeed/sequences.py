@@ -39,11 +39,7 @@ class Sharing:
     packs: bool = False
 
     def part_of(self, batch: object) -> dict[str, Any]:
-        """Return this rank's part of a batch: its tokens of each tensor, and labels shifted by one.
-
-        Raises:
-            DataError: The batch has another form, or its sequences cannot be split.
-        """
+        """Return this rank's part of a batch: its tokens of each tensor, and labels shifted by one."""
         if not isinstance(batch, Mapping) or not isinstance(batch.get("input_ids"), torch.Tensor):
             raise DataError(
                 "Sequence parallelism needs batches that are mappings with a tensor input_ids; got "
@@ -78,12 +74,7 @@ class Sharing:
         return found
 
     def _positions(self, batch: Mapping[str, Any], rows: int, tokens: int) -> torch.Tensor:
-        """Return the positions of the tokens, which increase to the end of each row unless sequences are packed.
-
-        Raises:
-            DataError: There is padding before tokens, or sequences are packed and the attention does not support
-                it.
-        """
+        """Return the positions of the tokens, which increase to the end of each row unless sequences are packed."""
         like = batch["input_ids"]
         mask = batch.get("attention_mask")
         real = torch.ones_like(like, dtype=torch.bool)

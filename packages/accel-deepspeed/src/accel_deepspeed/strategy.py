@@ -210,12 +210,7 @@ class DeepSpeedStrategy(Strategy):
             self._filling.plan(plugin, Members(model.given, optimizer.given, scheduled, self._sizes(bundle)))
 
     def _pairs(self, bundle: Bundle) -> list[tuple[Slot, Slot | None]]:
-        """Return the new models, each with its optimizer.
-
-        Raises:
-            PreparationError: An optimizer trains parameters of none or several of the models, or a model has two
-                optimizers.
-        """
+        """Return the new models, each with its optimizer."""
         new = [slot for slot in bundle.models if not self._is_known(slot.given)]
         pairs: dict[int, Slot] = {}
         for optimizer in bundle.optimizers:
@@ -429,11 +424,7 @@ class DeepSpeedStrategy(Strategy):
         engine.backward(loss, ends_window=ends, **kwargs)
 
     def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
-        """Multiply the gradients of a window in all engines that it trained.
-
-        Raises:
-            StateError: It trained none.
-        """
+        """Multiply the gradients of a window in all engines that it trained."""
         complete = [engine for engine in self._engines if engine.is_complete]
         if not [engine for engine in complete if gradients.scale(engine.deepspeed, factor)]:
             raise StateError(
@@ -492,12 +483,7 @@ class DeepSpeedStrategy(Strategy):
             engine.held = before
 
     def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
-        """Scale the gradients of engines down to a common norm, and return the norm before, the same on all ranks.
-
-        Raises:
-            PreparationError: The norm is not the 2-norm, the parameters are only a part of an engine's, or stage 0
-                is combined with tensor parallelism.
-        """
+        """Scale the gradients of engines down to a common norm, and return the norm before, the same on all ranks."""
         ids = {id(parameter) for parameter in clip.parameters}
         engines = [engine for engine in self._engines if not ids.isdisjoint(engine.parameters)]
         if not engines:
@@ -525,11 +511,7 @@ class DeepSpeedStrategy(Strategy):
         return torch.tensor(total, device=self.world.device)
 
     def clip_grad_value_(self, clip: Clip) -> None:
-        """Refuse: an engine's gradients are scaled together or not at all.
-
-        Raises:
-            PreparationError: Always, as in Accelerate.
-        """
+        """Refuse: an engine's gradients are scaled together or not at all."""
         raise PreparationError(
             f"DeepSpeed does not clip single elements of gradients; got clip_grad_value_({clip.limit}). "
             "Use clip_grad_norm_."

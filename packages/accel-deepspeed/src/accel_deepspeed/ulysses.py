@@ -119,12 +119,7 @@ def _packs(implementation: str) -> bool:
 
 
 def refuse(model: torch.nn.Module, size: int, handler: DeepSpeedSequenceParallelConfig) -> None:
-    """Refuse a model whose attention cannot be computed over ranks that share sequences.
-
-    Raises:
-        PreparationError: The model is not from transformers, uses another attention, has too few heads, or has
-            other layers that mix tokens.
-    """
+    """Refuse a model whose attention cannot be computed over ranks that share sequences."""
     kind, config = type(model).__name__, _text_config(model)
     used = getattr(config, "_attn_implementation", None)
     if config is None or used is None:
@@ -189,11 +184,7 @@ def _functions() -> Any:
 
 
 def groups_of(size: int) -> Any:
-    """Return DeepSpeed's sequence-parallel groups; the first call creates them, on every rank.
-
-    Raises:
-        StateError: The process already shares sequences among another number of ranks.
-    """
+    """Return DeepSpeed's sequence-parallel groups; the first call creates them, on every rank."""
     importlib.import_module("deepspeed").init_distributed(verbose=False)
     groups = importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
     try:
@@ -246,11 +237,7 @@ class Ulysses:
     def __call__(
         self, core: _Attention, module: Any, query: torch.Tensor, key: torch.Tensor, *given: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, Any]:
-        """Compute attention: with an exchange for parts of sequences, or else as the model does.
-
-        Raises:
-            PreparationError: A model in training was given whole sequences, or the layer passes no positions.
-        """
+        """Compute attention: with an exchange for parts of sequences, or else as the model does."""
         if not self._holds_parts(module, query, key, kwargs.get("position_ids")):
             return core(module, query, key, *given, **kwargs)
         for name in _BY_HEAD:

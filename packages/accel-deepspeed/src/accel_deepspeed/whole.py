@@ -37,11 +37,7 @@ def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
 
 
 def refuse_ungathered(engine: DeepSpeedEngine) -> None:
-    """Refuse to gather the weights of an engine whose configuration does not allow it.
-
-    Raises:
-        ConfigurationError: `stage3_gather_16bit_weights_on_model_save` is off.
-    """
+    """Refuse to gather the weights of an engine whose configuration does not allow it."""
     asked = getattr(engine, "zero_gather_16bit_weights_on_model_save", None)
     if asked is not None and not asked():
         raise ConfigurationError(

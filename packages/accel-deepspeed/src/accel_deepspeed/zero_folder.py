@@ -156,11 +156,7 @@ class ZeroFolder:
         return state
 
     def _whole(self) -> dict[str, Any]:
-        """Return the state of stage 0, which has 32-bit weights beside those in 16 bits, without their names.
-
-        Raises:
-            CheckpointMismatchError: Which is which does not follow from shapes and values.
-        """
+        """Return the state of stage 0, which has 32-bit weights beside those in 16 bits, without their names."""
         state: dict[str, Any] = self.models[0]["module"]
         exact = [each for group in (self.models[0].get("optimizer") or {}).get("fp32_groups", ()) for each in group]
         if not exact:

@@ -90,12 +90,7 @@ class WeightLoader:
         return torch.float32 if any(is_named(name, key) for key in kept) else self._config.torch_dtype
 
     def check(self, source: Checkpoint) -> None:
-        """Find every weight of the model in a checkpoint; nothing is changed.
-
-        Raises:
-            CheckpointMismatchError: Weights that are missing, have another shape, or are packed in another way.
-            CheckpointDamagedError: Packed weights whose statistics do not fit them.
-        """
+        """Find every weight of the model in a checkpoint; nothing is changed."""
         wrong: list[str] = []
         unsound: list[str] = []
         for place in self._places:

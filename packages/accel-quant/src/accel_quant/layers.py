@@ -109,11 +109,7 @@ def is_named(name: str, key: str) -> bool:
 
 
 def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> None:
-    """Make sure that every name of a list stands for a module.
-
-    Raises:
-        QuantizationError: Names that match nothing.
-    """
+    """Make sure that every name of a list stands for a module."""
     known = [name for name, _ in model.named_modules() if name]
     lost = [key for key in names or () if not any(is_named(name, key) for name in known)]
     if lost:

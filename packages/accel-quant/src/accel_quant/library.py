@@ -15,11 +15,7 @@ __all__ = ["bitsandbytes", "is_instance", "packs_on_cpu"]
 
 
 def bitsandbytes() -> Any:
-    """Return the library, importing it at the first call.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Return the library, importing it at the first call."""
     try:
         return importlib.import_module("bitsandbytes")
     except ModuleNotFoundError as error:

@@ -26,11 +26,7 @@ _NESTED_WORDS = {"nested_blocksize", "nested_dtype", "nested_offset"}
 
 
 def check_statistics(stored: Mapping[str, torch.Tensor], shape: Sequence[int] | None) -> None:
-    """Make sure that packed weights and their statistics fit one another.
-
-    Raises:
-        CheckpointDamagedError: They do not.
-    """
+    """Make sure that packed weights and their statistics fit one another."""
     if wrong := faults(stored, shape):
         raise CheckpointDamagedError(
             f"The statistics of a packed weight do not fit it; got {'; '.join(wrong)}. Fetch or save the weights again."

@@ -12,11 +12,7 @@ __all__ = ["ScriptArguments", "add_script", "check_script", "runner_of"]
 
 
 def check_script(target: str) -> None:
-    """Refuse a script that is not there; `script.py:function` names a function of one.
-
-    Raises:
-        ConfigurationError: There is no such file.
-    """
+    """Refuse a script that is not there; `script.py:function` names a function of one."""
     script, colon, _ = target.partition(".py:")
     script += ".py" if colon else ""
     if not Path(script).is_file():

@@ -86,14 +86,7 @@ def _by_number(name: str) -> list[tuple[bool, int, str]]:
 
 
 def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = False) -> nn.Module:
-    """Make an empty model out of a transformers configuration.
-
-    Raises:
-        MissingDependencyError: When transformers, or what it needs for this model, is not installed.
-        CheckpointNotFoundError: When the hub cannot be asked, or does not give the configuration.
-        CheckpointDamagedError: When a local configuration cannot be read.
-        ConfigurationError: When the configuration names no model class.
-    """
+    """Make an empty model out of a transformers configuration."""
     if not is_transformers_available():
         raise MissingDependencyError(
             "A model is built from its configuration by transformers; got no transformers. Install it, or name a "

@@ -24,12 +24,7 @@ def chosen_device_map(
     dtype: Dtype | None = None,
     offload_buffers: bool = False,
 ) -> dict[str, int | str]:
-    """Choose a device map by a word.
-
-    Raises:
-        DeviceMapError: When the word is none of these, the model does not fit, or `max_memory` names accelerators
-            alone and none of them can compute the model's largest part.
-    """
+    """Choose a device map by a word."""
     if strategy not in _WORDS:
         raise DeviceMapError(
             "If passing a string for `device_map`, please choose 'auto', 'balanced', 'balanced_low_0' or 'sequential'; "

@@ -175,11 +175,7 @@ def check_blocks_fit(
     preload_module_classes: Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them.
-
-    Raises:
-        DeviceMapError: When all of the accelerator's memory is less than one block.
-    """
+    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them."""
     main = torch.device(main_device_of(device_map) if main_device is None else main_device)
     accelerator = accelerator_module()
     if main.type in ("cpu", "meta", "mps") or accelerator is None or not hasattr(accelerator, "mem_get_info"):

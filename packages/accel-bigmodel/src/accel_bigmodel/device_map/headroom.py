@@ -42,9 +42,6 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
     """Trace a forward pass on the meta device and count the most bytes alive at once, weights left out.
 
     Caches and logits that the forward returns count, for they are alive when it ends.
-
-    Raises:
-        ConfigurationError: When the model cannot be traced with these inputs.
     """
 
     def empty(tensor: torch.Tensor) -> torch.Tensor:

@@ -174,11 +174,7 @@ def _idle(solution: Solution) -> str:
 
 
 def check_accelerators(solution: Solution, advice: str) -> None:
-    """Make sure that accelerators are used where weights are spilled.
-
-    Raises:
-        DeviceMapError: When the largest part of the model that stays on one device is too large for all of them.
-    """
+    """Make sure that accelerators are used where weights are spilled."""
     if solution.idle:
         raise DeviceMapError(f"{_idle(solution)} {advice}")
 

@@ -333,11 +333,7 @@ class Residency:
             ) from failure
 
     def _tie(self, slot: Slot) -> bool:
-        """Take over a tie that was made by hand, by assigning another weight's placeholder.
-
-        Raises:
-            OffloadError: When the placeholder stands for no weight of this model as it is stored.
-        """
+        """Take over a tie that was made by hand, by assigning another weight's placeholder."""
         present = slot.store.get(slot.key)
         if not isinstance(present, OffloadedTensor):
             return False

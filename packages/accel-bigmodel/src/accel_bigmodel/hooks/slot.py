@@ -127,11 +127,7 @@ class Slot:
         return ("",) if form is None else form.parts(self.placeholder)
 
     def adopted(self, data: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return the tensor to compute with, of data that is where it has to be.
-
-        Raises:
-            OffloadError: When it has another shape than its place.
-        """
+        """Return the tensor to compute with, of data that is where it has to be."""
         if value is self.source and self.cached is not None and data is value:
             return self.cached
         if value.shape != self.shape:

@@ -22,11 +22,7 @@ def keep_written(
     value: torch.Tensor,
     compare: bool,
 ) -> None:
-    """Store a weight that was written to in a copy, which is about to be dropped.
-
-    Raises:
-        OffloadError: When the weights cannot take the new value.
-    """
+    """Store a weight that was written to in a copy, which is about to be dropped."""
     if slot.version is None or packed.find(slot.placeholder) is not None:
         return
     # Batch normalization updates its statistics without counting it as a write.

@@ -105,9 +105,6 @@ class MappedFile:
         A file that was deleted, or that another one took the place of, stays mapped as it was: saving a model into the
         folder that it is read from leaves it as it is. A file that was overwritten in place, and whose time of change
         was then put back, passes: only checksums would tell, and reading all weights for one is what a map avoids.
-
-        Raises:
-            OffloadError: When the file was changed in place.
         """
         try:
             found = os.stat(self.path)

@@ -88,12 +88,7 @@ class OffloadedTensor(torch.Tensor):
         return twin
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
-        """Pickle shape, dtype and names, as a part of the model.
-
-        Raises:
-            OffloadError: When it was taken out of the model, as `state_dict()` does: a file without the weight would
-                look like a checkpoint.
-        """
+        """Pickle shape, dtype and names, as a part of the model."""
         if "computed" in self.__dict__:
             name = self.__dict__.get("weight_name", "?")
             raise OffloadError(

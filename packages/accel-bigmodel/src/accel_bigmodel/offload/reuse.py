@@ -19,9 +19,6 @@ def offload_once(
     The weights themselves are compared, bit by bit, with what loading them would give: names, shapes and dtypes of two
     models, or of one before and after training, may well be equal. Reading is all that this takes; nothing is written
     a second time.
-
-    Raises:
-        OffloadError: When the folder cannot be written, lacks a weight or holds another one; it is as it was.
     """
     if not os.path.isfile(os.path.join(folder, INDEX_NAME)):
         offload_state_dict(folder, state_dict)

@@ -44,11 +44,7 @@ class Block(Generic[Content]):
         self.content: Content | None = None
 
     def become(self, state: BlockState) -> None:
-        """Enter a state.
-
-        Raises:
-            OffloadError: When it cannot follow the present one.
-        """
+        """Enter a state."""
         if state not in _LEGAL[self.state]:
             raise OffloadError(
                 f"A block of weights cannot go from {self.state.value} to {state.value}; got block {self.name!r}. "

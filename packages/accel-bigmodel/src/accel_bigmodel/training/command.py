@@ -29,11 +29,7 @@ __all__ = ["maker_of", "run", "workload_of"]
 
 
 def maker_of(name: str) -> Callable[[], nn.Module]:
-    """Return what makes the model that a command line names, with parameters on the meta device.
-
-    Raises:
-        ConfigurationError: There is none of that name, or headers alone tell what the checkpoint holds.
-    """
+    """Return what makes the model that a command line names, with parameters on the meta device."""
     if not os.path.exists(name) and ":" in name:
         make = _named(name, "the model")
 
@@ -124,11 +120,7 @@ def _tensor_plan(text: str | None) -> Mapping[str, str] | str:
 
 
 def workload_of(args: argparse.Namespace) -> TrainingWorkload:
-    """Return the training step that a command line describes.
-
-    Raises:
-        ConfigurationError: An option is not valid.
-    """
+    """Return the training step that a command line describes."""
     optimizer, arguments = optimizer_written(args.optimizer or "adamw")
     loss: Loss | None = None if args.loss is None else _named(args.loss, "the loss")
     dtype = as_dtype(args.dtype)

@@ -35,11 +35,7 @@ class ZeroLimits:
     group: int = 1_000_000_000
 
     def __post_init__(self) -> None:
-        """Refuse what no option can be.
-
-        Raises:
-            ConfigurationError: A number below 0.
-        """
+        """Refuse what no option can be."""
         wrong = [f"{key}={getattr(self, field)}" for key, field in _OPTIONS.items() if getattr(self, field) < 0]
         if wrong:
             raise ConfigurationError(
@@ -48,11 +44,7 @@ class ZeroLimits:
 
     @classmethod
     def written(cls, options: Mapping[str, int]) -> "ZeroLimits":
-        """Return the limits that options of DeepSpeed's configuration set.
-
-        Raises:
-            ConfigurationError: A key that sets none of them, or a number below 0.
-        """
+        """Return the limits that options of DeepSpeed's configuration set."""
         unknown = sorted(set(options) - set(_OPTIONS))
         if unknown:
             raise ConfigurationError(

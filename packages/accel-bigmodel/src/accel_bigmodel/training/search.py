@@ -58,9 +58,6 @@ def smallest(
 
     Layouts are tried as `candidates` yields them, each without checkpointing of activations first; those that cannot
     share out this model or batch are left out.
-
-    Raises:
-        ConfigurationError: It fits on none.
     """
     model = make_model()
     # When the optimizer steps, a rank has its weights and their gradients at least.

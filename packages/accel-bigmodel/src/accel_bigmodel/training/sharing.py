@@ -46,11 +46,7 @@ _WEIGHTS_STAGE = 3
 
 @contextmanager
 def _one_of_many(ranks: int) -> Iterator[None]:
-    """Be the first of so many ranks, none of which is asked.
-
-    Raises:
-        StateError: This process is in a process group already.
-    """
+    """Be the first of so many ranks, none of which is asked."""
     if dist.is_initialized():
         raise StateError(
             "Memory of training is found in a process of its own, on torch's fake process group; got one that is in a "

@@ -58,12 +58,7 @@ class TrainingWorkload:
     zero3: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what no step can have.
-
-        Raises:
-            ConfigurationError: A size below 1, tokens and numbers at once or neither, an unknown number format, or an
-                option of stage 3 that is none.
-        """
+        """Refuse what no step can have."""
         sizes = (
             self.batch,
             self.accumulation,
@@ -96,11 +91,7 @@ class TrainingWorkload:
         return torch.zeros((batch, *(self.sample or ())), dtype=dtype)
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Make the optimizer of a model's parameters that train.
-
-        Raises:
-            ConfigurationError: It does not take its arguments.
-        """
+        """Make the optimizer of a model's parameters that train."""
         cls, arguments = optimizer_named(self.optimizer), dict(self.optimizer_arguments)
         if self.foreach and "foreach" in inspect.signature(cls).parameters:
             arguments = {"foreach": True, **arguments}
@@ -114,11 +105,7 @@ class TrainingWorkload:
             ) from failure
 
     def loss_of(self, output: Any, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the loss of a model's output.
-
-        Raises:
-            ConfigurationError: Nothing of it is a number that can be trained on.
-        """
+        """Return the loss of a model's output."""
         if self.loss is not None:
             return self.loss(output, inputs)
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -134,11 +121,7 @@ class TrainingWorkload:
 
 
 def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
-    """Return a class of `torch.optim` by its name, in capitals or not.
-
-    Raises:
-        ConfigurationError: There is none of that name.
-    """
+    """Return a class of `torch.optim` by its name, in capitals or not."""
     known = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
@@ -155,11 +138,7 @@ def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
 
 
 def optimizer_written(text: str) -> tuple[str, dict[str, Any]]:
-    """Read an optimizer as it is written on a command line: `sgd`, or `sgd:momentum=0.9,nesterov=True`.
-
-    Raises:
-        ConfigurationError: It is not written so.
-    """
+    """Read an optimizer as it is written on a command line: `sgd`, or `sgd:momentum=0.9,nesterov=True`."""
     name, _, written = text.partition(":")
     arguments: dict[str, Any] = {}
     for part in filter(None, written.split(",")):

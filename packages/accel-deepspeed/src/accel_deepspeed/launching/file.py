@@ -39,11 +39,7 @@ _FORMATS = ("fp16", "bf16")
 
 
 def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
-    """Return what DeepSpeed's JSON file holds, and nothing where the run names none.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a JSON object.
-    """
+    """Return what DeepSpeed's JSON file holds, and nothing where the run names none."""
     name = settings["deepspeed_config_file"]
     if not settings["use_deepspeed"] or name in (None, "", "none"):
         return {}
@@ -82,12 +78,7 @@ def keys_beside_file(settings: Settings) -> list[str]:
 
 
 def check_deepspeed_file(settings: Settings) -> None:
-    """Refuse a DeepSpeed file that cannot be used, or that sets a key beside the settings.
-
-    Raises:
-        ConfigurationError: The file is missing, is not a JSON object, has no part on ZeRO or two number formats; the
-            configuration file sets a key that belongs into it; or it and a setting differ.
-    """
+    """Refuse a DeepSpeed file that cannot be used, or that sets a key beside the settings."""
     config, name = deepspeed_file(settings), settings["deepspeed_config_file"]
     if not settings["use_deepspeed"] or name in (None, "", "none"):
         return
@@ -105,11 +96,7 @@ def check_deepspeed_file(settings: Settings) -> None:
 
 
 def check(settings: Settings) -> None:
-    """Refuse what DeepSpeed cannot do here, as far as settings and its own file show it.
-
-    Raises:
-        ConfigurationError: As for `check_deepspeed_file`; or a precision or an offload that DeepSpeed does not do.
-    """
+    """Refuse what DeepSpeed cannot do here, as far as settings and its own file show it."""
     check_deepspeed_file(settings)
     decided = {**settings.resolved, **values_from_file(settings)}
     precision = decided["mixed_precision"]

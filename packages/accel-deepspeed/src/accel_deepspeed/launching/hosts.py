@@ -38,12 +38,7 @@ def launcher_of(settings: Settings) -> str | None:
 
 
 def check_hosts(settings: Settings) -> None:
-    """Refuse a hostfile, filters and numbers that DeepSpeed's launcher cannot start, or would start otherwise.
-
-    Raises:
-        ConfigurationError: No hostfile is named, it cannot be read, the filters do not fit it or the launcher, or
-            it has other hosts or slots than the run.
-    """
+    """Refuse a hostfile, filters and numbers that DeepSpeed's launcher cannot start, or would start otherwise."""
     launcher, layout = launcher_of(settings), settings.layout
     _check_filters(settings, launcher)
     if launcher == "slurm" and (settings["module"] or settings["no_python"]):
@@ -84,11 +79,7 @@ def _check_filters(settings: Settings, launcher: str | None) -> None:
 
 
 def active_slots(settings: Settings) -> Hosts:
-    """Return the hosts and slots that remain after the filters.
-
-    Raises:
-        ConfigurationError: The hostfile cannot be read, or a filter names what it does not have.
-    """
+    """Return the hosts and slots that remain after the filters."""
     hosts = read_hosts(Path(str(settings["deepspeed_hostfile"])))
     if settings["deepspeed_inclusion_filter"]:
         named = _filtered(settings, "deepspeed_inclusion_filter", hosts)
@@ -107,11 +98,7 @@ def active_slots(settings: Settings) -> Hosts:
 
 
 def read_hosts(path: Path) -> Hosts:
-    """Read a hostfile: one `NAME slots=N` in a line.
-
-    Raises:
-        ConfigurationError: It cannot be read, a line is not of that form, or a host occurs twice.
-    """
+    """Read a hostfile: one `NAME slots=N` in a line."""
     hosts: Hosts = {}
     for number, text in enumerate(read_text(path, "The hostfile").splitlines(), 1):
         line = text.strip()

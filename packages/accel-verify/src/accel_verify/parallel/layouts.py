@@ -24,11 +24,7 @@ class RequestedLayout:
 
 
 def requested_layouts(text: str, most: int) -> list[RequestedLayout]:
-    """Read a comma-separated list of layouts.
-
-    Raises:
-        ConfigurationError: A layout is unknown or comes twice, none is there, or one needs more processes, or one only.
-    """
+    """Read a comma-separated list of layouts."""
     found = [_requested(spec) for spec in parse_layouts(text)]
     for layout in found:
         if layout.ranks > most:

@@ -104,11 +104,7 @@ def verify_parallel(
 
 
 def _checked(target: str | Callable[[], object]) -> str:
-    """Return where a target is, as the recorder takes it.
-
-    Raises:
-        ConfigurationError: There is no such script or function, or the function cannot be found by its name.
-    """
+    """Return where a target is, as the recorder takes it."""
     if callable(target):
         source = inspect.getsourcefile(target)
         if source is None or not target.__qualname__.isidentifier():
@@ -145,11 +141,7 @@ def _one_process(request: VerifyRequest, parts: int) -> RecordedRun:
 
 
 def check_one_process(request: VerifyRequest, ended: RanksEnded, found: RecordedRun) -> None:
-    """Refuse to compare with a run on one process that did not make its steps.
-
-    Raises:
-        LaunchError: It failed, was too slow, or made fewer steps.
-    """
+    """Refuse to compare with a run on one process that did not make its steps."""
     if len(found.steps) >= request.steps:
         return
     if ended.timed_out:

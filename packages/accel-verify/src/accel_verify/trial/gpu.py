@@ -14,11 +14,7 @@ _KNOWN = {
 
 
 def memory_of_gpu(name: str) -> int:
-    """Return the bytes of a GPU by its name, which may end in its size: `A100-80GB`, `L4`, `24GB`.
-
-    Raises:
-        ConfigurationError: The name neither says a size nor is known.
-    """
+    """Return the bytes of a GPU by its name, which may end in its size: `A100-80GB`, `L4`, `24GB`."""
     size = re.search(r"(\d+)\s*Gi?B?$", name, re.IGNORECASE)
     gib = int(size[1]) if size else _KNOWN.get(name.upper().replace(" ", "").replace("-", ""))
     if not gib:

@@ -242,18 +242,11 @@ def _check_values(placement: Placement, given: Mapping[str, torch.Tensor]) -> No
 
 @record(frozen=True)
 class _Weights:
-    """Where the weights are that are away between forwards.
+    """Where the weights are that are away between forwards."""
 
-    Attributes:
-        state_dict: Those on the CPU; None for the model's own.
-        folder: The folder of those on the disk.
-        index: Their entries by name; None for what loading left there, or else the folder's.
-        buffers: Whether buffers are away too.
-    """
-
-    state_dict: dict[str, torch.Tensor] | None
+    state_dict: dict[str, torch.Tensor] | None  # those on the CPU; None for the model's
     folder: str | os.PathLike[str] | None
-    index: Mapping[str, Any] | None
+    index: Mapping[str, Any] | None  # None for what loading left on the disk, or else the folder's
     buffers: bool
 
     def open(self, placement: Placement) -> OffloadedWeightsLoader | None:

@@ -175,12 +175,7 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
 
 
 class Checkpoint:
-    """All tensors of a checkpoint.
-
-    Attributes:
-        shards: Its files.
-        canonical: For the name of each tensor, the same without the prefixes of wrappers.
-    """
+    """All tensors of a checkpoint."""
 
     def __init__(self, shards: Sequence[Shard], weight_map: Mapping[str, str] | None) -> None:
         self.shards = shards

@@ -52,16 +52,9 @@ text { fill: #e6edf3; }
 
 @record(frozen=True)
 class Segment:
-    """A stretch of a bar.
+    """A stretch of a bar."""
 
-    Attributes:
-        purpose: What its bytes are for: one of those that have a color, such as "weights" or "free".
-        nbytes: Its length.
-        name: What is written in it, as far as there is room.
-        title: What a pointer over it shows.
-    """
-
-    purpose: str
+    purpose: str  # one of those that have a color, such as "weights" or "free"
     nbytes: int
     name: str
     title: str

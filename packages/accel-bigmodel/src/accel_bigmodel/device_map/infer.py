@@ -35,26 +35,15 @@ Device = int | str
 
 @record(frozen=True)
 class Solution:
-    """A placement and what it takes.
-
-    Attributes:
-        tree: The model.
-        placed: Pairs of node and device, in the order of placing.
-        limits: Bytes by device.
-        used: Bytes of weights by device.
-        main: The device that offloaded parts compute on.
-        largest_offloaded: Bytes of the largest layer that comes back to it.
-        offloaded_buffers: Bytes of buffers of offloaded parts.
-        no_split: Class names of modules that must not be split.
-    """
+    """A placement and what it takes."""
 
     tree: Tree
-    placed: list[tuple[Node, Device]]
+    placed: list[tuple[Node, Device]]  # in the order of placing
     limits: dict[Device, int]
-    used: dict[Device, int]
-    main: Device
-    largest_offloaded: int
-    offloaded_buffers: int
+    used: dict[Device, int]  # bytes of weights
+    main: Device  # where offloaded parts compute
+    largest_offloaded: int  # bytes of the largest layer that comes back to it
+    offloaded_buffers: int  # bytes
     no_split: Collection[str]
 
     @property

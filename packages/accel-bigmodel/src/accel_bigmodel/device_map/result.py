@@ -28,19 +28,12 @@ Headroom = int | float | str | Workload | None
 
 @record(frozen=True)
 class Part:
-    """A part of the model in its place.
-
-    Attributes:
-        name: Dotted name of the submodule or tensor.
-        device: Where it is.
-        nbytes: Bytes of its parameters and buffers; tied tensors count at their first name.
-        kind: Class name of the submodule, "Parameter" or "Buffer".
-    """
+    """A part of the model in its place."""
 
     name: str
     device: Device
-    nbytes: int
-    kind: str
+    nbytes: int  # of parameters and buffers; tied tensors count at their first name
+    kind: str  # class name of the submodule, "Parameter" or "Buffer"
 
 
 @record(frozen=True)
@@ -48,7 +41,6 @@ class DeviceShare:
     """What a device's bytes are for.
 
     Attributes:
-        device: The device.
         limit: Bytes it may hold; None for a disk without a limit.
         weights: Bytes of the parts placed on it.
         reserve: Bytes kept for the largest offloaded layer, which comes here to compute.

@@ -27,37 +27,19 @@ _AnyDtype = torch.dtype | CustomDtype | None
 
 @record
 class Counts:
-    """Bytes of all modules and tensors of a model, in its order: a module comes before what it holds.
+    """Bytes of all modules and tensors of a model, in its order: a module comes before what it holds."""
 
-    Attributes:
-        sizes: Bytes of all tensors in each that no earlier part of the model holds (tied tensors count once).
-        buffer_sizes: How many of those are buffers, for those that hold any.
-        layers: Bytes of the largest layer in each module: one without submodules, or of a class that stays whole.
-        ends: The number after the last one in each module.
-        leaf_total: Bytes of the modules without submodules.
-        leaf_count: How many of them have any.
-        first_no_split: The first module of each class that stays whole.
-    """
-
-    sizes: list[int] = field(default_factory=list)
-    buffer_sizes: dict[int, int] = field(default_factory=dict)
-    layers: dict[int, int] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
-    leaf_total: int = 0
-    leaf_count: int = 0
+    sizes: list[int] = field(default_factory=list)  # bytes that no earlier part holds: tied tensors count once
+    buffer_sizes: dict[int, int] = field(default_factory=dict)  # how many of these are buffers
+    layers: dict[int, int] = field(default_factory=dict)  # of the largest layer in each: a leaf, or what stays whole
+    ends: dict[int, int] = field(default_factory=dict)  # the number after the last one in each module
+    leaf_total: int = 0  # bytes of the modules without submodules
+    leaf_count: int = 0  # how many of them have any
     first_no_split: dict[str, int] = field(default_factory=dict)
 
 
 class Node:
-    """A module or a tensor of a model, with its bytes.
-
-    Attributes:
-        key: Its name in its parent.
-        parent: The module that holds it; None for the model.
-        value: The module or tensor.
-        is_module: Whether it is a module.
-        order: Its number in the model's order.
-    """
+    """A module or a tensor of a model, with its bytes."""
 
     __slots__ = ("_children", "_counts", "_name", "is_module", "key", "order", "parent", "value")
 
@@ -68,7 +50,7 @@ class Node:
         self.parent = parent
         self.value = value
         self.is_module = is_module
-        self.order = order
+        self.order = order  # its number in the model's order
         self._counts = counts
         self._children: list[Node] | None = None
         self._name: str | None = None
@@ -176,17 +158,11 @@ def no_split_classes(no_split_module_classes: Sequence[str] | None) -> frozenset
 
 @record
 class _Found:
-    """What a walk over a model finds.
-
-    Attributes:
-        counts: The bytes.
-        repeated: The numbers of each tensor that comes more than once, by its identity.
-        declaring: The numbers of the modules that declare ties.
-    """
+    """What a walk over a model finds."""
 
     counts: Counts = field(default_factory=Counts)
-    repeated: dict[int, list[int]] = field(default_factory=dict)
-    declaring: list[int] = field(default_factory=list)
+    repeated: dict[int, list[int]] = field(default_factory=dict)  # by identity, a tensor that comes again
+    declaring: list[int] = field(default_factory=list)  # the numbers of the modules that declare ties
 
 
 def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], no_split: frozenset[str]) -> _Found:

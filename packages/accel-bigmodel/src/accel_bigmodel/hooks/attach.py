@@ -144,15 +144,7 @@ def attach_align_device_hook_on_blocks(
 
 @record(frozen=True)
 class HookSettings:
-    """What all hooks of one dispatch share.
-
-    Attributes:
-        weights_map: Offloaded weights by dotted name from the whole model's root.
-        offload_buffers: Whether buffers are away too.
-        skip_keys: Keyword arguments and output keys that are not moved.
-        preload_module_classes: Classes whose instances load their submodules' weights too.
-        tied_params_map: Copies on devices by the address of the original.
-    """
+    """What all hooks of one dispatch share."""
 
     weights_map: Mapping[str, torch.Tensor] | None
     offload_buffers: bool

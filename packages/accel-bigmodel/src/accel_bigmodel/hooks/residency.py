@@ -62,23 +62,13 @@ def residencies_of(module: nn.Module) -> Sequence["Residency"]:
 
 @record
 class PrefetchBinding:
-    """How the weights of a residency come ahead of time.
-
-    Attributes:
-        schedule: What moves them.
-        block: They, to the schedule.
-        store: Where they are.
-        prefix: What is put before a slot's name in the store.
-        weights_map: The hook's map when this was set up; with another one the schedule is left.
-        device: Where they are brought.
-        acquired: Whether the block is in use.
-    """
+    """How the weights of a residency come ahead of time."""
 
     schedule: Schedule[Weights]
     block: Block[Weights]
     store: OffloadedWeightsLoader
-    prefix: str
-    weights_map: Mapping[str, torch.Tensor]
+    prefix: str  # what is put before a slot's name in the store
+    weights_map: Mapping[str, torch.Tensor]  # the hook's when this was set up; with another one the schedule is left
     device: torch.device
     acquired: bool = False
 

@@ -34,15 +34,10 @@ class TransferSpec:
 
 @record
 class Weights:
-    """The weights of a block on their device.
-
-    Attributes:
-        tensors: The tensors, in the order of the spec.
-        sources: The tensors of the store that they were copied from, or are.
-    """
+    """The weights of a block on their device."""
 
     tensors: list[torch.Tensor]
-    sources: list[torch.Tensor] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)  # what they were copied from, or are
 
 
 def _spec_of(block: Block[Weights]) -> TransferSpec:

@@ -43,8 +43,6 @@ class TrainingMemory:
     themselves; "batch" the data.
 
     Attributes:
-        layout: The layout, as it is written.
-        ranks: Its number of ranks.
         checkpointing: Whether activations are computed again in the backward pass.
         peak: The most bytes alive at once.
         at_peak: What they are for.

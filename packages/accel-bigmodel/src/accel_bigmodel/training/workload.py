@@ -59,14 +59,8 @@ class TrainingWorkload:
 
     def __post_init__(self) -> None:
         """Refuse what no step can have."""
-        sizes = (
-            self.batch,
-            self.accumulation,
-            self.reduce_bucket,
-            1 if self.sequence is None else self.sequence,
-            *(self.sample or ()),
-        )
-        if min(sizes) < 1:
+        sequence = 1 if self.sequence is None else self.sequence
+        if min(self.batch, self.accumulation, self.reduce_bucket, sequence, *(self.sample or ())) < 1:
             raise ConfigurationError(
                 f"Sizes of a batch are 1 or more; got batch={self.batch}, accumulation={self.accumulation}, "
                 f"sequence={self.sequence}, sample={self.sample} and reduce_bucket={self.reduce_bucket}. Change the "

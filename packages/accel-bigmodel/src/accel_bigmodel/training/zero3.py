@@ -31,22 +31,12 @@ __all__ = ["ShardedZeroEngine"]
 
 
 class _Shared:
-    """A parameter of which each rank has a part; it has no elements while it is not gathered.
-
-    Attributes:
-        parameter: The parameter.
-        number: Its place among the parameters of the model.
-        shape: Its shape.
-        part: What this rank has of it; parts are equally long.
-        kept: Whether it stays gathered between steps.
-        here: Whether it is gathered.
-        users: The modules that are using it.
-    """
+    """A parameter of which each rank has a part; it has no elements while it is not gathered."""
 
     def __init__(self, parameter: nn.Parameter, number: int, part: torch.Tensor, most_kept: int) -> None:
         self.parameter, self.number, self.shape, self.part = parameter, number, parameter.shape, part
-        self.kept = self.count <= most_kept
-        self.users: set[nn.Module] = set()
+        self.kept = self.count <= most_kept  # stays gathered between steps
+        self.users: set[nn.Module] = set()  # the modules that are using it
         self.empty()
 
     @property

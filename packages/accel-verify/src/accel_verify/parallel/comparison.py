@@ -358,11 +358,7 @@ def _updates(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleran
             yield Finding(step, "update", f"`{name}`", f"ranks 0 and {apart} disagree on the weights")
             continue
         moved, should = theirs[name].double() - began[name].double(), value.double() - before[name].double()
-        if (
-            float(moved.abs().max() if moved.numel() else 0.0)
-            == 0
-            < float(should.abs().max() if moved.numel() else 0.0)
-        ):
+        if moved.numel() and not moved.any() and should.abs().max() > 0:
             text = "it did not move, and on one process it did; the optimizer holds another, stale parameter"
             yield Finding(step, "update", f"`{name}`", text)
             continue

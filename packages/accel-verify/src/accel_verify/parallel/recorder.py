@@ -42,13 +42,8 @@ from accel_verify.patch import wrap
 __all__ = ["UNSAVED", "Finished", "StepRecorder", "main", "run_target"]
 
 REFUSALS = (
-    errors.ConfigurationError,
-    errors.DataError,
-    errors.DeviceUnavailableError,
-    errors.EngineUnavailableError,
-    errors.MissingDependencyError,
-    errors.PreparationError,
-    errors.StateError,
+    *(errors.ConfigurationError, errors.DataError, errors.DeviceUnavailableError, errors.EngineUnavailableError),
+    *(errors.MissingDependencyError, errors.PreparationError, errors.StateError),
 )
 """Errors by which a strategy says that it cannot train this script."""
 
@@ -129,7 +124,13 @@ class StepRecorder:
 
     def _begun(self, begin: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object) -> None:
         begin(accelerator, *args, **kwargs)
-        self._begins(accelerator)
+        accelerator.log_with = []
+        if self._accelerator is None:
+            layout = accelerator._runtime.layout
+            shares = [layout.place((*GROUPS["dp_cp"], "sp"), rank) for rank in range(layout.world_size)]
+            facts = {"parts": layout.parts, "loss_parts": shares, "cut": layout.size("sp") > 1}
+            self.write("run", **facts, precision=accelerator.mixed_precision)
+        self._accelerator = accelerator
 
     def _prepared(self, prepare: Callable[..., nn.Module], *args: object, **kwargs: object) -> nn.Module:
         model = prepare(*args, **kwargs)
@@ -153,15 +154,6 @@ class StepRecorder:
         self._trained = True
         backward(accelerator, loss, weight=weight, **kwargs)
         self._forward.backward_ended()
-
-    def _begins(self, accelerator: Accelerator) -> None:
-        accelerator.log_with = []
-        if self._accelerator is None:
-            layout = accelerator._runtime.layout
-            shares = [layout.place((*GROUPS["dp_cp"], "sp"), rank) for rank in range(layout.world_size)]
-            facts = {"parts": layout.parts, "loss_parts": shares, "cut": layout.size("sp") > 1}
-            self.write("run", **facts, precision=accelerator.mixed_precision)
-        self._accelerator = accelerator
 
     def _clipped_norm(
         self, clip: Callable[..., Tensor | None], accelerator: Accelerator, *args: object, **kwargs: object
@@ -261,7 +253,9 @@ class StepRecorder:
 
     def _batches(self, begin: Callable[[object], Generator[object, None, None]], loader: object) -> Iterator[object]:
         if self.step >= self.steps and self._is_trained_with(loader):
-            self._begins_empty_epoch()
+            self._empty_epochs += 1
+            if self._empty_epochs > _EMPTY_EPOCHS:
+                raise Finished(0)
             return
         self._reading.append(loader)
         batches = begin(loader)
@@ -289,18 +283,8 @@ class StepRecorder:
         trains = self.step < self.steps and any(model.training for model in models)
         return trains and not self._forward.in_backward
 
-    def _begins_empty_epoch(self) -> None:
-        self._empty_epochs += 1
-        if self._empty_epochs > _EMPTY_EPOCHS:
-            raise Finished(0)
-
     def _gathered(
-        self,
-        name: str,
-        gather: Callable[..., object],
-        accelerator: Accelerator,
-        *args: object,
-        **kwargs: object,
+        self, name: str, gather: Callable[..., object], accelerator: Accelerator, *args: object, **kwargs: object
     ) -> object:
         # What is gathered while a model trains may be asked for where there are several ranks only.
         trains = name == "gather" and any(model.training for model in accelerator._models)

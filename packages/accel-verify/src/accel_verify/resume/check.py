@@ -60,11 +60,8 @@ def run(args: argparse.Namespace) -> int:
     way = _way(restores=after[0][0]["restores"])
     found = compare(straight, interrupted)
     if found is not None:
-        kind = (
-            "the two runs differ already before the interruption"
-            if found.step <= args.at
-            else "the resumed run differs"
-        )
+        before_it = "the two runs differ already before the interruption"
+        kind = before_it if found.step <= args.at else "the resumed run differs"
         print(f"{found}\n{kind}: {args.script}, interrupted after step {args.at} of {args.steps}; {way}")
         return 1
     print(

@@ -21,10 +21,9 @@ import importlib
 import importlib.util
 import json
 import random
-import runpy
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, TextIO
 
 import torch
@@ -36,15 +35,12 @@ from accel_core.comm.tree import recursively_apply
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
 from accel_core.plugins.project import ProjectConfiguration
+from accel_verify.parallel.recorder import Finished, run_target
 from accel_verify.patch import wrap
 
 __all__ = ["ResumeRecorder", "main"]
 
 NOTHING = "-"
-
-
-class Finished(SystemExit):
-    """Ends the script after the last step."""
 
 
 class ResumeRecorder:
@@ -210,12 +206,8 @@ def main(arguments: list[str]) -> None:
         recorder = ResumeRecorder(file, int(first), int(last), save, load, project)
         recorder.install()
         _seed()
-        sys.argv = [script, *rest]
-        sys.path.insert(0, str(Path(script).resolve().parent))
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except Finished:
-            return
+        with suppress(Finished):
+            run_target(script, rest)
 
 
 if __name__ == "__main__":

@@ -356,9 +356,8 @@ class DeepSpeedStrategy(Strategy):
 
     def _batch_of(self, loader: object) -> int | None:
         """Return the batch size of a loader on this rank; `None` for a loader without one."""
-        size = getattr(loader, "batch_size", None) or getattr(
-            getattr(loader, "batch_sampler", None), "batch_size", None
-        )
+        sampler = getattr(loader, "batch_sampler", None)
+        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
         if not isinstance(size, int):
             return None
         return size // self.layout.replicas if self.parts.data.split_batches else size

@@ -203,7 +203,7 @@ def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
         )
 
 
-def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: Any, schedule: Any) -> None:
+def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: object, schedule: object) -> None:
     """Refuse an optimizer or schedule that is defined twice or not at all."""
     config = plugin.hf_ds_config.config
     for given, kind, stand_in in ((optimizer, "optimizer", DummyOptim), (schedule, "scheduler", DummyScheduler)):

@@ -48,7 +48,7 @@ class Engine:
         """Whether the last step was skipped because of infinite or NaN gradients."""
         return self._skipped
 
-    def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: object) -> None:
         """Compute gradients, and synchronize them at the end of the window."""
         earlier: list[torch.Tensor] = []
         if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
@@ -155,7 +155,7 @@ class DeepSpeedEngineWrapper:
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self.engine = engine
 
-    def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **kwargs: object) -> None:
         """Compute gradients, and step where the window ends."""
         self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
         self.engine.backward(loss, **kwargs)

@@ -23,6 +23,7 @@ from accel_deepspeed.engines import Engine
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
+    from torch import nn
 
 __all__ = ["EngineFormat"]
 
@@ -105,7 +106,7 @@ class EngineFormat(PlainFormat):
         there = [name for name in source.files() if name.startswith(f"{tag}/")]
         return Restoration(component, apply, files=frozenset(there if moves else wanted))
 
-    def _read_only(self, own: Any, index: int, source: Source, rank: int) -> Restoration:
+    def _read_only(self, own: nn.Module, index: int, source: Source, rank: int) -> Restoration:
         if not whole.is_sharded(own):
             return stored_model.restoration(own, index, source, rank)
         shown = StateOnlyModel(whole.state_of(own, keep=True))

@@ -22,7 +22,7 @@ _HOMES = {
 }
 
 
-def for_the_host(optimizer: Any, plugin: DeepSpeedPlugin, *, dry_run: bool = False) -> Any:
+def for_the_host(optimizer: object, plugin: DeepSpeedPlugin, *, dry_run: bool = False) -> Any:
     """Return DeepSpeed's CPU version of an optimizer if its state is offloaded, or else the optimizer itself."""
     config = plugin.hf_ds_config
     place = config.get_value("zero_optimization.offload_optimizer.device", "none")

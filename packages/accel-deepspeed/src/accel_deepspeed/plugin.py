@@ -192,11 +192,20 @@ class DeepSpeedPlugin:
         self.deepspeed_config.setdefault("msamp", {"enabled": True, "opt_level": self.msamp_opt_level})
 
     def get_value(self, ds_key_long: str, default: object = None) -> Any:
-        """Return the value of a dotted key of the configuration, or `default`."""
+        """Return the value of a dotted key of the configuration, or `default`.
+
+        Args:
+            ds_key_long: The key, such as `zero_optimization.stage`.
+            default: What is returned where the configuration does not have the key.
+        """
         return self.hf_ds_config.get_value(ds_key_long, default)
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Return whether a dotted key exists and its value is "auto"."""
+        """Return whether a dotted key exists and its value is "auto".
+
+        Args:
+            ds_key_long: The key, such as `train_batch_size`.
+        """
         return bool(self.get_value(ds_key_long) == "auto")
 
     def fill_match(
@@ -207,6 +216,12 @@ class DeepSpeedPlugin:
         **kwargs: object,
     ) -> None:
         """Fill a key whose value is "auto", or compare one that is set; see `deepspeed_filling.fill`.
+
+        Args:
+            ds_key_long: A dotted key; nothing happens if it is missing.
+            mismatches: Where a difference is noted.
+            must_match: Whether a difference is noted.
+            **kwargs: Values by dotted key.
 
         Raises:
             ConfigurationError: The value is "auto", and none is given.
@@ -225,6 +240,13 @@ class DeepSpeedPlugin:
     ) -> None:
         """Fill every "auto" value of the configuration, and compare the others with what the run uses.
 
+        Args:
+            prefix: Dotted key of `config`, ending in a dot, where it is a part of the configuration.
+            mismatches: Where differences are noted.
+            config: A part of the configuration; all of it where `None`.
+            must_match: Whether differences are errors.
+            **kwargs: Values by dotted key.
+
         Raises:
             ConfigurationError: No value is given for an "auto", or values differ.
         """
@@ -236,6 +258,9 @@ class DeepSpeedPlugin:
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Write the run's number format into the configuration, and compare it with what is there.
+
+        Args:
+            mixed_precision: "no", "fp16", "bf16" or "fp8".
 
         Raises:
             ConfigurationError: The configuration switches another format on.
@@ -276,7 +301,11 @@ class DeepSpeedPlugin:
         return bool(self.zero3_init_flag)
 
     def zero3_init_context_manager(self, enable: bool = False) -> AbstractContextManager[None]:
-        """Return a context in which models are, or are not, sharded while they are built."""
+        """Return a context in which models are, or are not, sharded while they are built.
+
+        Args:
+            enable: Whether they are.
+        """
         return _ZeroInit(self, enable)
 
     def set_deepspeed_weakref(self) -> None:
@@ -302,6 +331,9 @@ class DeepSpeedPlugin:
 
     def set_moe_leaf_modules(self, model: nn.Module) -> None:
         """Tell DeepSpeed which layers route tokens to experts, so that it gathers each as a whole in stage 3.
+
+        Args:
+            model: The model that will be sharded.
 
         Raises:
             ConfigurationError: A named class does not occur in the model.

@@ -168,7 +168,7 @@ def _unfit(loader: object) -> PreparationError:
     )
 
 
-def adapt(loader: Any, layout: Layout, sharing: Sharing, *, fills: bool) -> None:
+def adapt(loader: object, layout: Layout, sharing: Sharing, *, fills: bool) -> None:
     """Make a prepared loader return this rank's part of its sequences, in place; an adapted loader stays as it is.
 
     Raises:

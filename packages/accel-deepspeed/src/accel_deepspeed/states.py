@@ -34,14 +34,14 @@ _CLASSES = (
 class _Storage:
     """Replaces the object through which an engine writes and reads its files."""
 
-    def __init__(self, own: Any, known: Mapping[str, Any]) -> None:
+    def __init__(self, own: object, known: Mapping[str, Any]) -> None:
         self._own = own
         self.files: dict[str, Any] = dict(known)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
-    def save(self, state_dict: Any, path: str) -> None:
+    def save(self, state_dict: object, path: str) -> None:
         """Keep the content instead of writing it."""
         self.files[path] = state_dict
 

@@ -35,12 +35,7 @@ from accel_core.strategies.quantized import refuse_packed
 from accel_core.strategies.strategy import Strategy
 from accel_deepspeed import configuration, gradients, library, whole
 from accel_deepspeed.configuration import Members
-from accel_deepspeed.engines import (
-    DeepSpeedEngineWrapper,
-    DeepSpeedOptimizerWrapper,
-    DeepSpeedSchedulerWrapper,
-    Engine,
-)
+from accel_deepspeed.engines import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper, Engine
 from accel_deepspeed.format import EngineFormat
 from accel_deepspeed.graph import engine_of
 from accel_deepspeed.optimizers import for_the_host
@@ -83,7 +78,9 @@ class DeepSpeedStrategy(Strategy):
         self._prepared: MutableMapping[torch.nn.Module, ReferenceType[Any]] = WeakIdKeyDictionary()
 
     @classmethod
-    def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
+    def lay_out(
+        cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: DeepSpeedPlugin
+    ) -> Layout:
         """Distribute the data over all ranks, or over the groups that share sequences or layers.
 
         Raises:
@@ -110,7 +107,7 @@ class DeepSpeedStrategy(Strategy):
         return Layout.of(rank, world_size, {"dp_shard": world_size // tensor_parallel, "tp": tensor_parallel})
 
     @classmethod
-    def group_needs(cls, plugin: Any) -> GroupNeeds:
+    def group_needs(cls, plugin: object) -> GroupNeeds:
         """Return that a single process needs a group too."""
         return GroupNeeds(alone=True)
 
@@ -162,7 +159,7 @@ class DeepSpeedStrategy(Strategy):
         found = [getattr(engine.deepspeed, name, None) for engine in self._engines for name in names]
         return [*super().process_groups, *(one for one in found if isinstance(one, torch.distributed.ProcessGroup))]
 
-    def _engine_of(self, model: Any) -> Engine | None:
+    def _engine_of(self, model: object) -> Engine | None:
         """Return the engine of a prepared model, if it is trained."""
         return next((each for each in self._engines if each.deepspeed is model), None)
 
@@ -230,7 +227,7 @@ class DeepSpeedStrategy(Strategy):
             pairs[id(owners[0])] = optimizer
         return [(slot, pairs.get(id(slot))) for slot in new]
 
-    def _refuse_a_second_optimizer(self, optimizer: Any, held: set[int]) -> None:
+    def _refuse_a_second_optimizer(self, optimizer: object, held: set[int]) -> None:
         """Refuse a new optimizer of a model that has an engine, which DeepSpeed's hooks in the model keep alive."""
         for model in list(self._prepared):
             if self._is_known(model) and any(id(parameter) in held for parameter in model.parameters()):
@@ -323,7 +320,7 @@ class DeepSpeedStrategy(Strategy):
             self._made.append(ref(engine))
         return engine
 
-    def _refuse_other_groups(self, made: Any) -> None:
+    def _refuse_other_groups(self, made: DeepSpeedEngine) -> None:
         """Refuse an engine that uses the sequence groups of an earlier run: DeepSpeed creates them once per process."""
         asked = 1 if self._sequences is None else self._sequences.size
         if made.sequence_parallel_size != asked:
@@ -359,11 +356,10 @@ class DeepSpeedStrategy(Strategy):
         """Return the batch size of each loader on this rank."""
         return [self._batch_of(slot.given) for slot in bundle.loaders]
 
-    def _batch_of(self, loader: Any) -> int | None:
+    def _batch_of(self, loader: object) -> int | None:
         """Return the batch size of a loader on this rank; `None` for a loader without one."""
-        size = getattr(loader, "batch_size", None) or getattr(
-            getattr(loader, "batch_sampler", None), "batch_size", None
-        )
+        sampler = getattr(loader, "batch_sampler", None)
+        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
         if not isinstance(size, int):
             return None
         return size // self.layout.replicas if self.parts.data.split_batches else size
@@ -395,7 +391,7 @@ class DeepSpeedStrategy(Strategy):
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Do nothing: an engine's optimizer holds its own parts of the parameters."""
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients in the engine that a loss comes from.
 
         Raises:
@@ -547,7 +543,7 @@ def _schedule_of(bundle: Bundle, optimizer: Slot | None) -> Slot | None:
     return None
 
 
-def _follow(schedule: Any, optimizer: Any) -> None:
+def _follow(schedule: Any, optimizer: object) -> None:
     """Let a schedule of torch move the optimizer that takes the place of its own."""
     if schedule is not None and not isinstance(schedule, DummyScheduler):
         schedule.optimizer = optimizer

@@ -104,7 +104,7 @@ class SequenceParallel:
         """
         return self.size if engine.zero_optimization_stage() < SHARDED_STAGE else 1
 
-    def adapt(self, loader: Any, model: torch.nn.Module, *, fills: bool) -> None:
+    def adapt(self, loader: object, model: torch.nn.Module, *, fills: bool) -> None:
         """Make a prepared loader return parts of sequences; see `sequences.adapt`."""
         handler, layout = self._handler, self._layout
         length = None if handler.sp_seq_length_is_variable else handler.sp_seq_length
@@ -235,7 +235,7 @@ class Ulysses:
         _install(config._attn_implementation)
 
     def __call__(
-        self, core: _Attention, module: Any, query: torch.Tensor, key: torch.Tensor, *given: Any, **kwargs: Any
+        self, core: _Attention, module: Any, query: torch.Tensor, key: torch.Tensor, *given: object, **kwargs: Any
     ) -> tuple[torch.Tensor, Any]:
         """Compute attention: with an exchange for parts of sequences, or else as the model does."""
         if not self._holds_parts(module, query, key, kwargs.get("position_ids")):
@@ -253,7 +253,9 @@ class Ulysses:
         found: tuple[torch.Tensor, Any] = self._by_rows[rows](module, query, key, value, None, *others, **kwargs)
         return found
 
-    def _holds_parts(self, module: Any, query: torch.Tensor, key: torch.Tensor, positions: Any) -> bool:
+    def _holds_parts(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor | None
+    ) -> bool:
         """Return whether a call computes on parts of sequences; the answer is the same on all ranks that share them."""
         fed = sequences.feeds_parts()
         if query.shape[2] != key.shape[2] or not (module.training or fed):

@@ -177,7 +177,7 @@ class ZeroFolder:
         for each in stretches:
             yield self.flats(each.rank)[each.group].narrow(0, each.offset, each.size).float()
 
-    def _untrained(self, name: str, value: Any) -> Any:
+    def _untrained(self, name: str, value: object) -> Any:
         """Return a buffer, or a parameter that no optimizer trains."""
         shapes: Mapping[str, Sequence[int]] = self.models[0].get("frozen_param_shapes") or {}
         if name not in shapes:

@@ -46,8 +46,9 @@ _ACTIONS = {
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
 
-    def __init__(self, prog: str, max_help_position: int = 34) -> None:
-        super().__init__(prog, max_help_position=max_help_position)
+    def __init__(self, *words: Any, **sizes: int) -> None:
+        sizes.setdefault("max_help_position", 34)
+        super().__init__(*words, **sizes)  # type: ignore[arg-type]  # the name of the program comes first
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -159,7 +160,7 @@ class Parser(argparse.ArgumentParser):
         text = _FLAG.sub(lambda match: paint(match[1], "flag", True), text)
         return _HEADING.sub(lambda match: paint(match[1], "heading", True), text)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Parse a command line; for an unknown option, suggest the one that was probably meant."""
         found, unknown = self.parse_known_args(args, namespace)
         if not unknown:

@@ -273,7 +273,7 @@ def _fill_dependent(found: Namespace, plugin: MegatronLMPlugin) -> None:
         found.padded_vocab_size = math.ceil(found.orig_vocab_size / multiple) * multiple
 
 
-def configured(kind: type[Any], arguments: Namespace, **own: Any) -> Any:
+def configured(kind: type[Any], arguments: Namespace, **own: object) -> Any:
     """Create one of megatron-core's configurations from the arguments with matching names.
 
     Raises:

@@ -219,7 +219,9 @@ class MegatronEngine(nn.Module):
             "accelerator.load_state."
         )
 
-    def _run_schedule(self, iterator: Any, batch: Mapping[str, Any], *, forward_only: bool) -> dict[str, torch.Tensor]:
+    def _run_schedule(
+        self, iterator: object, batch: Mapping[str, Any], *, forward_only: bool
+    ) -> dict[str, torch.Tensor]:
         """Run all micro batches through megatron-core's schedule, and return the losses, the same on every rank."""
         parts = self._run.plugin.num_micro_batches or 1
         samples = batches.check(self._run, batch)

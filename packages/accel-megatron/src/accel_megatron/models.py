@@ -57,7 +57,7 @@ def refuse_unbuilt(arguments: Namespace) -> None:
         )
 
 
-def configuration(run: MegatronRun, **own: Any) -> Any:
+def configuration(run: MegatronRun, **own: object) -> Any:
     """Return megatron-core's configuration of the model's layers."""
     arguments = run.arguments
     enums = library.core("transformer.enums")

@@ -26,7 +26,7 @@ def shared_sequences(arguments: Namespace) -> Iterator[None]:
     kind = library.core("transformer.torch_norm").WrappedTorchNorm
     own = kind.__new__
 
-    def make(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(cls: object, config: Any, *args: object, **kwargs: object) -> Any:
         plain = copy.copy(config)
         plain.sequence_parallel = False
         made = own(cls, plain, *args, **kwargs)

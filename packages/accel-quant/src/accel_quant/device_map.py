@@ -59,21 +59,12 @@ def get_quantized_model_device_map(
         )
     fp32 = bnb_quantization_config.keep_in_fp32_modules or ()
     special = {name: torch.float32 for name, _ in model.named_parameters() if any(is_named(name, key) for key in fp32)}
-    dtype = bnb_quantization_config.torch_dtype
+    facts: dict[str, Any] = {
+        "no_split_module_classes": no_split_module_classes,
+        "dtype": bnb_quantization_config.torch_dtype,
+        "special_dtypes": special,
+    }
     limits: Mapping[int | str, int | str] | None = max_memory
     if device_map != "sequential":
-        limits = get_balanced_memory(
-            model,
-            max_memory=max_memory,
-            no_split_module_classes=no_split_module_classes,
-            dtype=dtype,
-            special_dtypes=special,
-            low_zero=device_map == "balanced_low_0",
-        )
-    return infer_auto_device_map(
-        model,
-        max_memory=limits,
-        no_split_module_classes=no_split_module_classes,
-        dtype=dtype,
-        special_dtypes=special,
-    )
+        limits = get_balanced_memory(model, max_memory=limits, low_zero=device_map == "balanced_low_0", **facts)
+    return infer_auto_device_map(model, max_memory=limits, **facts)

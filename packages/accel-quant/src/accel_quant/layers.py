@@ -121,38 +121,23 @@ def check_names(model: nn.Module, field: str, names: Iterable[str] | None) -> No
 
 def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     bias = layer.bias is not None
-    classes = bitsandbytes().nn
-    with torch.device("meta"):  # weights that would be thrown away take no memory
-        if config.load_in_8bit:
-            made: Any = classes.Linear8bitLt(
-                layer.in_features,
-                layer.out_features,
-                bias,
-                has_fp16_weights=False,
-                threshold=config.llm_int8_threshold,
-            )
-        else:
-            made = classes.Linear4bit(
-                layer.in_features,
-                layer.out_features,
-                bias,
-                compute_dtype=config.bnb_4bit_compute_dtype,
-                compress_statistics=config.bnb_4bit_use_double_quant,
-                quant_type=config.bnb_4bit_quant_type,
-            )
-    data = layer.weight.detach()
+    classes, data = bitsandbytes().nn, layer.weight.detach()
+    size = layer.in_features, layer.out_features, bias
     if config.load_in_8bit:
+        with torch.device("meta"):  # weights that would be thrown away take no memory
+            made: Any = classes.Linear8bitLt(*size, has_fp16_weights=False, threshold=config.llm_int8_threshold)
         made.weight = classes.Int8Params(data, requires_grad=False, has_fp16_weights=False)
         # Also after a forward that raised: bitsandbytes moves the scales to the layer's state before it computes.
         made.register_forward_hook(_keep_scales, always_call=True)
     else:
-        made.weight = classes.Params4bit(
-            data,
-            requires_grad=False,
-            compress_statistics=config.bnb_4bit_use_double_quant,
-            quant_type=config.bnb_4bit_quant_type,
-            module=None if data.is_meta else made,  # the layer learns of its packed state through it
-        )
+        packing = {
+            "compress_statistics": config.bnb_4bit_use_double_quant,
+            "quant_type": config.bnb_4bit_quant_type,
+        }
+        with torch.device("meta"):
+            made = classes.Linear4bit(*size, compute_dtype=config.bnb_4bit_compute_dtype, **packing)
+        module = None if data.is_meta else made  # the layer learns of its packed state through it
+        made.weight = classes.Params4bit(data, requires_grad=False, module=module, **packing)
         # Weights that are packed again for AVX-512 have rounded scales, and could not be saved as they were.
         made.support_avx512bf16_for_cpu = False
     made.register_state_dict_pre_hook(_refuse_repacked)

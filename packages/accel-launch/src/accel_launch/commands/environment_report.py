@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from accel_launch.settings import environ
+from accel_launch.settings.configured import load_if_any
 from accel_launch.settings.engines import describe, engine_rows
-from accel_launch.settings.location import load_if_any
 
 __all__ = ["environment_report", "show_env"]
 

@@ -9,7 +9,7 @@ from accel_launch.launchers.registry import choose
 from accel_launch.settings import environ
 from accel_launch.settings.checks import check_installed, check_script, check_settings
 from accel_launch.settings.cluster import recognise
-from accel_launch.settings.location import load_if_any
+from accel_launch.settings.configured import load_if_any
 from accel_launch.settings.resolve import Settings, resolve, written_in
 from accel_launch.settings.slips import slips
 from accel_launch.settings.table import ALL

@@ -8,7 +8,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.command import Command
-from accel_launch.settings.location import load_if_any
+from accel_launch.settings.configured import load_if_any
 from accel_launch.settings.reading import read_text
 
 __all__ = ["COMMAND", "pod_command"]

@@ -54,17 +54,9 @@ class MpiLauncher(Launcher):
         kind = flavor(str(shutil.which(program, path=search)))
         hosts, each, more = _FLAGS[kind]
         layout = settings.layout
-        words = [
-            program,
-            hosts,
-            str(settings["mpirun_hostfile"]),
-            each,
-            str(layout.per_machine),
-            "-n",
-            str(layout.processes),
-        ]
-        words += more
-        if kind == "Open MPI":  # the others pass the environment on by themselves
+        words = [program, hosts, str(settings["mpirun_hostfile"])]
+        words += [each, str(layout.per_machine), "-n", str(layout.processes), *more]
+        if kind == "Open MPI":
             for name, value in self.environ(settings).items():
                 if name not in _NOT_FORWARDED:
                     words += ["-x", f"{name}={value}"]

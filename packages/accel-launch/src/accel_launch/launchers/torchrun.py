@@ -24,13 +24,8 @@ class TorchrunLauncher(Launcher):
     def command(self, settings: Settings) -> list[str]:
         """Return the equivalent command line of torchrun; `run` does the same in this process."""
         layout = settings.layout
-        words = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nnodes={layout.nnodes}",
-            f"--nproc-per-node={layout.per_machine}",
-        ]
+        words = [sys.executable, "-m", "torch.distributed.run"]
+        words += [f"--nnodes={layout.nnodes}", f"--nproc-per-node={layout.per_machine}"]
         if layout.machines > 1:
             words += [f"--node-rank={layout.machine_rank}", f"--rdzv-backend={settings['rdzv_backend']}"]
             words += [f"--rdzv-endpoint={settings['main_process_ip']}:{settings['main_process_port']}"]

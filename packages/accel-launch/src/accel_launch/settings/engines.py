@@ -1,6 +1,7 @@
 """Which of the engines that accel knows a run asks for, and which are installed here. Imports none of them."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from accel_core.options.engines import Engine, engines, require_switched
@@ -50,20 +51,10 @@ def _first_fp8() -> str:
 
 def engine_rows() -> list[dict[str, Any]]:
     """Return every engine that accel knows, with what is installed for it."""
-    found = []
-    for engine in _shown():
-        here = engine.presence()
-        found.append(
-            {
-                "name": engine.name,
-                "title": engine.title,
-                "library": engine.library,
-                "version": here.version,
-                "problem": here.problem,
-                "remedy": here.remedy,
-            }
-        )
-    return found
+    return [
+        {"name": engine.name, "title": engine.title, "library": engine.library, **asdict(engine.presence())}
+        for engine in _shown()
+    ]
 
 
 def describe(row: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ The rows of the engines come from their option tables, which the training side u
 option completely.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from accel_core.options.compilation import CompilationOptions
 from accel_core.options.engines import PUBLIC, Engine, engines, load
@@ -40,10 +40,8 @@ def _triple(text: str) -> tuple[int, int, int]:
 
 def _setting(option: Option, topic: str, engine: str, path: tuple[str, str], *, keep: bool) -> Setting:
     parse = option.launch_parser or (option.parser if option.parser in (int, float) else _checked(option))
-    if option.has_launch_default:
-        default = option.launch_default
-    else:
-        default = option.default if keep else None
+    usual = option.default if keep else None
+    default = option.launch_default if option.has_launch_default else usual
     plain = option.choices if parse in (int, float) else tuple(map(str, option.choices))
     return Setting(
         key=option.name,
@@ -62,14 +60,7 @@ def _setting(option: Option, topic: str, engine: str, path: tuple[str, str], *, 
 
 
 def _rows(
-    topic: str,
-    engine: str,
-    table: type,
-    section: str,
-    *,
-    keep: bool = False,
-    prefix: str = "",
-    leave_out: Iterable[str] = (),
+    topic: str, engine: str, table: type, section: str, *, keep: bool = False, prefix: str = "", left_out: str = ""
 ) -> tuple[Setting, ...]:
     """Make the settings of one engine."""
     return tuple(
@@ -81,7 +72,7 @@ def _rows(
             keep=keep,
         )
         for option in options_of(table)
-        if option.name not in leave_out
+        if not left_out or not option.name.startswith(left_out)
     )
 
 
@@ -108,15 +99,7 @@ ENGINES: tuple[Setting, ...] = (
     *_rows("Compilation", "dynamo", CompilationOptions, "dynamo_config", keep=True),
     *(setting for engine in engines().values() for setting in _of_engine(engine)),
     *_rows("Mesh of several axes", "parallelism", ParallelismOptions, "parallelism_config", keep=True),
-    *_rows(
-        "FP8",
-        "fp8",
-        Fp8Options,
-        "fp8_config",
-        keep=True,
-        prefix="fp8_",
-        leave_out=("fp8_override_fprop", "fp8_override_dgrad", "fp8_override_wgrad"),
-    ),
+    *_rows("FP8", "fp8", Fp8Options, "fp8_config", keep=True, prefix="fp8_", left_out="fp8_override_"),
     Setting(
         "fp8_override_linear_precision",
         "FP8",

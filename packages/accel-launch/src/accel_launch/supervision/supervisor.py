@@ -23,12 +23,7 @@ from accel_core.errors import LaunchError
 from accel_core.host.run_card import VARIABLE, CardReader
 from accel_launch.settings.rules import tee_of
 from accel_launch.supervision.logs import LogFolder
-from accel_launch.supervision.orphans import (
-    OrphanReaper,
-    RunMark,
-    open_standard_descriptors,
-    signal_group,
-)
+from accel_launch.supervision.orphans import OrphanReaper, RunMark, open_standard_descriptors, signal_group
 from accel_launch.supervision.outcome import (
     ExitOutcome,
     MemoryKills,

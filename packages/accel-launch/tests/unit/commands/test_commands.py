@@ -80,7 +80,7 @@ def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_config_for_sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SageMaker configuration asks for the role and keeps its own keys."""
-    answers(monkeypatch, "AMAZON_SAGEMAKER", "", "", "role", "", "", "", "", "", "", "", "", "", "", "no")
+    answers(monkeypatch, "SageMaker", "", "", "role", "", "", "", "", "", "", "", "", "", "", "no")
     assert cli.main(["config", "--config-file", str(home / "sm.yaml")]) == 0
     assert "iam_role_name: role" in (home / "sm.yaml").read_text()
 

@@ -213,7 +213,7 @@ def _body(source: str, qualname: str) -> Callable[..., None]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: Any = module
+    found: object = module
     for part in qualname.split("."):
         found = getattr(found, part)
     body: Callable[..., None] = getattr(found, "ranks_body", found)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from accel_core.options.enums import PRECISIONS
 from accel_core.options.option import Option, boolean
 from accel_launch.settings.metavars import metavar_of
 from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SECONDS, TEE, Rule
@@ -208,7 +209,7 @@ LAUNCH: tuple[Setting, ...] = (
         TRAINING,
         "Precision of the computation.",
         default=None,
-        choices=("no", "fp16", "bf16", "fp8"),
+        choices=tuple(PRECISIONS),
         path=("mixed_precision",),
         environment="ACCELERATE_MIXED_PRECISION",
     ),

@@ -145,13 +145,13 @@ def _shard(
     batches = order.get("batch_sampler", _batches_of(source))
     if isinstance(source.dataset, IterableDataset):
         own = None if settings.split_batches else _own_shards(source.dataset, place)
-        if own is not None:
+        if own is None:
+            changed = _stream_part(source, place.ranks, place.rank, settings.split_batches)
+        else:
             # Ranks may get shards of different lengths. The stream was given as a whole, so none of it is left out.
             end = "repeat" if settings.uneven_end == "drop" else settings.uneven_end
             settings = dataclasses.replace(settings, local_ranks=place.ranks, uneven_end=end)
             changed = {"dataset": own}
-        else:
-            changed = _stream_part(source, place.ranks, place.rank, settings.split_batches)
     elif isinstance(batches, BatchSampler) or source.batch_sampler is not None:
         which = "sampler" if source.batch_sampler is None else "batch_sampler"
         shard = BatchSamplerShard(batches, place.ranks, place.rank, settings.split_batches, even_batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ __all__ = ["get_grad_scaler", "unscale"]
 _DEVICES: dict[DistributedType, str] = {row.label: row.name for row in HARDWARE if row.label is not DistributedType.NO}
 
 
-def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: float | bool) -> torch.amp.GradScaler:
+def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: Any) -> torch.amp.GradScaler:
     """Create the gradient scaler of fp16 training."""
     device = None if distributed_type is None else _DEVICES.get(distributed_type)
     return torch.amp.GradScaler(device or world.ensure().device.type, **kwargs)

@@ -101,6 +101,49 @@ DEVICE = Addition(
 )  # fmt: skip
 """A kind of hardware that torch drives by a name of its own. ("meta" stands in: torch has to know the name.)"""
 
+PRECISION = Addition(
+    new={
+        f"{_CORE}/precision/abacus.py": '''"""Training on beads: linear layers that count."""
+
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.precision.autocast import AutocastPrecision
+
+__all__ = ["AbacusPrecision"]
+
+
+class AbacusPrecision(AutocastPrecision):
+    """Counts how many models were converted."""
+
+    def __init__(self, device, autocast: AutocastKwargs) -> None:
+        super().__init__("abacus", device, autocast, GradScalerKwargs())
+        self.converted = 0
+
+    def convert(self, model):
+        self.converted += 1
+        return model
+''',
+    },
+    behind={
+        f"{_CORE}/options/enums.py": [
+            ('    """Number format in which the forward pass computes."""', '\n    ABACUS = "abacus"'),
+            (
+                '    "fp8": PrecisionRow("bfloat16", "fp8", exchanges_layers=True),',
+                '    "abacus": PrecisionRow("bfloat16", "fp8", exchanges_layers=True),',
+            ),
+        ],
+        f"{_CORE}/precision/registry.py": [
+            (
+                "from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler",
+                "from accel_core.precision.abacus import AbacusPrecision",
+            ),
+            (
+                "        return Precision(autocast=autocast)",
+                '    if name == "abacus":\n        return AbacusPrecision(world.device, autocast)',
+            ),
+        ],
+    },
+)
+
 _ECHO_ROW = (
     '    Engine("echo", "Echo", strategy="accel_core.strategies.echo:EchoStrategy", '
     'plugin="accel_core.plugins.echo:EchoPlugin", flag="ACCELERATE_USE_ECHO"),'

@@ -21,6 +21,7 @@ from accel_core.testing import limits
 
 LIMITS = {
     "a device": (additions.DEVICE, 2),
+    "a precision": (additions.PRECISION, 3),
     "a strategy": (additions.STRATEGY, 4),
     "an engine": (additions.ENGINE, 0),
     "a tracker": (additions.TRACKER, 4),
@@ -85,6 +86,30 @@ def test_doors():
 """,
         pytest_on="-W ignore",
     )
+
+
+def test_a_precision(tmp_path: Path) -> None:
+    """A member and a row make a precision: trained in, and offered by the launcher and by commands."""
+    tree = changed(tmp_path, additions.PRECISION)
+    told = """
+import argparse
+import torch
+from accel_core.accelerator import Accelerator
+from accel_launch.settings.config import basic_config
+from accel_launch.settings.table import BY_KEY
+from accel_verify.parallel.command import COMMAND
+
+accelerator = Accelerator(cpu=True, mixed_precision="abacus")
+model = accelerator.prepare(torch.nn.Linear(4, 4))
+accelerator.backward(model(torch.rand(2, 4)).sum())
+strategy = accelerator._runtime.strategy
+print(strategy.number_format.converted, model(torch.rand(2, 4)).dtype, basic_config("abacus").mixed_precision)
+print("abacus" in BY_KEY["mixed_precision"].choices)
+parser = argparse.ArgumentParser()
+COMMAND.add_arguments(parser)
+print("abacus" in parser.format_help())
+"""
+    assert run(tree, told).split() == ["1", "torch.float32", "abacus", "True", "True"]
 
 
 def test_a_strategy(tmp_path: Path) -> None:

@@ -915,7 +915,9 @@ class Accelerator(FunctionControl):
         strategy = runtime.strategy
         if strategy.number_format.scaler is not None:
             self.unscale_gradients()
-        return strategy.clip_grad_norm_(Clip(_listed(parameters), max_norm, norm_type, runtime.models))
+        # Made without the constructor that a named tuple has in Python, which is 2 µs of every step.
+        clip = tuple.__new__(Clip, (_listed(parameters), max_norm, norm_type, runtime.models))
+        return strategy.clip_grad_norm_(clip)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value].

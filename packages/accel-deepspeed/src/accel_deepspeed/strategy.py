@@ -23,7 +23,7 @@ from accel_core.errors import (
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
-from accel_core.options.enums import DistributedType, DynamoBackend
+from accel_core.options.enums import PRECISIONS, DistributedType, DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
@@ -118,9 +118,10 @@ class DeepSpeedStrategy(Strategy):
             DeviceUnavailableError: The hardware does not support the requested precision.
             EngineUnavailableError: fp8 was requested.
         """
-        if asked.name == "fp8":
+        if PRECISIONS[asked.name].exchanges_layers:
             raise EngineUnavailableError(
-                "DeepSpeed cannot train in fp8; got mixed_precision='fp8'. Use mixed_precision='bf16'."
+                f"DeepSpeed cannot train in {asked.name}; got mixed_precision={asked.name!r}. "
+                "Use mixed_precision='bf16'."
             )
         # Only to check that the hardware supports it.
         precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)

@@ -19,13 +19,12 @@ import torch
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host.environ import patch_environment, write
 from accel_core.host.environ import text as environment_text
+from accel_core.options.enums import PRECISIONS
 from accel_core.process import world
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.environ import snapshot
 
 __all__ = ["EarlyUseError", "PrepareForLaunch", "debug_launcher", "initialized_by", "notebook_launcher", "test_launch"]
-
-_PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 class EarlyUseError(StateError, ValueError):
@@ -140,8 +139,8 @@ def notebook_launcher(
 
 def _check(mixed_precision: str, processes: int, node_rank: int, num_nodes: int) -> None:
     """Refuse arguments that are not valid."""
-    if mixed_precision.lower() not in _PRECISIONS:
-        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(_PRECISIONS)}.")
+    if mixed_precision.lower() not in PRECISIONS:
+        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(PRECISIONS)}.")
     if not 0 <= node_rank < num_nodes:
         raise ConfigurationError(
             f"node_rank counts from 0 and is less than num_nodes; got {node_rank} of {num_nodes}. Correct one of them."

@@ -13,7 +13,7 @@ import torch
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
-from accel_core.options.enums import DistributedType
+from accel_core.options.enums import PRECISIONS, DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
@@ -86,9 +86,9 @@ class MegatronStrategy(Strategy):
             DeviceUnavailableError: The hardware does not support the requested precision.
             EngineUnavailableError: fp8 was requested.
         """
-        if asked.name == "fp8":
+        if PRECISIONS[asked.name].exchanges_layers:
             raise EngineUnavailableError(
-                "Megatron configures fp8 by an argument of its own; got mixed_precision='fp8'. Use "
+                f"Megatron configures fp8 by an argument of its own; got mixed_precision={asked.name!r}. Use "
                 "mixed_precision='bf16' and other_megatron_args={'fp8': 'hybrid'}."
             )
         # Only to check that the hardware supports it.

@@ -3,6 +3,7 @@
 import argparse
 
 from accel_core.mesh.spec import LAYOUT_HELP
+from accel_core.options.enums import AUTOCAST_PRECISIONS
 
 name = "plan"
 help = "Plan which device holds which part of a checkpoint, or (--train) the memory of training on a layout."
@@ -65,7 +66,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "--optimizer", default=None, help="of torch.optim, with arguments: sgd:momentum=0.9 (default: adamw)"
     )
     group.add_argument(
-        "--mixed-precision", default=None, choices=("no", "bf16", "fp16"), help="as in training (default: no)"
+        "--mixed-precision", default=None, choices=AUTOCAST_PRECISIONS, help="as in training (default: no)"
     )
     group.add_argument(
         "--checkpointing",

@@ -14,13 +14,12 @@ from accel_bigmodel._torch import tree_leaves
 from accel_bigmodel.training.limits import ZeroLimits
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
+from accel_core.options.enums import AUTOCAST_PRECISIONS
 
 __all__ = ["Loss", "TrainingWorkload", "optimizer_named", "optimizer_written"]
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """Computes a loss from a model's output and the batch that produced it."""
-
-_PRECISIONS = ("no", "bf16", "fp16")
 
 
 @record(frozen=True)
@@ -72,9 +71,9 @@ class TrainingWorkload:
                 f"sequence={self.sequence} and sample={self.sample}. Give one of the two: --sequence 1024 for tokens, "
                 "--sample 3x224x224 for numbers."
             )
-        if self.precision not in _PRECISIONS:
+        if self.precision not in AUTOCAST_PRECISIONS:
             raise ConfigurationError(
-                f"Mixed precision is one of {', '.join(_PRECISIONS)}; got {self.precision!r}. Use one of them."
+                f"Mixed precision is one of {', '.join(AUTOCAST_PRECISIONS)}; got {self.precision!r}. Use one of them."
             )
         ZeroLimits.written(self.zero3)
 

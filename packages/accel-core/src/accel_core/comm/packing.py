@@ -37,7 +37,6 @@ class Block:
         members: Their places among the leaves of the nest.
         sizes: Their numbers of elements.
         shape: The shape that all have, or `None`.
-        is_all: Whether they are all tensors of the nest, in their order.
         first: Where they begin in the segment, in elements.
         last: Where they end in the segment, in elements.
     """
@@ -45,7 +44,6 @@ class Block:
     members: tuple[int, ...]
     sizes: tuple[int, ...]
     shape: torch.Size | None
-    is_all: bool
     first: int
     last: int
 
@@ -97,7 +95,7 @@ class Layout:
             room = buffer[segment.start : segment.stop].view(segment.dtype)
             for block in segment.blocks:
                 part = room[block.first : block.last]
-                pieces = leaves if block.is_all else [leaves[member] for member in block.members]
+                pieces = [leaves[member] for member in block.members]
                 # One call of torch for a whole block, into the buffer itself: with many small tensors it is the
                 # calls that cost, and a stack needs no reshaping of each.
                 if block.shape is not None:
@@ -141,9 +139,6 @@ class Layout:
 
 
 def _assign(results: list[Any], block: Block, pieces: Sequence[torch.Tensor]) -> None:
-    if block.is_all:
-        results[:] = pieces
-        return
     for member, piece in zip(block.members, pieces, strict=True):
         results[member] = piece
 
@@ -247,7 +242,6 @@ def _blocks(leaves: Sequence[torch.Tensor], members: Sequence[int]) -> tuple[Blo
     blocks, first = [], 0
     for common, group in groups:
         sizes = tuple(leaves[member].numel() for member in group)
-        is_all = group == list(range(len(leaves)))
-        blocks.append(Block(tuple(group), sizes, common, is_all, first, first + sum(sizes)))
+        blocks.append(Block(tuple(group), sizes, common, first, first + sum(sizes)))
         first += sum(sizes)
     return tuple(blocks)

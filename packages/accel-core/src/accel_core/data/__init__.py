@@ -3,13 +3,13 @@
 A map of this folder, in the order in which a loader goes through it:
 
 `prepare.prepare_data_loader` takes the user's loader. `presharded` refuses one that is split by rank already, or notes
-that the user declared it so. What was asked for becomes a frozen `settings.LoaderSettings`, and one of three builders
-makes the loader, of the user's own class (`adapter`):
+that the user declared it so. What was asked for becomes a frozen `settings.LoaderSettings`, and the loader, of the
+user's own class (`adapter`), is one of two:
 
-- `_shard`: every rank reads its own part. Indices are shared out by `samplers.BatchSamplerShard`, streams by
-  `samplers.IterableDatasetShard`; both only call the arithmetic of `shard`, which knows no torch.
-- `_dispatch`: rank 0 reads and sends each rank its part (`dispatcher`, over a `scatter.ScatterChannel`).
-- `_local`: one rank, or ranks whose loaders give each its own part.
+- `loader.DataLoaderShard`: every rank reads its own part. Indices are shared out by `samplers.BatchSamplerShard`,
+  streams by `samplers.IterableDatasetShard`; both only call the arithmetic of `shard`, which knows no torch. Nothing is
+  shared out with one rank, or where loaders give each rank its own part.
+- `dispatcher.DataLoaderDispatcher`: rank 0 reads and sends each rank its part (over a `scatter.ScatterChannel`).
 
 `settings.mesh_parts` and `accel_core.mesh.layout` say which ranks read the same part, because they share a replica of
 the model.

@@ -231,25 +231,17 @@ class PreparedLoader(LoaderBase):
                 f"{pending['offset']} of a loader with in_order=False and {now[1]} workers. Use in_order=True "
                 "in runs that are resumed, or begin this epoch anew with `loader.cursor.rewind()`."
             )
-        streams = isinstance(self.dataset, IterableDataset)
-        if before is None:
-            inside = streams and self.num_workers > 1 and bool(pending["offset"] % self.step_units(None))
-            if not inside:
-                return
-            found = "another number of ranks"
-        else:
-            if self._same_readers(pending):
-                return
-            parted = any(before[5:]) or (streams and before[1] > 1)
-            if not (parted or self._bound_to_readers()):
-                self._check_border(pending, before[2])
-                return
-            found = _readers_text(before)
+        if self._same_readers(pending):
+            return
+        parted = any(before[5:]) or (isinstance(self.dataset, IterableDataset) and before[1] > 1)
+        if not (parted or self._bound_to_readers()):
+            self._check_border(pending, before[2])
+            return
         raise CheckpointMismatchError(
             f"What follows the position {pending['offset']} depends on who reads, because each rank or worker reads a "
-            f"part of its own; got one of {found}, and now {_readers_text(now)}. Go on with the same numbers, or begin "
-            "this epoch anew with `loader.cursor.rewind()`. A loader that `prepare` splits, with num_workers of 0 or "
-            "1, goes on with any."
+            f"part of its own; got one of {_readers_text(before)}, and now {_readers_text(now)}. Go on with the same "
+            "numbers, or begin this epoch anew with `loader.cursor.rewind()`. A loader that `prepare` splits, with "
+            "num_workers of 0 or 1, goes on with any."
         )
 
     def _check_border(self, pending: dict[str, Any], size_before: int) -> None:

@@ -132,20 +132,10 @@ def prepare_data_loader(
     # One process has nobody to send to: it dispatches where that was asked for, or a function waits for the batches.
     alone = ensure().size == 1 and (dispatch_batches or slice_fn_for_dispatch is not None)
     if dispatches and not local and (place.readers > 1 or alone):
-        return _dispatch(source, settings, order)
+        return DataLoaderDispatcher.adopt(source, settings=settings, **order)
     if place.ranks == 1 or local:
-        return _local(source, settings, order)
+        return DataLoaderShard.adopt(source, settings=settings, **order)
     return _shard(source, settings, order, place, even_batches=even_batches)
-
-
-def _local(source: DataLoader[Any], settings: LoaderSettings, order: dict[str, Any]) -> DataLoader[Any]:
-    """Build a loader that gives all that `source` gives, because it gives this rank's part, or there is one rank."""
-    return DataLoaderShard.adopt(source, settings=settings, **order)
-
-
-def _dispatch(source: DataLoader[Any], settings: LoaderSettings, order: dict[str, Any]) -> DataLoader[Any]:
-    """Build a loader that rank 0 reads for all."""
-    return DataLoaderDispatcher.adopt(source, settings=settings, **order)
 
 
 def _shard(
@@ -155,12 +145,13 @@ def _shard(
     batches = order.get("batch_sampler", _batches_of(source))
     if isinstance(source.dataset, IterableDataset):
         own = None if settings.split_batches else _own_shards(source.dataset, place)
-        if own is not None:
+        if own is None:
+            changed = _stream_part(source, place.ranks, place.rank, settings.split_batches)
+        else:
             # Ranks may get shards of different lengths. The stream was given as a whole, so none of it is left out.
             end = "repeat" if settings.uneven_end == "drop" else settings.uneven_end
             settings = dataclasses.replace(settings, local_ranks=place.ranks, uneven_end=end)
-            return _local(source, settings, {**order, "dataset": own})
-        changed = _stream_part(source, place.ranks, place.rank, settings.split_batches)
+            changed = {"dataset": own}
     elif isinstance(batches, BatchSampler) or source.batch_sampler is not None:
         which = "sampler" if source.batch_sampler is None else "batch_sampler"
         shard = BatchSamplerShard(batches, place.ranks, place.rank, settings.split_batches, even_batches)

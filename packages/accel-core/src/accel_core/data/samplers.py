@@ -15,6 +15,7 @@ from accel_core.data.shard import ShardSpec, StepCounts, count_steps, shard_batc
 from accel_core.errors import ConfigurationError
 
 __all__ = [
+    "Around",
     "BatchSamplerShard",
     "CountedBatch",
     "CountedCollate",
@@ -72,6 +73,18 @@ def check_split(batch_size: int | None, ranks: int) -> None:
         )
 
 
+def _spec_of(shard: BatchSamplerShard | IterableDatasetShard, *, even: bool = True) -> ShardSpec:
+    """Return how something is shared out, by its attributes as they are now: users may change them."""
+    return ShardSpec(
+        ranks=shard.num_processes,
+        rank=shard.process_index,
+        batch_size=shard.batch_size,
+        split=shard.split_batches,
+        even=even,
+        drop_last=shard.drop_last,
+    )
+
+
 def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
     """Return the batches of a batch sampler from a position on.
 
@@ -86,7 +99,23 @@ def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[I
     return iter(BatchSampler(left, batch_sampler.batch_size, batch_sampler.drop_last)), pool
 
 
-class BatchSamplerShard(BatchSampler):
+class Around(BatchSampler):
+    """A batch sampler that changes what another one gives."""
+
+    batch_sampler: BatchSampler
+
+    @property
+    def sampler(self) -> Any:  # type: ignore[override]
+        """The sampler that the batches are made from."""
+        return self.batch_sampler.sampler
+
+    @property
+    def total_length(self) -> int:
+        """Number of batches that the other one gives."""
+        return len(self.batch_sampler)
+
+
+class BatchSamplerShard(Around):
     """One rank's part of a batch sampler.
 
     Without `split_batches` the rank gets every `num_processes`-th batch, else its part of every batch. With
@@ -123,24 +152,7 @@ class BatchSamplerShard(BatchSampler):
     @property
     def spec(self) -> ShardSpec:
         """How the batches are shared out."""
-        return ShardSpec(
-            ranks=self.num_processes,
-            rank=self.process_index,
-            batch_size=self.batch_size,
-            split=self.split_batches,
-            even=self.even_batches,
-            drop_last=self.drop_last,
-        )
-
-    @property
-    def sampler(self) -> Any:  # type: ignore[override]
-        """The sampler that the batches are made from."""
-        return self.batch_sampler.sampler
-
-    @property
-    def total_length(self) -> int:
-        """Number of batches over all ranks."""
-        return len(self.batch_sampler)
+        return _spec_of(self, even=self.even_batches)
 
     def steps_from(self, offset: int) -> int:
         """Return how many batches this rank gets from a position on."""
@@ -295,13 +307,7 @@ class IterableDatasetShard(IterableDataset[Any]):
     @property
     def spec(self) -> ShardSpec:
         """How the stream is shared out."""
-        return ShardSpec(
-            ranks=self.num_processes,
-            rank=self.process_index,
-            batch_size=self.batch_size,
-            split=self.split_batches,
-            drop_last=self.drop_last,
-        )
+        return _spec_of(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the stream which epoch comes."""

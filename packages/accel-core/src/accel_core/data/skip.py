@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from accel_core.data.loader import PreparedLoader
+from accel_core.data.samplers import Around
 from accel_core.data.settings import LoaderSettings
 from accel_core.errors import expect
 
@@ -18,7 +19,7 @@ __all__ = ["SkipBatchSampler", "SkipDataLoader", "skip_first_batches"]
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 
 
-class SkipBatchSampler(BatchSampler):
+class SkipBatchSampler(Around):
     """A batch sampler without its first batches; none of their samples is read."""
 
     def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
@@ -26,16 +27,6 @@ class SkipBatchSampler(BatchSampler):
         self.skip_batches = skip_batches
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
         self.drop_last = getattr(batch_sampler, "drop_last", False)
-
-    @property
-    def sampler(self) -> Any:  # type: ignore[override]
-        """The sampler that the batches are made from."""
-        return self.batch_sampler.sampler
-
-    @property
-    def total_length(self) -> int:
-        """Number of batches, those left out included."""
-        return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
         return itertools.islice(iter(self.batch_sampler), self.skip_batches, None)

@@ -46,6 +46,7 @@ class Accumulation:
 
     Attributes:
         step: Number of batches since the last end of the data.
+        num_steps: Batches of a full window, as they were when the last one was counted.
         models: The models that the current batch trains; empty for all.
     """
 
@@ -54,27 +55,21 @@ class Accumulation:
         self.step = 0
         self.models: tuple[torch.nn.Module, ...] = ()
         self._window: int | None = None
-        self._num_steps = 1
+        self.num_steps = 1
         self._weight: torch.Tensor | None = None
 
     def advance(self) -> bool:
         """Count one batch, and decide whether it synchronizes gradients."""
         state = self.gradient_state
         num_steps = state.num_steps
-        if num_steps > 1:
-            self._refuse_threads(num_steps)
         loader = state.training_dataloader()
-        if num_steps == 1:  # every batch is a window: nothing cuts it short
+        if num_steps == 1:  # every batch is a window: nothing cuts it short, and no other thread comes between
             self._window = 1
-        elif self._window is None or self.step % num_steps == 0 or num_steps != self._num_steps:
-            left = state.batches_left(loader) if loader is not None and state.sync_with_dataloader else None
-            actual = state.short_window == "actual"
-            # Where `num_steps` was changed between windows, the first one ends at a multiple of the new number.
-            early = self.step % num_steps if self._window is not None and self.step % self._num_steps == 0 else 0
-            self._window = num_steps - early if actual else num_steps
-            if actual and left is not None and left + 1 < self._window:
-                self._window = left + 1
-        self._num_steps = num_steps
+        else:
+            self._refuse_threads(num_steps)
+            if self._window is None or self.step % num_steps == 0 or num_steps != self.num_steps:
+                self._window = self._length(num_steps, loader)
+        self.num_steps = num_steps
         if loader is not None and loader.end_of_dataloader and state.sync_with_dataloader:
             self.step = 0
             sync = True
@@ -83,6 +78,16 @@ class Accumulation:
             sync = self.step % num_steps == 0
         state.sync_gradients = sync
         return sync
+
+    def _length(self, num_steps: int, loader: Any) -> int:
+        """Return how many batches the window that begins now has."""
+        state = self.gradient_state
+        if state.short_window != "actual":
+            return num_steps
+        # Where `num_steps` was changed between windows, the first one ends at a multiple of the new number.
+        early = self.step % num_steps if self._window is not None and self.step % self.num_steps == 0 else 0
+        left = state.batches_left(loader) if loader is not None and state.sync_with_dataloader else None
+        return num_steps - early if left is None else min(num_steps - early, left + 1)
 
     def _refuse_threads(self, num_steps: int) -> None:
         """Claim the windows for this thread and Accelerator.
@@ -175,7 +180,7 @@ class Batch:
         accumulation = self._accumulation
         sync = accumulation.advance()
         accumulation.models = self._models
-        if accumulation.gradient_state.num_steps > 1:
+        if accumulation.num_steps > 1:
             _claim.inside = threading.get_ident()
         if sync or accumulation.gradient_state.sync_each_batch:
             return

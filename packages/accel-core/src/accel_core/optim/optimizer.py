@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from accel_core.comm.tree import recursively_apply
 from accel_core.host import heartbeat
 from accel_core.optim.lomo import is_lomo
 from accel_core.state.gradient import GradientState
@@ -43,14 +44,8 @@ class Stepper(Protocol):
 
 def move_to_device(state: object, device: torch.device | str) -> object:
     """Move every tensor of a nest of lists, tuples and mappings to `device`."""
-    if isinstance(state, list | tuple):
-        moved: list[Any] = [move_to_device(item, device) for item in state]
-        if isinstance(state, tuple) and hasattr(state, "_fields"):
-            return type(state)(*moved)
-        return type(state)(moved)
-    if isinstance(state, dict):
-        return type(state)({key: move_to_device(value, device) for key, value in state.items()})
-    return state.to(device) if isinstance(state, torch.Tensor) else state
+    moved: object = recursively_apply(torch.Tensor.to, state, device)
+    return moved
 
 
 def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,10 +5,12 @@ Member names, values and the textual form of each member are public: configurati
 """
 
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
+    "AUTOCAST_PRECISIONS",
     "CUDA_DISTRIBUTED_TYPES",
+    "PRECISIONS",
     "TORCH_DISTRIBUTED_OPERATION_TYPES",
     "BaseEnum",
     "ComputeEnvironment",
@@ -19,6 +21,7 @@ __all__ = [
     "EnumWithContains",
     "FP8BackendType",
     "LoggerType",
+    "PrecisionRow",
     "PrecisionType",
     "RNGType",
     "SageMakerDistributedType",
@@ -149,6 +152,30 @@ class PrecisionType(str, BaseEnum):
     FP8 = "fp8"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class PrecisionRow(NamedTuple):
+    """What programs have to know of a precision: the launcher, engines, and commands that run a script.
+
+    Attributes:
+        dtype: torch's name of what operations under autocast compute in; nothing where there is no autocast.
+        compared_as: Whose rounding tells how far two runs may differ; nothing for that of the weights.
+        exchanges_layers: Whether a library puts its own layers in a model: engines that bring their own refuse it.
+    """
+
+    dtype: str = ""
+    compared_as: str = ""
+    exchanges_layers: bool = False
+
+
+# In the order in which commands offer them; what computes in one is chosen in `precision/registry.py`.
+PRECISIONS = {
+    "no": PrecisionRow(),
+    "fp16": PrecisionRow("float16", "float16"),
+    "bf16": PrecisionRow("bfloat16", "bfloat16"),
+    "fp8": PrecisionRow("bfloat16", "fp8", exchanges_layers=True),
+}
+AUTOCAST_PRECISIONS = tuple(name for name, row in PRECISIONS.items() if not row.exchanges_layers)
 
 
 class RNGType(BaseEnum):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from accel_core.options.enums import PRECISIONS
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision.outputs import convert_outputs_to_fp32
 from accel_core.precision.precision import Precision
@@ -17,7 +18,6 @@ from accel_core.precision.precision import Precision
 __all__ = ["AutocastPrecision"]
 
 _M = TypeVar("_M", bound=torch.nn.Module)
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 class AutocastPrecision(Precision):
@@ -35,7 +35,7 @@ class AutocastPrecision(Precision):
         super().__init__(name, handler)
         self.native_amp = True
         self.device_type = device.type
-        self.dtype = _DTYPES[name]
+        self.dtype: torch.dtype = getattr(torch, PRECISIONS[name].dtype)
         if name == "fp16" and scale:
             self.scaler = torch.amp.GradScaler(device.type, **scaler_handler.to_kwargs())
 
@@ -50,12 +50,11 @@ class AutocastPrecision(Precision):
         """Run `model.forward` under autocast and give its half-precision outputs back in fp32."""
         if not self.native_amp or "_original_forward" in model.__dict__:
             return model
-        original: Any = model.forward
-        bound = isinstance(original, MethodType)
-        function: Callable[..., Any] = original.__func__ if bound else original
+        original: Callable[..., Any] = model.forward
+        function = original.__func__ if isinstance(original, MethodType) else original
         model.__dict__["_original_forward"] = original
         mixed = convert_outputs_to_fp32(self._under_autocast(function))
-        model.forward = MethodType(mixed, model) if bound else mixed
+        model.forward = mixed if function is original else MethodType(mixed, model)
         return model
 
     def _under_autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,16 @@ from accel_core.state.process_control import FunctionControl
 __all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
 
 
+_mains: tuple[bool, bool] | None = None
+"""Whether this is the main process of all, and of its machine, where an engine's results come to be elsewhere."""
+
+
+def show_mains(mains: tuple[bool, bool] | None) -> None:
+    """Let users see an engine's main processes instead of the first ones; `None` gives these back."""
+    global _mains
+    _mains = mains
+
+
 def do_nothing(*args: object, **kwargs: object) -> None:
     """Accept anything and return nothing."""
 
@@ -52,7 +62,6 @@ class PartialState(FunctionControl):
     _shared_state: ClassVar[dict[str, Any]] = {}
     _known_attributes: ClassVar[tuple[str, ...]] = (
         "_cpu",
-        "_mixed_precision",
         "_shared_state",
         "backend",
         "debug",
@@ -117,6 +126,7 @@ class PartialState(FunctionControl):
     def _reset_state() -> None:
         """Empty the shared state. The process group stays; the next PartialState finds it again."""
         PartialState._shared_state.clear()
+        show_mains(None)
         world.forget()
 
     def _find_world(self) -> world.World:
@@ -136,14 +146,12 @@ class PartialState(FunctionControl):
     @property
     def is_main_process(self) -> bool:
         """Whether this is rank 0 of all; the last rank where an engine's results come to be there."""
-        mains = self._shared_state.get("_mains")
-        return self.process_index == 0 if mains is None else bool(mains[0])
+        return self.process_index == 0 if _mains is None else _mains[0]
 
     @property
     def is_local_main_process(self) -> bool:
         """Whether this is the first process of its machine; the last one where the last rank is the main process."""
-        mains = self._shared_state.get("_mains")
-        return self.local_process_index == 0 if mains is None else bool(mains[1])
+        return self.local_process_index == 0 if _mains is None else _mains[1]
 
     @property
     def is_last_process(self) -> bool:

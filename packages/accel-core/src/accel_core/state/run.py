@@ -9,7 +9,7 @@ from accel_core.errors import ConfigurationError, StateError, StateResetError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType, PrecisionType
 from accel_core.process.world import World, current
-from accel_core.state.process import PartialState
+from accel_core.state.process import PartialState, show_mains
 from accel_core.state.process_control import ProcessControl
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Decision:
 
 
 _decision: Decision | None = None
+_precision: str = "no"
+"""The number format of the runs of this process, while the view of the run holds something."""
 
 
 def is_initialized() -> bool:
@@ -62,9 +64,9 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
     Raises:
         ConfigurationError: The format is unknown, or the process trains in another one or on another device already.
     """
-    settled: str | None = AcceleratorState._shared_state.get("_mixed_precision")
     wanted = None if wanted is None else str(wanted).lower()
-    if settled is not None:
+    if is_initialized():
+        settled = _precision
         if wanted not in (None, settled):
             raise ConfigurationError(
                 f"A process cannot change its mixed precision; got {wanted!r} in one that trains in {settled!r}. "
@@ -127,6 +129,7 @@ class AcceleratorState(ProcessControl):
         *_plugin_attributes,
         "device_mesh",
         "dynamo_plugin",
+        "mixed_precision",
         "parallelism_config",
     )
 
@@ -153,16 +156,16 @@ class AcceleratorState(ProcessControl):
             raise StateError(
                 "An AcceleratorState shows what an Accelerator decided; got no Accelerator yet. Make one first."
             )
+        precision = settle_precision(mixed_precision, cpu)
+        is_set = self.initialized
         if PartialState._shared_state == {}:
             PartialState(cpu, **kwargs)
         self.__dict__.update({k: v for k, v in PartialState._shared_state.items() if k != "distributed_type"})
         self.__dict__.setdefault("distributed_type", PartialState().distributed_type)
-        is_set = "_mixed_precision" in self.__dict__
-        self._mixed_precision = settle_precision(mixed_precision, cpu)
         if is_set:
             return
-        global _decision
-        _decision = None
+        global _decision, _precision
+        _decision, _precision = None, precision
         self.__dict__.update(
             dynamo_plugin=dynamo_plugin,
             deepspeed_plugins=_by_name(deepspeed_plugin),
@@ -185,9 +188,7 @@ class AcceleratorState(ProcessControl):
         self.deepspeed_plugins = _by_name(self.__dict__.pop("deepspeed_plugin", self.deepspeed_plugins))
         self.distributed_type = label
         PartialState._shared_state.update(distributed_type=label, backend=self.backend)
-        PartialState._shared_state.pop("_mains", None)
-        if mains is not None:
-            PartialState._shared_state["_mains"] = mains
+        show_mains(mains)
         plugins = list((self.deepspeed_plugins or {}).values())
         if plugins and not any(getattr(plugin, "selected", False) for plugin in plugins):
             plugins[0].select(_from_accelerator_state=True)
@@ -228,7 +229,9 @@ class AcceleratorState(ProcessControl):
     @property
     def mixed_precision(self) -> str:
         """The number format of the forward pass: `no`, `fp16`, `bf16` or `fp8`."""
-        return str(self._mixed_precision)
+        if not self.initialized:
+            raise AttributeError("mixed_precision")  # which `__getattr__` explains
+        return _precision
 
     @property
     def use_distributed(self) -> bool:

@@ -122,9 +122,24 @@ class DataParallelStrategy(Strategy):
         wrapper = _ddp_of(model)
         return nullcontext() if wrapper is None else wrapper.no_sync()
 
-    def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward pass averages gradients although its forward ran under `no_sync`."""
-        return _sync_next_backward(model)
+    @contextmanager
+    def sync_next_backward(self, model: torch.nn.Module) -> Iterator[None]:
+        """Make the next backward of a model average gradients although its forward ran under `no_sync`.
+
+        DDP decides in forward whether its reducer is armed; this arms it for the block. (See
+        `torch.nn.parallel.DistributedDataParallel.no_sync`.)
+        """
+        wrapper = _ddp_of(model)
+        if wrapper is None:
+            yield
+            return
+        before = wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync
+        wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
+        wrapper.reducer.prepare_for_backward([])
+        try:
+            yield
+        finally:
+            wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync = before
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return torch's `Join` over the given models and optimizers."""
@@ -151,23 +166,3 @@ def _ddp_of(model: object) -> DistributedDataParallel | None:
     """Return the DDP wrapper of a model, looking through a compiled form."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, DistributedDataParallel) else None
-
-
-@contextmanager
-def _sync_next_backward(model: object) -> Iterator[None]:
-    """Make the next backward of a DDP model average gradients although its forward ran under `no_sync`.
-
-    DDP decides in forward whether its reducer is armed; this arms it for the block. (See
-    `torch.nn.parallel.DistributedDataParallel.no_sync`.)
-    """
-    wrapper = _ddp_of(model)
-    if wrapper is None:
-        yield
-        return
-    before = wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync
-    wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
-    wrapper.reducer.prepare_for_backward([])
-    try:
-        yield
-    finally:
-        wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync = before

@@ -550,7 +550,7 @@ class Strategy(ABC):
         Returns:
             The norm before clipping.
         """
-        return torch.nn.utils.clip_grad_norm_(clip.parameters, clip.limit, norm_type=clip.norm_type)
+        return torch.nn.utils.clip_grad_norm_(clip.parameters, clip.limit, clip.norm_type)
 
     def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element to a range around zero.

@@ -79,18 +79,25 @@ class ProgramAndRanks(Program):
     _with_ranks = True
 
 
-def _begin(with_ranks: bool, *program: Any) -> None:
+def _begin(
+    with_ranks: bool,
+    words: list[str],
+    folder: str,
+    variables: dict[str, str],
+    path: list[str],
+    streams: list[Connection],
+) -> None:
     """Be a program, whose children are forked from it if they are to be."""
-    _path[:] = program[-2]
+    _path[:] = path
     if with_ranks:
         subprocess.Popen._execute_child = _fork  # type: ignore[attr-defined]
-    _run(*program)
+    _run(words, folder, variables, path, streams)
 
 
 _start_anew = Popen._execute_child  # type: ignore[attr-defined]
 
 
-def _fork(process: Any, args: Any, *settings: Any) -> None:
+def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings: Any) -> None:
     """Fork a child that is to be a Python program; start any other as ever."""
     words = [] if isinstance(args, (str, bytes, os.PathLike)) else [os.fspath(word) for word in args]
     program = next((word for word in words[1:] if word != "-u"), "-")

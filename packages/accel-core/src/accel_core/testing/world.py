@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch.distributed as dist
@@ -213,8 +213,9 @@ def _body(source: str, qualname: str) -> Callable[..., None]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: Any = module
+    found: object = module
     for part in qualname.split("."):
         found = getattr(found, part)
-    body: Callable[..., None] = getattr(found, "ranks_body", found)
+    decorated = cast("Callable[..., None]", found)
+    body: Callable[..., None] = getattr(decorated, "ranks_body", decorated)
     return body

@@ -84,7 +84,7 @@ def test_unknown_precision_leaves_no_state() -> None:
     """The error lists the known ones, and nothing was set."""
     with pytest.raises(ConfigurationError, match=r"'fp4'.*bf16"):
         Accelerator(mixed_precision="fp4")
-    assert "_mixed_precision" not in AcceleratorState._shared_state
+    assert not is_initialized()
 
 
 def test_second_precision_is_refused() -> None:

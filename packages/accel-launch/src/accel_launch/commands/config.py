@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from accel_core.options.enums import AUTOCAST_PRECISIONS
 from accel_launch.arguments import Parser
 from accel_launch.command import Command
 
@@ -25,7 +26,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config_file", default=None, dest="save_location", help="File to write instead of the default one."
     )
     default.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="Replace an existing file.")
-    default.add_argument("--mixed_precision", choices=("no", "fp16", "bf16"), default="no", help="Precision.")
+    default.add_argument("--mixed_precision", choices=AUTOCAST_PRECISIONS, default="no", help="Precision.")
     update = commands.add_parser("update", help="Update an existing file to the current keys and defaults.")
     _add_file(update, argparse.SUPPRESS)
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from accel_core.errors import ConfigurationError
-from accel_core.options.enums import ComputeEnvironment, DistributedType, SageMakerDistributedType
+from accel_core.options.enums import PRECISIONS, ComputeEnvironment, DistributedType, SageMakerDistributedType
 from accel_launch.settings.file import load, write
 from accel_launch.settings.location import default_yaml_file
 
@@ -212,8 +212,8 @@ def write_basic_config(
 def basic_config(mixed_precision: str = "no", *, processes: int | None = None, gpus: int = 0) -> ClusterConfig:
     """Return the most usual settings of this machine."""
     precision = mixed_precision.lower()
-    if precision not in ("no", "fp16", "bf16", "fp8"):
-        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of no, fp16, bf16, fp8.")
+    if precision not in PRECISIONS:
+        raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(PRECISIONS)}.")
     return ClusterConfig(
         compute_environment=ComputeEnvironment.LOCAL_MACHINE,
         distributed_type=DistributedType.MULTI_GPU if gpus > 1 else DistributedType.NO,

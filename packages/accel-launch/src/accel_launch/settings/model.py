@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from accel_core.options.enums import PRECISIONS
 from accel_core.options.option import Option, boolean
 from accel_launch.settings.metavars import metavar_of
 from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SECONDS, TEE, Rule
@@ -170,7 +171,7 @@ LAUNCH: tuple[Setting, ...] = (
         "mixed_precision",
         TRAINING,
         "Precision of the computation.",
-        choices=("no", "fp16", "bf16", "fp8"),
+        choices=tuple(PRECISIONS),
         environment="ACCELERATE_MIXED_PRECISION",
     ),
     _variable("config_file", SCRIPT, "Configuration file to read instead of the default one."),

@@ -23,6 +23,7 @@ from accel_core.comm.control import Channel
 from accel_core.comm.tree import tree_leaves
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.mesh.tensor import local_part
+from accel_core.options.enums import PRECISIONS
 from accel_core.process.world import World
 from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import Averaging, reading_groups
@@ -55,10 +56,10 @@ class TensorParallel:
         self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._other_batches: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._summed: MutableMapping[nn.Module, list[nn.Module]] = WeakIdKeyDictionary()
-        if parts.precision.name == "fp8":
+        if PRECISIONS[parts.precision.name].exchanges_layers:
             raise ConfigurationError(
-                "Layers in fp8 do not take parts of tensors, which tensor parallel makes of weights; got "
-                "mixed_precision='fp8'. Use mixed_precision='bf16', 'fp16' or 'no'."
+                "Layers that a library exchanged do not take parts of tensors, which tensor parallel makes of weights; "
+                f"got mixed_precision={parts.precision.name!r}. Use mixed_precision='bf16', 'fp16' or 'no'."
             )
         if handler is not None and handler.enable_async_tp:
             _overlap(self.mesh.get_group(), self._world)

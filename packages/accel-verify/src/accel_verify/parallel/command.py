@@ -3,6 +3,7 @@
 import argparse
 
 from accel_core.mesh.spec import LAYOUT_HELP
+from accel_core.options.enums import PRECISIONS
 from accel_launch.command import Command
 from accel_verify.script_arguments import add_script, runner_of
 
@@ -24,9 +25,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=_above_zero, default=3, help="Optimizer steps to compare (default: 3).")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
-    parser.add_argument(
-        "--mixed-precision", default=None, choices=("no", "fp16", "bf16", "fp8"), help="Number format of all runs."
-    )
+    parser.add_argument("--mixed-precision", default=None, choices=tuple(PRECISIONS), help="Number format of all runs.")
     parser.add_argument("--dynamo-backend", default=None, help="Compile the model in all runs with this backend.")
     parser.add_argument(
         "--count-as-ranks",

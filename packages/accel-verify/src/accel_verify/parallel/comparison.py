@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_core.options.enums import PRECISIONS
 from accel_verify.parallel.records import RecordedRun
 
 __all__ = ["Finding", "Largest", "Tolerance", "compare", "largest_difference", "own_draw", "tolerance_of"]
@@ -59,7 +60,6 @@ _TOLERANCES = {
     "fp8": Tolerance("fp8", 1e-1, 3e-1, 5e-1, 5e-1, 1e-1),
 }
 _MASKS = {"none": "none", "mask": "a mask of its own", "causal": "the causal mask"}
-_OF_PRECISION = {"fp16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class Largest:
 
 def tolerance_of(run: RecordedRun) -> Tolerance:
     """Return how far the values of a run may differ from those of another one in the same number format."""
-    name = _OF_PRECISION.get(run.precision)
-    if name is None:
+    name = PRECISIONS[run.precision].compared_as
+    if not name:
         kinds = {str(value.dtype).removeprefix("torch.") for value in run.tensors(0, "weights").values()}
         found = [each for each in _TOLERANCES.values() if each.format in kinds] or [_TOLERANCES["float32"]]
         return max(found, key=lambda each: each.loss)  # mixed weights are only as exact as the coarsest

@@ -2,6 +2,7 @@
 
 import argparse
 
+from accel_core.options.enums import AUTOCAST_PRECISIONS
 from accel_launch.command import Command
 from accel_verify.script_arguments import add_script, runner_of
 
@@ -13,7 +14,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", help="Layout of ranks to compare with one process (default: dp2).")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
     parser.add_argument(
-        "--mixed-precision", default=None, choices=("no", "fp16", "bf16"), help="Number format of all runs."
+        "--mixed-precision", default=None, choices=AUTOCAST_PRECISIONS, help="Number format of all runs."
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="Seconds after which a run is ended.")
 

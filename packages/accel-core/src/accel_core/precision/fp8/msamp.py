@@ -29,8 +29,7 @@ class MsampPrecision(AutocastPrecision):
                 "fp8 through MS-AMP needs the library msamp, which is not installed. "
                 "Install it from its repository, or use the torchao backend."
             )
-        super().__init__("bf16", device, handler, GradScalerKwargs())
-        self.name = "fp8"
+        super().__init__("fp8", device, handler, GradScalerKwargs())
         self.fp8_backend = FP8BackendType.MSAMP
         self.recipe = recipe
 

@@ -84,8 +84,7 @@ class TorchaoPrecision(AutocastPrecision):
     """fp8 matrix products in linear layers, bf16 everywhere else."""
 
     def __init__(self, device: torch.device, recipe: AORecipeKwargs, handler: AutocastKwargs) -> None:
-        super().__init__("bf16", device, handler, GradScalerKwargs())
-        self.name = "fp8"
+        super().__init__("fp8", device, handler, GradScalerKwargs())
         self.fp8_backend = FP8BackendType.AO
         self.recipe = recipe
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -131,8 +130,7 @@ class TransformerEnginePrecision(AutocastPrecision):
     """fp8 through Transformer Engine, bf16 everywhere else. Never run on hardware."""
 
     def __init__(self, device: torch.device, recipe: TERecipeKwargs, handler: AutocastKwargs) -> None:
-        super().__init__("bf16", device, handler, GradScalerKwargs())
-        self.name = "fp8"
+        super().__init__("fp8", device, handler, GradScalerKwargs())
         self.fp8_backend = FP8BackendType.TE
         self.recipe = recipe
 
@@ -147,7 +145,3 @@ class TransformerEnginePrecision(AutocastPrecision):
         if "_original_forward" in model.__dict__:
             return model
         return super().wrap(apply_fp8_autowrap(model, self.recipe))
-
-    def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
-        """Return bf16 autocast; 8 bits are the layers' own affair."""
-        return super().autocast(handler)

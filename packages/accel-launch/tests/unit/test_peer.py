@@ -61,6 +61,7 @@ OTHER_KIND = {
 ALWAYS_MORE = {
     "ACCELERATE_USE_CPU": "the original leaves it out when it starts several processes",
     "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING": "the original has the option in files and in code, but no flag",
+    "PARALLELISM_CONFIG_EP_SIZE": "the original has no axis for experts",
     "PARALLELISM_CONFIG_SP_SEQ_LENGTH": "None is not written as text",
 }
 DYNAMO = "the original forgets compilation under DeepSpeed"

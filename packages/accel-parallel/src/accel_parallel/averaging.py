@@ -15,6 +15,7 @@ from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import is_spread, local_part
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.parts import Parts
+from accel_parallel.sharding.gradients import groups_of
 
 __all__ = ["Averaging", "average", "reading_groups"]
 
@@ -152,19 +153,22 @@ class Averaging:
 
     @torch.no_grad()
     def _average(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Average gradients; one that no rank has stays `None`."""
+        """Average gradients over ranks that hold the same; one that no rank has stays `None`."""
         _settle(parameters)
         if not parameters or not self._groups:
             return
         there = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
         for group in self._groups:
             dist.all_reduce(there, group=group)
-        found = []
+        found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
         for parameter, ranks in zip(parameters, there.tolist(), strict=True):
             if ranks:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                found.append(local_part(parameter.grad))
-        average(found, self._groups)
+                cut = groups_of(parameter)
+                over = tuple(group for group in self._groups if group not in cut)
+                found.setdefault(over, []).append(local_part(parameter.grad))
+        for over, own in found.items():
+            average(own, over)
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:

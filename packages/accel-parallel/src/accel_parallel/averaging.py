@@ -15,7 +15,6 @@ from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import is_spread, local_part
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.parts import Parts
-from accel_parallel.sharding.gradients import groups_of
 
 __all__ = ["Averaging", "average", "reading_groups"]
 
@@ -164,11 +163,19 @@ class Averaging:
         for parameter, ranks in zip(parameters, there.tolist(), strict=True):
             if ranks:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                cut = groups_of(parameter)
+                cut = _cut_over(parameter)
                 over = tuple(group for group in self._groups if group not in cut)
                 found.setdefault(over, []).append(local_part(parameter.grad))
         for over, own in found.items():
             average(own, over)
+
+
+def _cut_over(parameter: Any) -> list[dist.ProcessGroup]:
+    """Return the groups whose ranks hold different parts of a parameter."""
+    if not is_spread(parameter):
+        return []
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return [mesh.get_group(axis) for axis, placement in enumerate(placements) if not placement.is_replicate()]
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:

@@ -3,17 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from accel_core.errors import StateError
 
-__all__ = ["Compute", "dispatch", "rows_of_all"]
+__all__ = ["Compute", "Route", "dispatch", "routed", "routed_evenly", "rows_of_all"]
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """What computes on this rank: rows (tokens, width), and for each the number of its expert among those held here."""
+
+
+class Route(NamedTuple):
+    """Which tokens go where.
+
+    Attributes:
+        order: The choices of this rank's tokens, one behind the other, in the order in which they leave.
+        held: For each row that comes, the number of its expert among those held here.
+        leaving: How many rows go to each rank.
+        coming: How many come from each.
+    """
+
+    order: torch.Tensor
+    held: torch.Tensor
+    leaving: list[int]
+    coming: list[int]
+
+
+def routed(numbers: torch.Tensor, experts: int, group: dist.ProcessGroup) -> Route:
+    """Return where tokens go by the numbers of their experts; every rank of the group calls it.
+
+    Raises:
+        StateError: On some rank a token has the number of an expert that is not there; on every rank.
+    """
+    ranks, wanted = group.size(), numbers.reshape(-1)
+    strange = (wanted < 0) | (wanted >= experts)
+    counts = torch.bincount(torch.where(strange, experts, wanted), minlength=experts + 1)
+    # With the counts of its experts, each rank learns how many tokens of the sender have none.
+    table = torch.cat([counts[:experts].view(ranks, -1), counts[experts:].expand(ranks, 1)], 1)
+    arriving = torch.empty_like(table)
+    dist.all_to_all_single(arriving, table, group=group)
+    _refuse_strange(arriving[:, -1].tolist(), wanted[strange], experts, group)
+    arriving = arriving[:, :-1]
+    held = torch.arange(arriving.shape[1], device=wanted.device).repeat(ranks).repeat_interleave(arriving.flatten())
+    leaving = table[:, :-1].sum(1).tolist()
+    return Route(wanted.argsort(stable=True), held, leaving, arriving.sum(1).tolist())
+
+
+def routed_evenly(numbers: torch.Tensor, experts: int, group: dist.ProcessGroup) -> Route:
+    """Return where tokens go if all experts get as many, whatever their numbers are, which are not read."""
+    ranks, order = group.size(), torch.arange(numbers.numel(), device=numbers.device)
+    parts = [len(order) * (rank + 1) // ranks - len(order) * rank // ranks for rank in range(ranks)]
+    return Route(order, order % (experts // ranks), parts, parts)
 
 
 def dispatch(
@@ -24,6 +67,7 @@ def dispatch(
     experts: int,
     group: dist.ProcessGroup,
     compute: Compute,
+    route: Callable[[torch.Tensor, int, dist.ProcessGroup], Route] = routed,
 ) -> torch.Tensor:
     """Return the weighted sum of what each token's experts make of it; every rank of the group calls it.
 
@@ -37,26 +81,14 @@ def dispatch(
         experts: How many experts there are on all ranks together.
         group: The ranks that hold them.
         compute: What the experts held here compute of rows.
+        route: What says where tokens go.
 
     Raises:
         StateError: On some rank a token has the number of an expert that is not there; on every rank.
     """
-    ranks, choices = group.size(), numbers.shape[-1]
-    wanted = numbers.reshape(-1)
-    strange = (wanted < 0) | (wanted >= experts)
-    counts = torch.bincount(torch.where(strange, experts, wanted), minlength=experts + 1)
-    # With the counts of its experts, each rank learns how many tokens of the sender have none.
-    table = torch.cat([counts[:experts].view(ranks, -1), counts[experts:].expand(ranks, 1)], 1)
-    arriving = torch.empty_like(table)
-    dist.all_to_all_single(arriving, table, group=group)
-    _refuse_strange(arriving[:, -1].tolist(), wanted[strange], experts, group)
-    arriving = arriving[:, :-1]
-    leaving = table[:, :-1].sum(1).tolist()
-    coming = arriving.sum(1).tolist()
-
-    order = wanted.argsort(stable=True)
+    choices = numbers.shape[-1]
+    order, held, leaving, coming = route(numbers, experts, group)
     rows = _exchange(tokens[order // choices], leaving, coming, group)
-    held = torch.arange(arriving.shape[1], device=tokens.device).repeat(ranks).repeat_interleave(arriving.flatten())
     outputs = _exchange(compute(rows, held), coming, leaving, group)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from accel_core.errors import PreparationError
 from accel_core.mesh.tensor import is_spread
 from accel_parallel.sharding.replaced import refuse_hooks
 
-__all__ = ["experts_of", "is_experts"]
+__all__ = ["experts_of", "is_experts", "parameter_names"]
 
 _INPUTS = 3
 """Tokens, for each of them the numbers of its experts, and for each of those a weight."""
@@ -92,3 +93,9 @@ def _check(name: str, module: nn.Module, ranks: int) -> None:
                 f"Experts are shared out as they were loaded on one device, unpacked; got {full}, which is {how}. Load "
                 "the model whole, or set ep_size=1."
             )
+
+
+def parameter_names(model: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Return the names of the parameters of experts."""
+    own = {id(each) for module in modules.values() for each in module._parameters.values()}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in own)

@@ -19,12 +19,12 @@ from accel_core.comm.control import in_step
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import reading_groups
-from accel_parallel.experts.dispatch import dispatch, rows_of_all
-from accel_parallel.experts.layers import experts_of
+from accel_parallel.experts.dispatch import Route, dispatch, routed, rows_of_all
+from accel_parallel.experts.layers import experts_of, parameter_names
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.sharding.replaced import keeping_marks
 
-__all__ = ["ExpertParallel"]
+__all__ = ["ExpertParallel", "share_out"]
 
 _BALANCE = "load_balancing_loss_func"
 """How models of transformers call the loss by which routers learn to use all experts alike."""
@@ -61,10 +61,7 @@ class ExpertParallel:
         Raises:
             PreparationError: It has none, or they cannot be shared out.
         """
-        if model in self._from_main:
-            return ()
-        own = {id(each) for module in experts_of(model, self.size).values() for each in module._parameters.values()}
-        return tuple(name for name, parameter in model.named_parameters() if id(parameter) in own)
+        return () if model in self._from_main else parameter_names(model, experts_of(model, self.size))
 
     def split(self, model: nn.Module, *, from_main: bool = False) -> bool:
         """Cut the experts of a bare model in place, once; every rank calls it.
@@ -81,58 +78,63 @@ class ExpertParallel:
             for module in found.values():
                 if from_main:
                     receive([module], self._world.device)
-                for name, parameter in module._parameters.items():
-                    if parameter is not None:
-                        module._parameters[name] = self._cut(parameter)
-                module.forward = self._sending(module, module.forward)
+                share_out(module, self.mesh, self._world.device, cast=self._cast)
         _balance_over(model, self._readers)
         return from_main
 
-    def _cut(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return a parameter of which this rank holds its experts' part, in memory of its own."""
-        part = parameter.detach().chunk(self.size)[self.mesh.get_local_rank()]
-        held = torch.empty_like(part, device=self._world.device, memory_format=torch.contiguous_format).copy_(part)
-        spread = DTensor.from_local(held, self.mesh, [Shard(0)], run_check=False)
-        return nn.Parameter(spread, parameter.requires_grad)
 
-    def _sending(self, module: nn.Module, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """Return a forward pass of experts that sends each token to those who hold its experts."""
-        group = self.mesh.get_group()
+def cut(parameter: nn.Parameter, mesh: DeviceMesh, device: torch.device) -> nn.Parameter:
+    """Return a parameter of which this rank holds its experts' part, in memory of its own."""
+    part = parameter.detach().chunk(mesh.size())[mesh.get_local_rank()]
+    held = torch.empty_like(part, device=device, memory_format=torch.contiguous_format).copy_(part)
+    return nn.Parameter(DTensor.from_local(held, mesh, [Shard(0)], run_check=False), parameter.requires_grad)
 
-        @functools.wraps(forward)
-        def sending(tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            parts = {name: self._part(each) for name, each in module._parameters.items() if each is not None}
-            count: int = module.num_experts  # type: ignore[assignment]
 
-            def compute(rows: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-                if not len(rows):
-                    # Experts without a token have a gradient too, of zeros: optimizers change what has one.
-                    return rows + sum(part.reshape(-1)[:0].sum().to(rows.dtype) for part in parts.values())
-                with _standing_in(module, parts, count // self.size):
-                    outputs = forward(rows, held[:, None], rows.new_ones(len(rows), 1))
-                if outputs.shape != rows.shape:
-                    raise PreparationError(
-                        "Experts return for each token a row of its width; got the shape "
-                        f"{tuple(outputs.shape)} of {type(module).__name__} for {tuple(rows.shape)}. "
-                        "Widen or narrow tokens outside of the module."
-                    )
-                return outputs
+def share_out(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    device: torch.device,
+    *,
+    cast: torch.dtype | None = None,
+    route: Callable[..., Route] = routed,
+) -> None:
+    """Cut experts in place, and let their forward pass send each token to those who hold its experts."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = cut(parameter, mesh, device)
+    forward: Callable[..., torch.Tensor] = module.forward
+    group, ranks = mesh.get_group(), mesh.size()
 
-            return dispatch(tokens, numbers, weights, experts=count, group=group, compute=compute)
+    @functools.wraps(forward)
+    def sending(tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        parts = {name: _part(each, ranks, cast) for name, each in module._parameters.items() if each is not None}
+        count: int = module.num_experts  # type: ignore[assignment]
 
-        # How many tokens come differs from step to step, and is read on the CPU.
-        disabled: Callable[..., torch.Tensor] = torch.compiler.disable(sending)
-        return disabled
+        def compute(rows: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+            if not len(rows):
+                # Experts without a token have a gradient too, of zeros: optimizers change what has one.
+                return rows + sum(part.reshape(-1)[:0].sum().to(rows.dtype) for part in parts.values())
+            with _standing_in(module, parts, count // ranks):
+                outputs = forward(rows, held[:, None], rows.new_ones(len(rows), 1))
+            if outputs.shape != rows.shape:
+                raise PreparationError(
+                    f"Experts return for each token a row of its width; got the shape {tuple(outputs.shape)} of "
+                    f"{type(module).__name__} for {tuple(rows.shape)}. Widen or narrow tokens outside of the module."
+                )
+            return outputs
 
-    def _part(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return what this rank holds of a parameter, whose gradient is a mean over ranks."""
-        part: torch.Tensor = parameter.to_local()  # type: ignore[attr-defined]
-        if part.requires_grad:
-            part.register_hook(self._mean)  # type: ignore[no-untyped-call]
-        return part if self._cast is None else part.to(self._cast)
+        return dispatch(tokens, numbers, weights, experts=count, group=group, compute=compute, route=route)
 
-    def _mean(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient / self.size
+    # How many tokens come differs from step to step, and is read on the CPU.
+    module.forward = torch.compiler.disable(sending)  # type: ignore[no-untyped-call]
+
+
+def _part(parameter: torch.Tensor, ranks: int, cast: torch.dtype | None) -> torch.Tensor:
+    """Return what this rank holds of a parameter, whose gradient is a mean over ranks."""
+    part: torch.Tensor = parameter.to_local()  # type: ignore[attr-defined]
+    if part.requires_grad:
+        part.register_hook(lambda gradient: gradient / ranks)  # type: ignore[no-untyped-call]
+    return part if cast is None else part.to(cast)
 
 
 @contextmanager

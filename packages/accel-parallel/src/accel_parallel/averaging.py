@@ -164,18 +164,22 @@ class Averaging:
             if ranks:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 cut = _cut_over(parameter)
-                over = tuple(group for group in self._groups if group not in cut)
+                over = tuple(group for group in self._groups if dist.get_process_group_ranks(group) not in cut)
                 found.setdefault(over, []).append(local_part(parameter.grad))
         for over, own in found.items():
             average(own, over)
 
 
-def _cut_over(parameter: Any) -> list[dist.ProcessGroup]:
-    """Return the groups whose ranks hold different parts of a parameter."""
+def _cut_over(parameter: Any) -> list[list[int]]:
+    """Return, for each axis along which a parameter is cut, the ranks that hold its parts.
+
+    torch may know one such group by two objects: a mesh that is equal to an earlier one has groups of its own.
+    """
     if not is_spread(parameter):
         return []
     mesh, placements = parameter.device_mesh, parameter.placements
-    return [mesh.get_group(axis) for axis, placement in enumerate(placements) if not placement.is_replicate()]
+    cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
+    return [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in cut]
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from accel_core.accelerator import Accelerator
 from accel_core.mesh.tensor import whole
+from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
@@ -105,3 +107,39 @@ def test_models_of_transformers_train_as_one_process() -> None:
         reset_all()
         for name, value in train(net, accelerator(sharded), 2).items():
             torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6, msg=f"{family}: {name}")
+
+
+@world(4, quiet=30)
+@pytest.mark.slow
+@requires("transformers")
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe", "DeepseekV3"])
+@pytest.mark.parametrize("way", ["copies", "shards", "recomputed", "compiled by region"])
+def test_four_ranks_train_models_of_transformers_as_one_process(family: str, way: str) -> None:
+    """Pairs that share out experts, copied or sharded beside; with blocks computed again, and compiled."""
+    net = model(family)
+    expected = train(copy.deepcopy(net), None, 4)
+    given: dict[str, Any] = {"recompute": way == "recomputed"}
+    if way == "compiled by region":
+        given["dynamo_plugin"] = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
+    for name, value in train(net, accelerator(way != "copies", **given), 4).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6, msg=name)
+
+
+@world(2, quiet=30)
+@pytest.mark.slow
+@requires("transformers")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_bf16_is_as_near_to_float32_as_without_shared_experts(sharded: bool) -> None:
+    """In mixed precision, weights are as far from those of float32 as those of a run that shares out none."""
+    net = model("Mixtral")
+    exact = train(copy.deepcopy(net), None, 2)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    dense = Accelerator(mixed_precision="bf16", **{"fsdp_plugin": plugin} if sharded else {})
+    others = train(copy.deepcopy(net), dense, 2)
+    reset_all()
+    found = train(net, accelerator(sharded, mixed_precision="bf16"), 2)
+
+    def apart(state: dict[str, torch.Tensor]) -> float:
+        return sum(float((value - exact[name]).square().sum()) for name, value in state.items()) ** 0.5
+
+    assert 0 < apart(found) < 1.5 * apart(others)

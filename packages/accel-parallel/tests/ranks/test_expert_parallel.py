@@ -15,11 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError, StateError
+from accel_core.mesh.spec import parse_layout
 from accel_core.mesh.tensor import whole
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.testing import world
+from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.experts.dispatch import dispatch, rows_of_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
@@ -325,31 +327,54 @@ def test_what_cannot_be_shared_out_is_refused_on_all_ranks_and_stays_as_it_was(s
         assert all("forward" not in vars(module) for module in net.modules())
 
 
-@world(2)
-@pytest.mark.parametrize("ways", [("shared", "dense", "shared"), ("sharded", "shared", "sharded")])
-def test_a_run_goes_on_with_experts_shared_out_or_not(ways: tuple[str, ...], tmp_path: Path) -> None:
-    """Weights and optimizer states are saved under one layout and loaded bit for bit under the next."""
-    data = batches(2, len(ways))
-    states = []
-    for turn, way in enumerate(ways):
+def _laid_out(layout: str) -> Accelerator:
+    """Return an Accelerator of a layout as commands write it."""
+    spec = parse_layout(layout)
+    plugins = {"fsdp_plugin": fsdp()} if spec.engine == "fsdp" else {}
+    sizes: Any = {f"{axis}_size": size for axis, size in spec.sizes}
+    return Accelerator(parallelism_config=ParallelismConfig(**sizes), **plugins)
+
+
+def _goes_on(layouts: tuple[str, ...], folder: Path) -> None:
+    """Train a step under each layout, save, and load bit for bit under the next."""
+    ranks = parse_layout(layouts[0]).ranks
+    data = batches(ranks, len(layouts))
+    states: list[dict[str, torch.Tensor]] = []
+    for turn, layout in enumerate(layouts):
         reset_all()
-        dense = Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=2)) if way == "dense" else None
-        run = dense or accelerator(way == "sharded")
+        run = _laid_out(layout)
         net = made()
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
         net, optimizer = run.prepare(net, optimizer)
         if turn:
-            run.load_state(str(tmp_path / f"{turn - 1}"))
+            run.load_state(str(folder / f"{turn - 1}"))
             now = {name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()}
             assert all(torch.equal(now[name], value) for name, value in states[-1].items())
         run.backward(net(data[turn, dist.get_rank()]).square().mean())
         optimizer.step()
         optimizer.zero_grad()
-        run.save_state(str(tmp_path / f"{turn}"))
+        run.save_state(str(folder / f"{turn}"))
         states.append({name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()})
     for name, value in expected(made(), data).items():
         torch.testing.assert_close(states[-1][name], value, rtol=1e-6, atol=1e-6)
-    run.save_model(net, str(tmp_path / "whole"))
+    run.save_model(net, str(folder / "whole"))
     run.wait_for_everyone()
-    saved = load_file(tmp_path / "whole" / "model.safetensors")
-    assert all(torch.equal(saved[name], value) for name, value in states[-1].items())
+    merge_weights(folder / f"{turn}" / "pytorch_model_fsdp_0", folder / "merged" / str(dist.get_rank()))
+    for path in (folder / "whole", folder / "merged" / str(dist.get_rank())):
+        saved = load_file(path / "model.safetensors")
+        assert saved.keys() == states[-1].keys()
+        assert all(torch.equal(saved[name], value) for name, value in states[-1].items())
+
+
+@world(2)
+@pytest.mark.parametrize("layouts", [("ep2", "dp2", "ep2"), ("ep2xfsdp1", "ep2", "fsdp2", "ep2xfsdp1")])
+def test_a_run_goes_on_with_experts_shared_out_or_not(layouts: tuple[str, ...], tmp_path: Path) -> None:
+    """Weights and optimizer states load under the next layout; saved whole, and merged, they have the model's names."""
+    _goes_on(layouts, tmp_path)
+
+
+@world(4)
+@pytest.mark.slow
+def test_a_run_goes_on_with_experts_on_four_ranks_on_two_and_whole(tmp_path: Path) -> None:
+    """The same where a rank holds one expert, two, and all of them."""
+    _goes_on(("ep4", "fsdp2xep2", "dp4", "dp2xep2", "ep4"), tmp_path)

@@ -1,6 +1,6 @@
 """Experts that two ranks share out, beside a dispatch written by hand with torch's all_to_all and grouped_mm.
 
-    torchrun --nproc-per-node 2 benchmarks/experts.py
+    python -m torch.distributed.run --nproc-per-node 2 benchmarks/experts.py
 
 Prints the share of the experts' bytes that a rank holds, the steps in a second of both (in turns, medians), and the
 bytes that leave a rank in a step over those that tokens for another rank's experts have.
@@ -86,6 +86,7 @@ def main() -> None:
     ours: Any = Net(Experts(COUNT))
     theirs = Net(Written(COUNT // accelerator.num_processes))
     tokens = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(accelerator.process_index))
+    tokens.requires_grad_()  # as behind other layers, whose gradients travel too
     whole = sum(each.nbytes for each in ours.experts.parameters())
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.01)
     ours, optimizer = accelerator.prepare(ours, optimizer)

@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 16,
     "tie_word_embeddings": False,
+    "use_cache": False,  # blocks that compute again would add to it twice
 }
 
 
@@ -83,7 +84,7 @@ def train(net: nn.Module, run: Accelerator | None, parts: int, steps: int = 5) -
             run.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
-    return {name: whole(value).detach() for name, value in net.state_dict().items()}
+    return {name.removeprefix("module."): whole(value).detach() for name, value in net.state_dict().items()}
 
 
 def accelerator(sharded: bool, **given: Any) -> Accelerator:

@@ -164,6 +164,11 @@ def accumulation_diagram() -> str:
     return _drawing(diagrams.from_text("accumulation"))
 
 
+def experts_diagram() -> str:
+    """Return the diagram of which rank holds which experts."""
+    return _drawing(diagrams.from_text("experts"))
+
+
 def parameters_diagram() -> str:
     """Return the picture of where weights, gradients and optimizer state live."""
     return _drawing(diagrams.parameters())

@@ -19,6 +19,7 @@ SCRIPTS = {
     "language_model": "bits per character",
     "masked_language_model": "guessed",
     "lora": "weights trained",
+    "mixture_of_experts": "of which each process holds",
     "gan": "drawn digits taken for real",
     "reinforcement_learning": "a pole stands for",
     "distillation": "student, taught",

@@ -18,6 +18,7 @@ from accel_core.testing import world
 GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
 TINY: dict[str, tuple[dict[str, int], str]] = {
     "image_classification": ({"EPOCHS": 1}, "test digits    360"),
+    "mixture_of_experts": ({"EPOCHS": 1}, "16, of which each process holds 8"),
     "reinforcement_learning": ({"UPDATES": 2, "LONGEST": 20}, "games played       64"),
     "streaming": ({"STEPS": 6, "SAVED_AT": 4}, "the same weights  True, bit for bit"),
 }

@@ -152,19 +152,34 @@ class Averaging:
 
     @torch.no_grad()
     def _average(self, parameters: list[torch.nn.Parameter]) -> None:
-        """Average gradients; one that no rank has stays `None`."""
+        """Average gradients over ranks that hold the same; one that no rank has stays `None`."""
         _settle(parameters)
         if not parameters or not self._groups:
             return
         there = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
         for group in self._groups:
             dist.all_reduce(there, group=group)
-        found = []
+        found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
         for parameter, ranks in zip(parameters, there.tolist(), strict=True):
             if ranks:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                found.append(local_part(parameter.grad))
-        average(found, self._groups)
+                cut = _cut_over(parameter)
+                over = tuple(group for group in self._groups if dist.get_process_group_ranks(group) not in cut)
+                found.setdefault(over, []).append(local_part(parameter.grad))
+        for over, own in found.items():
+            average(own, over)
+
+
+def _cut_over(parameter: Any) -> list[list[int]]:
+    """Return, for each axis along which a parameter is cut, the ranks that hold its parts.
+
+    torch may know one such group by two objects: a mesh that is equal to an earlier one has groups of its own.
+    """
+    if not is_spread(parameter):
+        return []
+    mesh, placements = parameter.device_mesh, parameter.placements
+    cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
+    return [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in cut]
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:

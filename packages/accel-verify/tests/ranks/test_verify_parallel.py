@@ -121,6 +121,20 @@ def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_
     assert [len(run.steps) for run in (alone, ranks)] == [2, 2]
 
 
+@requires("engine:fsdp")
+@pytest.mark.parametrize("name", ["ep2", pytest.param("fsdp2xep2", marks=pytest.mark.slow)])
+def test_experts_that_ranks_share_out_are_equal_and_faults_of_sending_are_found(name: str, tmp_path: Path) -> None:
+    """A sound dispatch differs in nothing; a wrong weight and a dropped token are found in the first step."""
+    layout = requested_layout(name)
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:mixture", parts=layout.parts)
+    assert compare(alone, recorded(tmp_path / "ranks", f"{VERIFIED}:mixture", layout)) == []
+    for fault in ("wrong_weight", "dropped_token"):
+        findings = compare(alone, recorded(tmp_path / fault, f"{VERIFIED}:mixture_{fault}", layout))
+        assert findings, fault
+        assert findings[0].step == 1, str(findings[0])
+        assert "outputs differ first in `experts`" in findings[0].text, str(findings[0])
+
+
 def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: RecordedRun, tmp_path: Path) -> None:
     """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
     (layout,) = requested_layouts("dp2", 2)

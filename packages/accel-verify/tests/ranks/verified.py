@@ -67,6 +67,35 @@ class Expert(nn.Module):
         return rows + torch.stack(mixed).tanh() / 10
 
 
+class Experts(nn.Module):
+    """Four layers, of which each token uses two: what ranks of expert parallel share out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.weight = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / 4)
+
+    def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of what each token's experts make of it."""
+        found = torch.einsum("nw,nkwv->nkv", tokens, self.weight[numbers]).tanh()
+        return (found * weights[..., None]).sum(1)
+
+
+class Mixture(nn.Module):
+    """Gives each sequence a score for each class, by experts that a router chooses for its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.router = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, 4)
+        self.experts, self.head = Experts(), nn.Linear(WIDTH, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return scores."""
+        values = self.table(tokens).flatten(0, 1)
+        weights, numbers = self.router(values).softmax(-1).topk(2)
+        return self.head((values + self.experts(values, numbers, weights)).view(len(tokens), -1, WIDTH).mean(1))
+
+
 class Whole(torch.optim.Optimizer):
     """Steps along gradients that are scaled by the norm of the whole parameter's."""
 
@@ -224,6 +253,38 @@ def shared() -> None:
         accelerator.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def mixture() -> None:
+    """Train a mixture of experts, which ranks may share out."""
+    accelerator = Accelerator()
+    set_seed(5)
+    net = Mixture()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(samples(32), batch_size=2, shuffle=True))
+    for tokens, classes in loader:
+        accelerator.backward(F.cross_entropy(model(tokens), classes))
+        accelerator.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def mixture_wrong_weight() -> None:
+    """Multiply what comes back from experts by weights that are a little wrong."""
+    _sent(lambda weights: weights * 1.01)
+
+
+def mixture_dropped_token() -> None:
+    """Drop what the experts of a rank's last token make of it."""
+    _sent(lambda weights: torch.cat([weights[:-1], torch.zeros_like(weights[-1:])]))
+
+
+def _sent(fault: Callable[[Tensor], Tensor]) -> None:
+    """Train a mixture whose tokens are sent to their experts wrongly."""
+    parallel = importlib.import_module("accel_parallel.experts.parallel")
+    right = parallel.dispatch
+    parallel.dispatch = lambda tokens, numbers, weights, **given: right(tokens, numbers, fault(weights), **given)
+    mixture()
 
 
 def experts() -> None:

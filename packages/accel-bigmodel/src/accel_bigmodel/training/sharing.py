@@ -27,6 +27,9 @@ from accel_parallel.averaging import average
 from accel_parallel.context.attention import GatheredAttention
 from accel_parallel.context.interception import attending
 from accel_parallel.context.order import Share
+from accel_parallel.experts.dispatch import routed_evenly
+from accel_parallel.experts.layers import experts_of, parameter_names
+from accel_parallel.experts.parallel import share_out
 from accel_parallel.fsdp2.in_place import arguments_of
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
@@ -133,7 +136,8 @@ class SharedModel:
         self._spec, self._mesh = spec, mesh
         self._sharded = spec.engine == "fsdp"
         plugin = self._plugin(workload.precision)
-        plan = wrapping.plan(model, plugin)
+        experts = experts_of(model, spec.size("ep")) if spec.size("ep") > 1 else {}
+        plan = wrapping.plan(model, plugin, parameter_names(model, experts))
         if workload.precision != "no" and spec.zero_stage is None:
             AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
             if self._sharded:
@@ -141,6 +145,10 @@ class SharedModel:
         if spec.size("tp") > 1:
             assert mesh is not None
             cut(model, plan_of(model, workload.tensor_plan, spec.size("tp")), mesh["tp"])
+        cast = getattr(plugin.mixed_precision_policy, "param_dtype", None) if self._sharded else None
+        for module in experts.values():
+            assert mesh is not None
+            share_out(module, mesh["ep"], _CPU, cast=cast, route=routed_evenly)
         if checkpointing:
             plan.refuse_one_piece(model)
             recompute((block for _, block in plan.blocks), offload=False)

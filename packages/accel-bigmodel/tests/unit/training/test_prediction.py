@@ -155,6 +155,42 @@ def test_weights_gradients_and_states_are_those_of_the_shapes(layout: str, shard
     assert sum(found.at_peak.values()) == found.peak
 
 
+class Mixture(nn.Module):
+    """Experts that ranks may share out, and a router."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.weight = nn.Parameter(torch.randn(4, 16, 16))
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what each token's experts make of it."""
+        return (torch.einsum("nw,nkwv->nkv", tokens, self.weight[numbers]) * weights[..., None]).sum(1)
+
+
+class Routed(nn.Module):
+    """A model of a router and its experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 4), Mixture()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the mean of what the experts make of each row."""
+        weights, numbers = self.router(values).softmax(-1).topk(2)
+        return self.experts(values, numbers, weights).mean()
+
+
+@pytest.mark.parametrize(("layout", "shards"), [("ep2", 1), ("ep4", 1), ("fsdp2xep2", 4)])
+def test_a_rank_holds_its_share_of_the_experts(layout: str, shards: int) -> None:
+    """Experts are divided by the size of their axis, and what is sharded beside by the shards."""
+    ranks = parse_layout(layout).size("ep")
+    found = predict(Routed, parse_layout(layout), TrainingWorkload(batch=8, sample=(16,)))
+    rest = -(-4 // shards) * 16 + -(-4 // shards)
+    assert found.most["weights"] == 4 * (4 * 16 * 16 // ranks + rest)
+    assert found.most["optimizer"] == 2 * found.most["weights"] + 4 * 3
+
+
 def test_other_optimizers_and_number_formats() -> None:
     """SGD has no states and one with momentum has one; half-precision weights and their gradients take half."""
     elements_ = elements(Mlp())

@@ -10,13 +10,14 @@ import torch
 
 from accel_core._records import record
 from accel_core.comm.batch import slice_tensors
+from accel_core.mesh.layout import DATA_AXES
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["LoaderSettings", "Setting", "mesh_parts"]
 
-_DATA_AXES = ("dp", "dp_replicate", "dp_shard", "fsdp")
+_DATA_AXES = ("dp", *DATA_AXES, "fsdp")
 _V = TypeVar("_V")
 
 

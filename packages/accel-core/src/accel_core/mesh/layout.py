@@ -13,16 +13,16 @@ from accel_core.errors import ConfigurationError
 
 __all__ = ["DATA_AXES", "GROUPS", "MESH_AXES", "SHARD_AXES", "Layout"]
 
-MESH_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+MESH_AXES = ("dp_replicate", "dp_shard", "ep", "cp", "sp", "tp")
 """All axes, outermost first: neighbors on the last ones talk most, and are nearest to each other."""
 
-DATA_AXES = ("dp_replicate", "dp_shard")
-"""Axes along which ranks read different data."""
+DATA_AXES = ("dp_replicate", "dp_shard", "ep")
+"""Axes along which ranks read different data; those along "ep" hold different experts besides."""
 
-SHARD_AXES = ("dp_shard", "cp")
-"""Axes along which parameters are sharded."""
+SHARD_AXES = ("dp_shard", "ep", "cp")
+"""Axes along which parameters are sharded; experts lie along "ep" alone."""
 
-GROUPS = {"dp": DATA_AXES, "dp_shard_cp": SHARD_AXES, "dp_cp": ("dp_replicate", "dp_shard", "cp")}
+GROUPS = {"dp": DATA_AXES, "dp_shard_cp": SHARD_AXES, "dp_cp": (*DATA_AXES, "cp")}
 """Names of the groups that run over several axes, and those axes."""
 
 

@@ -13,7 +13,7 @@ from accel_core.mesh.layout import MESH_AXES, Layout
 __all__ = ["LAYOUT_HELP", "LayoutSpec", "parse_layout", "parse_layouts"]
 
 LAYOUT_HELP = (
-    "single, dp4, fsdp4, hsdp2x2 (copies x shards), tp2, cp2, zero3x4 (stage x ranks), or several joined by x: "
+    "single, dp4, fsdp4, hsdp2x2 (copies x shards), ep2, tp2, cp2, zero3x4 (stage x ranks), or several joined by x: "
     "fsdp2xtp2"
 )
 
@@ -22,6 +22,7 @@ _AXES = {
     "dp": ("dp_replicate",),
     "fsdp": ("dp_shard",),
     "hsdp": ("dp_replicate", "dp_shard"),
+    "ep": ("ep",),
     "tp": ("tp",),
     "cp": ("cp",),
     "sp": ("sp",),
@@ -68,8 +69,8 @@ def parse_layout(text: str, *, zero_ranks: int = 2) -> LayoutSpec:
     """Read a layout.
 
     Words are joined by "x" and followed by their number of ranks: `dp` copies the model, `fsdp` shards it (by version
-    2), `hsdp` shards it and copies the shards, `tp` shares matrix products, `cp` and `sp` share sequences, and `zero`
-    is DeepSpeed's, with its stage first.
+    2), `hsdp` shards it and copies the shards, `ep` shares out experts, `tp` shares matrix products, `cp` and `sp`
+    share sequences, and `zero` is DeepSpeed's, with its stage first.
 
     >>> parse_layout("hsdp2x4xtp2").sizes
     (('dp_replicate', 2), ('dp_shard', 4), ('tp', 2))
@@ -168,7 +169,7 @@ def _engine(words: list[str], sizes: dict[str, int]) -> str:
         return "deepspeed"
     if "dp_shard" in sizes:
         return "fsdp"
-    if any(sizes.get(axis, 1) > 1 for axis in ("cp", "sp", "tp")):
+    if any(sizes.get(axis, 1) > 1 for axis in ("cp", "ep", "sp", "tp")):
         return "mesh"
     return "ddp" if sizes.get("dp_replicate", 1) > 1 else "single"
 

@@ -42,6 +42,14 @@ class ParallelismOptions:
         field="dp_shard_size",
         asked=Asked(),
     )
+    parallelism_config_ep_size: int = option(
+        "PARALLELISM_CONFIG_EP_SIZE",
+        int,
+        1,
+        "Number of ranks that share out the experts of a mixture; they read different data.",
+        field="ep_size",
+        asked=Asked(),
+    )
     parallelism_config_tp_size: int = option(
         "PARALLELISM_CONFIG_TP_SIZE",
         int,

@@ -167,8 +167,8 @@ class TorchTensorParallelPlugin:
 class ParallelismConfig:
     """Number of ranks along each axis of the mesh; a size left at `None` is read from PARALLELISM_CONFIG_*.
 
-    The ranks of the run are laid out in the order dp_replicate, dp_shard, cp, sp, tp, the last varying fastest, so that
-    ranks that talk most are neighbors.
+    The ranks of the run are laid out in the order dp_replicate, dp_shard, ep, cp, sp, tp, the last varying fastest, so
+    that ranks that talk most are neighbors.
 
     Args:
         dp_replicate_size: Number of copies of the model.
@@ -181,6 +181,8 @@ class ParallelismConfig:
         tp_handler: Settings of tensor parallelism.
         cp_handler: Settings of context parallelism.
         sp_handler: Settings of sequence parallelism.
+        ep_size: Number of ranks that share out the experts of a mixture by expert parallelism; they read different
+            data, as those along dp_shard do. Not part of Accelerate.
 
     Raises:
         ConfigurationError: A size below 1, an unknown backend, a handler of another type, or axes that exclude one
@@ -201,6 +203,7 @@ class ParallelismConfig:
     tp_handler: TorchTensorParallelConfig | None = None
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
+    ep_size: int | None = None
 
     device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -274,7 +277,7 @@ class ParallelismConfig:
     @property
     def data_parallel_size(self) -> int:
         """Number of ranks that read different data."""
-        return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
+        return self.sizes["dp_replicate"] * self.sizes["dp_shard"] * self.sizes["ep"]
 
     @property
     def non_data_parallel_size(self) -> int:
@@ -295,6 +298,11 @@ class ParallelismConfig:
     def tp_enabled(self) -> bool:
         """Whether matrix products are shared."""
         return self.sizes["tp"] > 1
+
+    @property
+    def ep_enabled(self) -> bool:
+        """Whether ranks share out the experts of a mixture."""
+        return self.sizes["ep"] > 1
 
     @property
     def cp_enabled(self) -> bool:

@@ -81,7 +81,7 @@ def needs_mesh(request: Request) -> bool:
     axes = request.parallelism
     if any(isinstance(plugin, TorchTensorParallelPlugin) for plugin in request.plugins):
         return True
-    return axes is not None and (axes.non_data_parallel_size > 1 or axes.dp_shard_enabled)
+    return axes is not None and (axes.non_data_parallel_size > 1 or axes.dp_shard_enabled or axes.ep_enabled)
 
 
 def has_several_processes(request: Request) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.mesh.layout import MESH_AXES
 from accel_core.options.engines import Engine, load, require_switched
 from accel_launch.settings.child import switched
 from accel_launch.settings.resolve import Settings
@@ -116,10 +117,7 @@ def _check_machines(settings: Settings) -> None:
 
 
 def _check_mesh(settings: Settings, processes: int) -> None:
-    sizes = {
-        axis: int(settings[f"parallelism_config_{axis}_size"])
-        for axis in ("dp_replicate", "dp_shard", "cp", "sp", "tp")
-    }
+    sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in MESH_AXES}
     product = math.prod(sizes.values())
     if processes % product:
         told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)

@@ -3,14 +3,14 @@
 import math
 from dataclasses import dataclass
 
+from accel_core.mesh.layout import DATA_AXES, MESH_AXES
 from accel_core.options.engines import load
 from accel_launch.settings.child import active, switched
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["Mesh", "mesh_of"]
 
-_DATA_AXES = ("dp", "dp_replicate", "dp_shard")
-_AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
+_DATA_AXES = ("dp", *DATA_AXES)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def mesh_of(settings: Settings) -> Mesh:
     for engine in switched(settings):
         if engine.mesh:
             return Mesh(load(engine.mesh)(settings, processes), processes)
-    sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in _AXES}
+    sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in MESH_AXES}
     if not active("parallelism", settings) or math.prod(sizes.values()) == 1:
         return Mesh({"dp": processes}, processes)
     return Mesh(sizes, processes)

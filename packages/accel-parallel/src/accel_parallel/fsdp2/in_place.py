@@ -29,13 +29,17 @@ def shard(
     mesh: DeviceMesh,
     world: World,
     *,
-    aligned: bool = False,
+    from_main: bool | None = None,
 ) -> None:
-    """Shard the blocks of a plan, those inside others first, and then the rest; every rank calls it."""
+    """Shard the blocks of a plan, those inside others first, and then the rest; every rank calls it.
+
+    Where nobody knows yet whether all ranks start from what the first one has, they find out.
+    """
     if world.is_main:
         plan.tell(model, plugin.mixed_precision_policy)
     arguments = arguments_of(plugin, mesh, world.device)
-    from_main = not aligned and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
+    if from_main is None:
+        from_main = starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
     with in_step(world, "prepare: fully_shard", views_of(model)):
         for block in (*(block for _, block in plan.blocks), model):
             handover = None

@@ -15,6 +15,7 @@ from accel_core.optim.optimizer import Stepper
 from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.context.parallel import ContextParallel
+from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import is_sharded, shard
 from accel_parallel.fsdp2.participation import Participation
 from accel_parallel.sharding.guards import cut_what_is_loaded
@@ -33,13 +34,14 @@ class FullyShardStrategy(ShardedStrategy):
     """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""
 
     name = "fsdp2"
-    combines = ("cp", "tp")
+    combines = ("cp", "ep", "tp")
     shards_integers = is_torch_version(">=", "2.13")  # before, it made them parameters that require gradients, and cast
 
     def __init__(self, parts: Parts) -> None:
         # First, because it may refuse the run: the plugin is then as it was.
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
+        self.experts = ExpertParallel.of(parts, getattr(self.plugin.mixed_precision_policy, "param_dtype", None))
         self.context = ContextParallel.of(parts)
         self.participation = Participation(self.world, self._readers(parts))
         self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
@@ -61,6 +63,8 @@ class FullyShardStrategy(ShardedStrategy):
                 parallel, and torch is too old for it.
         """
         plan = super().plan(model)
+        if self.experts is not None:
+            require_torch("fsdp2_whole")
         if self.tensor is not None:
             require_torch("fsdp2_with_tp")  # before, uneven parts came back in the wrong order
         if self.world.device.type == "cpu":
@@ -69,11 +73,18 @@ class FullyShardStrategy(ShardedStrategy):
             require_torch("fsdp2_whole")
         return plan
 
+    def _left_out(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """Return the names of the parameters of experts, which other ranks hold in parts."""
+        return () if self.experts is None else self.experts.check(model)
+
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Shard the planned blocks in place, inner ones first, and then the rest."""
         plan = self.plans[model]
+        from_main = None if self.tensor is None else False
+        if self.experts is not None:
+            from_main = self.experts.split(model) and self.tensor is None
         with keeping_marks(model):
-            shard(model, plan, self.plugin, self.mesh, self.world, aligned=self.tensor is not None)
+            shard(model, plan, self.plugin, self.mesh, self.world, from_main=from_main)
         self._names.remember(model)
         self.averaging.watch(model, plan.whole(model))
         self._watch(model)
@@ -93,6 +104,8 @@ class FullyShardStrategy(ShardedStrategy):
             bare = self._bare(model)
             self.tensor.split(bare, self.tensor.check(bare), from_main=bool(self.plugin.cpu_ram_efficient_loading))
             self.tensor.watch(bare)
+        if self.experts is not None:
+            self.experts.split(self._bare(model), from_main=bool(self.plugin.cpu_ram_efficient_loading))
         return super().split(model)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

@@ -22,6 +22,7 @@ from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_parallel.averaging import Averaging, reading_groups
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.context.strategy import SequenceStrategy
+from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_resizing
@@ -43,15 +44,16 @@ class MeshStrategy(SequenceStrategy):
     name = "mesh"
     plugin_type = TorchTensorParallelPlugin
     evaluates_whole = False
-    combines: ClassVar[tuple[str, ...]] = ("cp", "tp")
-    """Axes along which ranks train one replica together."""
+    combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
+    """Axes along which ranks hold different parts of a replica, or of its batch."""
 
     def __init__(self, parts: Parts) -> None:
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
+        self.experts = ExpertParallel.of(parts)
         super().__init__(parts)
         self.averaging = Averaging(self.world.device, reading_groups(parts))
         self.context = ContextParallel.of(parts)
-        if self.tensor is not None:
+        if self._spreads:
             self.format = FullyShardedFormat(
                 "SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep)
             )
@@ -88,6 +90,11 @@ class MeshStrategy(SequenceStrategy):
             )
         super().check(bundle)
 
+    @property
+    def _spreads(self) -> bool:
+        """Whether ranks hold different parts of a model."""
+        return self.tensor is not None or self.experts is not None
+
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that share a model skip a step together.
 
@@ -95,7 +102,7 @@ class MeshStrategy(SequenceStrategy):
             DeviceUnavailableError: The hardware does not compute in that format.
         """
         found = super().precision(asked)
-        return found if self.tensor is None else together(found, asked, self.world)
+        return together(found, asked, self.world) if self._spreads else found
 
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""
@@ -114,7 +121,7 @@ class MeshStrategy(SequenceStrategy):
                 "Use another optimizer, or train in one process."
             )
         for slot in bundle.optimizers:
-            check_optimizer(slot.given, () if self.tensor is None else ("distributed", "several"))
+            check_optimizer(slot.given, ("distributed", "several") if self._spreads else ())
 
     def plan(self, model: torch.nn.Module) -> TensorPlan:
         """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
@@ -123,7 +130,7 @@ class MeshStrategy(SequenceStrategy):
             PreparationError: A device map or FSDP spreads it, or it cannot be split.
         """
         bare = self._bare(model)
-        if self.tensor is None or self.is_prepared(bare):
+        if not self._spreads or self.is_prepared(bare):
             return TensorPlan()
         placement.refuse_sharded(bare)
         devices = placement.devices_of(bare)
@@ -132,7 +139,9 @@ class MeshStrategy(SequenceStrategy):
                 "A model that a device map spreads cannot be split over ranks as well; got the devices "
                 f"{', '.join(sorted(devices))}. Load it without a device map."
             )
-        return self.tensor.check(bare)
+        if self.experts is not None:
+            self.experts.check(bare)
+        return TensorPlan() if self.tensor is None else self.tensor.check(bare)
 
     def is_prepared(self, model: torch.nn.Module) -> bool:
         """Return whether a model's gradients are averaged already."""
@@ -149,18 +158,23 @@ class MeshStrategy(SequenceStrategy):
             self.tensor.watch(bare, again=bool(new))
 
     def place(self, model: torch.nn.Module) -> None:
-        """Move a model to the device; of one that arrived split, what is whole."""
+        """Move a model to the device, of experts this rank's alone; of one that arrived split, what is whole."""
+        if self.experts is not None:
+            self.experts.split(self._bare(model))
         if is_split(model):
             settle(model, self.world.device)
         else:
             super().place(model)
 
     def split(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Split a model over the ranks of tensor parallel."""
+        """Split a model over the ranks of expert and of tensor parallel."""
+        bare = self._bare(model)
+        if self.experts is not None:
+            self.experts.split(bare)
         if self.tensor is not None:
-            bare = self._bare(model)
             self.tensor.split(bare, self.plans[model])
             self.tensor.watch(bare)
+        if self._spreads:
             cut_what_is_loaded(bare)
             refuse_resizing(bare)
         return model
@@ -173,7 +187,9 @@ class MeshStrategy(SequenceStrategy):
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Start everywhere from the values of the first rank, and average gradients from now on."""
         bare = self._bare(model)
-        if self.tensor is None:
+        if self.experts is not None and self.experts.split(bare):
+            receive(bare.modules(), self.world.device)
+        elif not self._spreads:
             refuse_empty(bare, self.world)
             if starts_from_main(bare, self.world, asked=False):
                 receive(bare.modules(), self.world.device)
@@ -185,7 +201,7 @@ class MeshStrategy(SequenceStrategy):
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self.tensor is not None)
+        step_one_by_one(optimizer, lambda: self._spreads)
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

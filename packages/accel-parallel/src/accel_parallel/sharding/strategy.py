@@ -104,11 +104,12 @@ class ShardedStrategy(SequenceStrategy):
         """
         if parallelism is None or parallelism.total_size == 1:
             return cls._without_axes(rank, world_size, plugin)
-        others = [axis for axis in parallelism.non_dp_dim_names if axis not in cls.combines]
+        beside = [*parallelism.non_dp_dim_names, *(["ep"] if parallelism.ep_enabled else [])]
+        others = [axis for axis in beside if axis not in cls.combines]
         if others:
             raise EngineUnavailableError(
-                f"{cls.name.upper()} is not combined with tensor, context or sequence parallel in this way; got the "
-                f"axes {others}. Use dp_replicate_size and dp_shard_size alone."
+                f"{cls.name.upper()} is not combined with tensor, expert, context or sequence parallel in this way; "
+                f"got the axes {others}. Use dp_replicate_size and dp_shard_size alone."
             )
         if not any(axis in cls.combines or axis == "dp_shard" for axis in parallelism.dp_shard_cp_dim_names):
             raise ConfigurationError(
@@ -130,7 +131,7 @@ class ShardedStrategy(SequenceStrategy):
 
     def _readers(self, parts: Parts) -> list[Any]:
         """Return the groups of ranks over which gradients of whole parameters are averaged."""
-        if parts.layout.size("tp") > 1:
+        if parts.layout.size("ep", "tp") > 1:
             return reading_groups(parts)
         return [dist.group.WORLD] if self.world.size > 1 else []
 
@@ -233,7 +234,7 @@ class ShardedStrategy(SequenceStrategy):
             )
         cast = getattr(self.plugin.mixed_precision_policy, "param_dtype", None)
         refuse_packed(bare, self.world, self.world.device, cast=cast, integers=self.shards_integers)
-        plan = wrapping.plan(bare, self.plugin)
+        plan = wrapping.plan(bare, self.plugin, self._left_out(bare))
         if self.plugin.activation_checkpointing:
             plan.refuse_one_piece(bare)
         trained = [name for name in plan.replicated if bare.get_parameter(name).requires_grad]
@@ -246,6 +247,10 @@ class ShardedStrategy(SequenceStrategy):
         self._check_parameters(bare, plan)
         refuse_empty(bare, self.world)
         return plan
+
+    def _left_out(self, model: torch.nn.Module) -> tuple[str, ...]:
+        """Return the names of parameters that are not sharded here, because another axis spreads them."""
+        return ()
 
     def _check_parameters(self, model: torch.nn.Module, plan: wrapping.WrapPlan) -> None:
         """Refuse what parameters that are about to be sharded lose, or cannot have in one block."""

@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ class WrapPlan:
     Attributes:
         blocks: Modules that are sharded one by one, with their names; those inside others come first. The model itself,
             which takes what is left, is not among them.
-        replicated: Names of the parameters of which every rank keeps a whole copy.
+        replicated: Names of the parameters that are not sharded: each rank keeps a whole copy, or its own experts.
     """
 
     blocks: tuple[tuple[str, nn.Module], ...]
@@ -42,7 +42,7 @@ class WrapPlan:
         return replace(self, blocks=tuple((name, model.get_submodule(name)) for name, _ in self.blocks))
 
     def whole(self, model: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters of which every rank keeps a whole copy."""
+        """Return the parameters that are not sharded."""
         return [model.get_parameter(name) for name in self.replicated]
 
     def refuse_one_piece(self, model: nn.Module) -> None:
@@ -70,7 +70,7 @@ class WrapPlan:
                 name,
             )
         if self.replicated:
-            _logger.info("%s keeps %s whole on every rank.", name, ", ".join(self.replicated))
+            _logger.info("%s keeps %s unsharded.", name, ", ".join(self.replicated))
         held = Counter[str]()
         for parameter in model.parameters():
             held[_word(parameter.dtype)] += parameter.numel()
@@ -85,7 +85,7 @@ def _word(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> WrapPlan:
+def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Collection[str] = ()) -> WrapPlan:
     """Decide how a model is taken apart; changes nothing.
 
     Without a policy, the blocks are those of lists and sequences that hold modules of one class, as a transformer lists
@@ -99,7 +99,7 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> WrapPlan:
     policy = wrap_policy(model, plugin)
     found = list(_repeated("", model, inside) if policy is None else _chosen(model, policy, inside))
     kept = {id(parameter) for module in ignored for parameter in module.parameters()}
-    replicated = [name for name, p in model.named_parameters() if id(p) in kept or p.dim() == 0]
+    replicated = [n for n, p in model.named_parameters() if id(p) in kept or p.dim() == 0 or n in left_out]
     return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated))
 
 

@@ -1,0 +1,163 @@
+"""Sending tokens to the ranks that hold their experts, and what these compute back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from accel_core.errors import StateError
+
+__all__ = ["Compute", "Route", "dispatch", "routed", "routed_evenly", "rows_of_all"]
+
+Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""What computes on this rank: rows (tokens, width), and for each the number of its expert among those held here."""
+
+
+class Route(NamedTuple):
+    """Which tokens go where.
+
+    Attributes:
+        order: The choices of this rank's tokens, one behind the other, in the order in which they leave.
+        held: For each row that comes, the number of its expert among those held here.
+        leaving: How many rows go to each rank.
+        coming: How many come from each.
+    """
+
+    order: torch.Tensor
+    held: torch.Tensor
+    leaving: list[int]
+    coming: list[int]
+
+
+def routed(numbers: torch.Tensor, experts: int, group: dist.ProcessGroup) -> Route:
+    """Return where tokens go by the numbers of their experts; every rank of the group calls it.
+
+    Raises:
+        StateError: On some rank a token has the number of an expert that is not there; on every rank.
+    """
+    ranks, wanted = group.size(), numbers.reshape(-1)
+    strange = (wanted < 0) | (wanted >= experts)
+    counts = torch.bincount(torch.where(strange, experts, wanted), minlength=experts + 1)
+    # With the counts of its experts, each rank learns how many tokens of the sender have none.
+    table = torch.cat([counts[:experts].view(ranks, -1), counts[experts:].expand(ranks, 1)], 1)
+    arriving = torch.empty_like(table)
+    dist.all_to_all_single(arriving, table, group=group)
+    _refuse_strange(arriving[:, -1].tolist(), wanted[strange], experts, group)
+    arriving = arriving[:, :-1]
+    held = torch.arange(arriving.shape[1], device=wanted.device).repeat(ranks).repeat_interleave(arriving.flatten())
+    leaving = table[:, :-1].sum(1).tolist()
+    return Route(wanted.argsort(stable=True), held, leaving, arriving.sum(1).tolist())
+
+
+def routed_evenly(numbers: torch.Tensor, experts: int, group: dist.ProcessGroup) -> Route:
+    """Return where tokens go if all experts get as many, whatever their numbers are, which are not read."""
+    ranks, order = group.size(), torch.arange(numbers.numel(), device=numbers.device)
+    parts = [len(order) * (rank + 1) // ranks - len(order) * rank // ranks for rank in range(ranks)]
+    return Route(order, order % (experts // ranks), parts, parts)
+
+
+def dispatch(
+    tokens: torch.Tensor,
+    numbers: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    experts: int,
+    group: dist.ProcessGroup,
+    compute: Compute,
+    route: Callable[[torch.Tensor, int, dist.ProcessGroup], Route] = routed,
+) -> torch.Tensor:
+    """Return the weighted sum of what each token's experts make of it; every rank of the group calls it.
+
+    Each rank holds a run of the experts, all runs of one length. Every token goes to each of its experts, however many
+    are sent to one: none is dropped. Gradients take the way back.
+
+    Args:
+        tokens: This rank's, (tokens, width).
+        numbers: For each token, the numbers of its experts among all, (tokens, choices).
+        weights: For each of them, what its output is multiplied by, (tokens, choices).
+        experts: How many experts there are on all ranks together.
+        group: The ranks that hold them.
+        compute: What the experts held here compute of rows.
+        route: What says where tokens go.
+
+    Raises:
+        StateError: On some rank a token has the number of an expert that is not there; on every rank.
+    """
+    choices = numbers.shape[-1]
+    order, held, leaving, coming = route(numbers, experts, group)
+    rows = _exchange(tokens[order // choices], leaving, coming, group)
+    outputs = _exchange(compute(rows, held), coming, leaving, group)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    weighted = outputs[places] * weights.reshape(-1, 1)
+    return weighted.view(-1, choices, outputs.shape[-1]).sum(1).to(tokens.dtype)
+
+
+def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: dist.ProcessGroup) -> None:
+    """Refuse tokens whose expert is not there."""
+    if any(found):
+        senders = [rank for rank, count in zip(dist.get_process_group_ranks(group), found, strict=True) if count]
+        here = f"; here {sorted(set(own.tolist()))[:8]}" if own.numel() else ""
+        raise StateError(
+            f"A router names experts from 0 to {experts - 1}; got {sum(found)} other numbers on the ranks "
+            f"{senders}{here}. Give the router as many outputs as there are experts."
+        )
+
+
+def _exchange(rows: torch.Tensor, leaving: list[int], coming: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    """Send the first rows to the first rank of a group and so on; return what came, in the order of the senders."""
+    arrived: torch.Tensor = _Exchange.apply(rows, leaving, coming, group)  # type: ignore[no-untyped-call]
+    return arrived
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, rows: torch.Tensor, leaving: list[int], coming: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        context.way_back = coming, leaving, group
+        return _sent(rows, leaving, coming, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _sent(gradient, *context.way_back), None, None, None
+
+
+def _sent(rows: torch.Tensor, leaving: list[int], coming: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    arrived = rows.new_empty((sum(coming), *rows.shape[1:]))
+    dist.all_to_all_single(arrived, rows.contiguous(), coming, leaving, group=group)
+    return arrived
+
+
+def rows_of_all(rows: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torch.Tensor:
+    """Return the rows of all ranks that read data, one rank behind the other; every rank calls it.
+
+    A loss of them all is the loss of the whole batch: each rank computes all of it, and the gradient of its own rows is
+    multiplied by the number of ranks, because gradients are averaged.
+    """
+    for group in groups:
+        if group.size() > 1:
+            rows = _Rows.apply(rows, group)  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        lengths = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(group.size())]
+        dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device), group=group)
+        sizes = [int(length) for length in lengths]
+        context.place = sum(sizes[: group.rank()]), len(rows), group.size()
+        padded = rows.new_zeros((max(sizes), *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        found = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(found, padded, group=group)
+        return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)])
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        start, length, ranks = context.place
+        return gradient[start : start + length] * ranks, None

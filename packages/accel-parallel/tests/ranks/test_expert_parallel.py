@@ -1,0 +1,380 @@
+"""Expert parallel: ranks that share out experts train as one process does, however tokens are routed."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import PreparationError, StateError
+from accel_core.mesh.spec import parse_layout
+from accel_core.mesh.tensor import whole
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.process.world import ensure
+from accel_core.state import reset_all
+from accel_core.testing import world
+from accel_parallel.checkpoint.merge import merge_weights
+from accel_parallel.experts.dispatch import dispatch, rows_of_all
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+WIDTH, COUNT, TOKENS = 6, 4, 5
+
+
+class Experts(nn.Module):
+    """Experts as accel's protocol has them, each a layer up and one down."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        super().__init__()
+        self.num_experts = count
+        self.up = nn.Parameter(torch.randn(count, WIDTH, 2 * WIDTH) / 3)
+        self.bias = nn.Parameter(torch.randn(count, 2 * WIDTH) / 3)
+        self.down = nn.Parameter(torch.randn(count, 2 * WIDTH, WIDTH) / 3)
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what each token's experts make of it."""
+        found = torch.zeros_like(tokens)
+        for number in range(self.num_experts):
+            row, choice = torch.where(numbers == number)
+            hidden = torch.tanh(tokens[row] @ self.up[number] + self.bias[number])
+            found = found.index_add(0, row, weights[row, choice, None] * (hidden @ self.down[number]))
+        return found
+
+
+class Mixture(nn.Module):
+    """Sends each token to two experts; how, a test may bend."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, count)
+        self.experts = Experts(count)
+        self.register_buffer("bent", torch.zeros(count))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Add to each row what its experts make of it."""
+        weights, numbers = (self.router(values).softmax(-1) + self.bent).topk(2)
+        return values + self.experts(values, numbers, weights)
+
+
+class Net(nn.Module):
+    """Two mixtures and a head."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mixture(count) for _ in range(2))
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a number for each row."""
+        for block in self.blocks:
+            values = block(values)
+        found: torch.Tensor = self.head(values)
+        return found
+
+
+ROUTING = {"as it comes": [0, 0, 0, 0], "all to two experts of one rank": [9, 8, 0, 0]}
+
+
+def made(routing: str = "as it comes", count: int = COUNT) -> Net:
+    """Return the same net on every rank."""
+    torch.manual_seed(3)
+    net = Net(count)
+    for block in net.blocks:
+        block.bent += torch.tensor(ROUTING[routing][:count])  # type: ignore[operator,union-attr]
+    return net
+
+
+def batches(parts: int, steps: int) -> torch.Tensor:
+    """Return what each part of the ranks reads in each step: (steps, parts, tokens, width)."""
+    return torch.randn(steps, parts, TOKENS, WIDTH, generator=torch.Generator().manual_seed(7))
+
+
+def expected(net: nn.Module, data: torch.Tensor, *, clip: float | None = None) -> dict[str, torch.Tensor]:
+    """Return the weights that one process has after training on what all ranks read."""
+    net = copy.deepcopy(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    for batch in data:
+        net(batch.reshape(-1, WIDTH)).square().mean().backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return net.state_dict()
+
+
+def fsdp(**given: Any) -> FullyShardedDataParallelPlugin:
+    """Return a plugin of FSDP2 that shards mixtures one by one."""
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["Mixture"],
+        **given,
+    )
+
+
+def accelerator(sharded: bool = False, **given: Any) -> Accelerator:
+    """Return an Accelerator whose ranks share out experts in pairs."""
+    rest = {"dp_shard_size" if sharded else "dp_replicate_size": ensure().size // 2}
+    if sharded:
+        given["fsdp_plugin"] = fsdp()
+    return Accelerator(parallelism_config=ParallelismConfig(ep_size=2, **rest), **given)
+
+
+def trained(net: nn.Module, run: Accelerator, data: torch.Tensor, *, clip: float | None = None) -> nn.Module:
+    """Train a net on this rank's part of the data."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    net, optimizer = run.prepare(net, optimizer)
+    for batch in data:
+        loss = net(batch[run._runtime.strategy.layout.part]).square().mean()
+        run.backward(loss)
+        if clip is not None:
+            run.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return net
+
+
+def assert_equal(net: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Compare a trained net with the weights of one process."""
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(whole(value).detach(), state[name], rtol=1e-6, atol=1e-6, msg=name)
+
+
+@world(2)
+@pytest.mark.parametrize("routing", ["as it comes", "all to two experts of one rank"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_ranks_that_share_out_experts_train_as_one_process(routing: str, sharded: bool) -> None:
+    """Weights after 5 steps are those of one process, and a rank holds half of the experts' bytes."""
+    data = batches(2, 5)
+    net = made(routing)
+    state = expected(net, data, clip=0.5)
+    net = trained(net, accelerator(sharded), data, clip=0.5)
+    assert_equal(net, state)
+    for block in net.blocks:  # type: ignore[union-attr]
+        for parameter in block.experts.parameters():  # type: ignore[operator,union-attr]
+            assert isinstance(parameter, DTensor)
+            assert parameter.to_local().untyped_storage().nbytes() * 2 == parameter.numel() * 4
+
+
+@world(4)
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: bool) -> None:
+    """On four ranks two hold the same experts, and what they learn is averaged."""
+    data = batches(4, 5)
+    net = made()
+    assert_equal(trained(net, accelerator(sharded), data, clip=0.5), expected(made(), data, clip=0.5))
+
+
+@world(2)
+def test_gradients_add_up_over_batches_and_starting_weights_are_those_of_the_first_rank() -> None:
+    """Windows of three batches train as one batch of all; ranks that start with other weights take the first one's."""
+    data = batches(2, 6)
+    net = made()
+    state = expected(net, data.view(2, 6, TOKENS, WIDTH))
+    if ensure().rank == 1:
+        nn.init.zeros_(net.blocks[0].experts.up)
+    run = accelerator(sharded=True, gradient_accumulation_steps=3)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    net, optimizer = run.prepare(net, optimizer)
+    for batch in data:
+        with run.accumulate(net):
+            run.backward(net(batch[ensure().rank]).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal(net, state)
+
+
+def _run(weights: torch.Tensor) -> Any:
+    """Return what computes rows with the given matrices, one for each expert held here."""
+
+    def compute(rows: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("nw,nwv->nv", rows, weights[held])
+
+    return compute
+
+
+@world(2)
+@pytest.mark.parametrize("routing", ["as it comes", "all to expert 0", "none from one rank"])
+def test_dispatch_computes_what_one_process_computes(routing: str) -> None:
+    """Outputs and the gradients of tokens, weights and experts are those of all experts in one place."""
+    generator = torch.Generator().manual_seed(1)
+    matrices = torch.randn(COUNT, WIDTH, WIDTH, generator=generator, dtype=torch.float64)
+    tokens = torch.randn(2, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+    scores = torch.rand(2, TOKENS, COUNT, generator=generator, dtype=torch.float64)
+    rank, group = ensure().rank, dist.group.WORLD
+    if routing == "all to expert 0":
+        scores[..., 0] += 9
+    own = slice(None, 0 if routing == "none from one rank" and rank == 1 else None)
+    whole_of = [tokens[0], tokens[1, :0]] if routing == "none from one rank" else list(tokens)
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return output.pow(3).sum()
+
+    one, reference = matrices.clone().requires_grad_(), torch.zeros_like(matrices)
+    for part, score in zip(whole_of, scores, strict=True):
+        weights, numbers = score[: len(part)].topk(2)
+        made_of = _run(one)(part.repeat_interleave(2, 0), numbers.flatten()).view(len(part), 2, WIDTH)
+        loss((made_of * weights[..., None]).sum(1)).backward()
+    reference = one.grad
+
+    here = matrices[rank * 2 : rank * 2 + 2].clone().requires_grad_()
+    inputs = tokens[rank][own].clone().requires_grad_()
+    weights, numbers = scores[rank][own].topk(2)
+    output = dispatch(inputs, numbers, weights, experts=COUNT, group=group, compute=_run(here))
+    loss(output).backward()
+    torch.testing.assert_close(here.grad, reference[rank * 2 : rank * 2 + 2])
+
+    alone = tokens[rank][own].clone().requires_grad_()
+    made_of = _run(matrices)(alone.repeat_interleave(2, 0), numbers.flatten()).view(-1, 2, WIDTH)
+    wanted = (made_of * weights[..., None]).sum(1)
+    torch.testing.assert_close(output, wanted)
+    loss(wanted).backward()
+    torch.testing.assert_close(inputs.grad, alone.grad)
+
+
+@world(2)
+def test_a_loss_of_all_rows_is_that_of_the_whole_batch() -> None:
+    """A function of the rows of all ranks has one value everywhere, and its mean gradient is that of one process."""
+    rank = ensure().rank
+    rows = torch.arange(10.0).view(5, 2)
+    one = rows.clone().requires_grad_()
+    one.softmax(-1).mean(0).square().sum().backward()
+    own = (rows[:2] if rank == 0 else rows[2:]).clone().requires_grad_()
+    rows_of_all(own, [dist.group.WORLD]).softmax(-1).mean(0).square().sum().backward()
+    torch.testing.assert_close(own.grad / 2, one.grad[:2] if rank == 0 else one.grad[2:])
+
+
+@world(2)
+def test_a_router_that_names_an_expert_that_is_not_there_is_refused_on_all_ranks() -> None:
+    """One rank's strange number ends the pass on both, and says which rank has it."""
+    numbers = torch.tensor([[0, COUNT if ensure().rank == 1 else 1]])
+    with pytest.raises(StateError, match=r"from 0 to 3; got 1 other numbers on the ranks \[1\]"):
+        dispatch(
+            torch.ones(1, WIDTH),
+            numbers,
+            torch.ones(1, 2),
+            experts=COUNT,
+            group=dist.group.WORLD,
+            compute=_run(torch.ones(2, WIDTH, WIDTH)),
+        )
+
+
+def _dense() -> nn.Module:
+    net = made()
+    for block in net.blocks:
+        block.experts = nn.Linear(WIDTH, WIDTH)
+    return net
+
+
+def _adapted() -> nn.Module:
+    net = made()
+    adapter = nn.Module()
+    adapter.base_layer = net.blocks[0].experts
+    net.blocks[0].experts = adapter
+    return net
+
+
+def _tied() -> nn.Module:
+    net = made()
+    net.blocks[1].experts.up = net.blocks[0].experts.up
+    return net
+
+
+def _packed() -> nn.Module:
+    net = made()
+    net.blocks[0].experts.up = nn.Parameter(torch.ones(COUNT, 2, 2, dtype=torch.int8), requires_grad=False)
+    return net
+
+
+def _hooked() -> nn.Module:
+    net = made()
+    net.blocks[0].experts.up.register_hook(lambda gradient: gradient)
+    return net
+
+
+REFUSED = {
+    "experts that ranks cannot share out evenly": (
+        lambda: made(count=3),
+        r"num_experts=3 of blocks\.0\.experts and ep",
+    ),
+    "a dense model": (_dense, r"ep_size=2 and Net, in which none were found"),
+    "an adapter on experts": (_adapted, r"got blocks\.0\.experts, an adapter on the experts"),
+    "weights that two modules share": (_tied, r"got up of blocks\.\d\.experts, which others share"),
+    "packed weights": (_packed, r"blocks\.0\.experts\.up, which is packed as torch\.int8"),
+    "hooks": (_hooked, r"hooks of blocks\.0\.experts\.up"),
+}
+
+
+@world(2)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_cannot_be_shared_out_is_refused_on_all_ranks_and_stays_as_it_was(sharded: bool) -> None:
+    """Each refusal names what was found; the model has the parameters that it had."""
+    run = accelerator(sharded)
+    for make, message in REFUSED.values():
+        net = make()
+        before = dict(net.named_parameters())
+        with pytest.raises(PreparationError, match=message):
+            run.prepare(net)
+        assert all(parameter is before[name] for name, parameter in net.named_parameters())
+        assert all("forward" not in vars(module) for module in net.modules())
+
+
+def _laid_out(layout: str) -> Accelerator:
+    """Return an Accelerator of a layout as commands write it."""
+    spec = parse_layout(layout)
+    plugins = {"fsdp_plugin": fsdp()} if spec.engine == "fsdp" else {}
+    sizes: Any = {f"{axis}_size": size for axis, size in spec.sizes}
+    return Accelerator(parallelism_config=ParallelismConfig(**sizes), **plugins)
+
+
+def _goes_on(layouts: tuple[str, ...], folder: Path) -> None:
+    """Train a step under each layout, save, and load bit for bit under the next."""
+    ranks = parse_layout(layouts[0]).ranks
+    data = batches(ranks, len(layouts))
+    states: list[dict[str, torch.Tensor]] = []
+    for turn, layout in enumerate(layouts):
+        reset_all()
+        run = _laid_out(layout)
+        net = made()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+        net, optimizer = run.prepare(net, optimizer)
+        if turn:
+            run.load_state(str(folder / f"{turn - 1}"))
+            now = {name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()}
+            assert all(torch.equal(now[name], value) for name, value in states[-1].items())
+        run.backward(net(data[turn, dist.get_rank()]).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        run.save_state(str(folder / f"{turn}"))
+        states.append({name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()})
+    for name, value in expected(made(), data).items():
+        torch.testing.assert_close(states[-1][name], value, rtol=1e-6, atol=1e-6)
+    run.save_model(net, str(folder / "whole"))
+    run.wait_for_everyone()
+    merge_weights(folder / f"{turn}" / "pytorch_model_fsdp_0", folder / "merged" / str(dist.get_rank()))
+    for path in (folder / "whole", folder / "merged" / str(dist.get_rank())):
+        saved = load_file(path / "model.safetensors")
+        assert saved.keys() == states[-1].keys()
+        assert all(torch.equal(saved[name], value) for name, value in states[-1].items())
+
+
+@world(2)
+@pytest.mark.parametrize("layouts", [("ep2", "dp2", "ep2"), ("ep2xfsdp1", "ep2", "fsdp2", "ep2xfsdp1")])
+def test_a_run_goes_on_with_experts_shared_out_or_not(layouts: tuple[str, ...], tmp_path: Path) -> None:
+    """Weights and optimizer states load under the next layout; saved whole, and merged, they have the model's names."""
+    _goes_on(layouts, tmp_path)
+
+
+@world(4)
+@pytest.mark.slow
+def test_a_run_goes_on_with_experts_on_four_ranks_on_two_and_whole(tmp_path: Path) -> None:
+    """The same where a rank holds one expert, two, and all of them."""
+    _goes_on(("ep4", "fsdp2xep2", "dp4", "dp2xep2", "ep4"), tmp_path)

@@ -27,10 +27,8 @@ from accel_bigmodel.hooks.attach import attach_align_device_hook as attach_align
 from accel_bigmodel.hooks.attach import attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks
 from accel_bigmodel.hooks.attach import attach_execution_device_hook as attach_execution_device_hook
 from accel_bigmodel.hooks.attach import has_offloaded_params as has_offloaded_params
-from accel_bigmodel.hooks.casting import (
-    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
-)
 from accel_bigmodel.hooks.casting import LayerwiseCastingHook as LayerwiseCastingHook
+from accel_bigmodel.hooks.casting import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
 from accel_bigmodel.hooks.casting import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
 from accel_bigmodel.hooks.cpu_offload import CpuOffload as CpuOffload
 from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook

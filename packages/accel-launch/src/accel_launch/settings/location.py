@@ -1,15 +1,10 @@
 """Where the default configuration file is: the same place that Accelerate uses, so that its files are found."""
 
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accel_launch.settings import environ
 
-if TYPE_CHECKING:
-    from accel_launch.settings.file import ConfigFile
-
-__all__ = ["config_folder", "default_file", "default_json_file", "default_yaml_file", "load_if_any"]
+__all__ = ["config_folder", "default_file", "default_json_file", "default_yaml_file"]
 
 
 def config_folder() -> Path:
@@ -34,12 +29,3 @@ def default_json_file() -> Path:
 def default_file() -> Path | None:
     """Return the default file that exists, YAML before JSON, or None."""
     return next((path for path in (default_yaml_file(), default_json_file()) if path.is_file()), None)
-
-
-def load_if_any(named: str | None) -> "ConfigFile | None":
-    """Read the file that is named, or the default one; None without either."""
-    if named is None and default_file() is None:
-        return None
-    # Only now: the reader of YAML takes longer to import than a launch without a file takes to start.
-    found: ConfigFile | None = import_module("accel_launch.settings.file").load(named)
-    return found

@@ -171,8 +171,8 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
 
 def _forget_the_parent() -> None:
     """Leave to the parent what it has to do at its end, such as to delete its temporary folders."""
-    tracker: Any = resource_tracker._resource_tracker
-    tracker._fd = tracker._pid = None  # the pipe to it was closed: semaphores of this process start their own
+    # The pipe to the tracker of semaphores was closed: this process starts its own when it needs one.
+    vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     util._finalizer_registry.clear()  # type: ignore[attr-defined]

@@ -50,15 +50,15 @@ sys.exit(7)
 """
 
 
-CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+DESCRIPTORS = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
 
 
 @pytest.mark.parametrize(
     ("closed", "ranks"),
     [
-        (CLOSED[-1], "2"),
-        *((closed, "1") for closed in CLOSED),
-        *(pytest.param(closed, "2", marks=pytest.mark.full("another case of a grid")) for closed in CLOSED[:-1]),
+        (DESCRIPTORS[-1], "2"),
+        *((closed, "1") for closed in DESCRIPTORS),
+        *(pytest.param(closed, "2", marks=pytest.mark.full("another case of a grid")) for closed in DESCRIPTORS[:-1]),
     ],
 )
 def test_closed_standard_descriptors(tmp_path: Path, variables: dict[str, str], closed: str, ranks: str) -> None:

@@ -73,7 +73,8 @@ def test_two_processes_succeed_and_fail(
     assert done.returncode == 1
     assert "Rank 1 failed first" in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: the cause"), done.stderr
-    assert done.stderr.count("Traceback (most recent call last)") == 2, "one of the notebook, one of the rank"
+    # One of the notebook, one of the rank.
+    assert done.stderr.count("Traceback (most recent call last)") == 2, done.stderr
 
 
 def test_state_that_a_forked_rank_reset_says_so(tmp_path: Path, variables: dict[str, str]) -> None:

@@ -111,7 +111,7 @@ def test_models_of_transformers_train_as_one_process() -> None:
 
 
 @world(4, quiet=30)
-@pytest.mark.slow
+@pytest.mark.full("another case of a grid")
 @requires("transformers")
 @pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe", "DeepseekV3"])
 @pytest.mark.parametrize("way", ["copies", "shards", "recomputed", "compiled by region"])
@@ -127,7 +127,7 @@ def test_four_ranks_train_models_of_transformers_as_one_process(family: str, way
 
 
 @world(2, quiet=30)
-@pytest.mark.slow
+@pytest.mark.full("another case of a grid")
 @requires("transformers")
 @pytest.mark.parametrize("sharded", [False, True])
 def test_bf16_is_as_near_to_float32_as_without_shared_experts(sharded: bool) -> None:

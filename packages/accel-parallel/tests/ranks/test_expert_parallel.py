@@ -164,7 +164,6 @@ def test_two_ranks_that_share_out_experts_train_as_one_process(routing: str, sha
 
 
 @world(4)
-@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: bool) -> None:
     """On four ranks two hold the same experts, and what they learn is averaged."""
@@ -374,7 +373,6 @@ def test_a_run_goes_on_with_experts_shared_out_or_not(layouts: tuple[str, ...], 
 
 
 @world(4)
-@pytest.mark.slow
 def test_a_run_goes_on_with_experts_on_four_ranks_on_two_and_whole(tmp_path: Path) -> None:
     """The same where a rank holds one expert, two, and all of them."""
     _goes_on(("ep4", "fsdp2xep2", "dp4", "dp2xep2", "ep4"), tmp_path)

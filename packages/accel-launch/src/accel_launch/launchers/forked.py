@@ -80,6 +80,8 @@ class _Forked:
                 return function(*args)
             except BaseException as error:
                 when, above = time.monotonic(), error.__traceback__
+                # torch ends the partners of a rank that failed. Its handler would raise where this one reports its own.
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 # Without this wrapper's own frame.
                 self._note(when, "".join(traceback.format_exception(error.with_traceback(above and above.tb_next))))
                 raise

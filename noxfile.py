@@ -650,8 +650,9 @@ def bench(session: nox.Session) -> None:
     """Measure, beside plain PyTorch and accelerate 1.15.0, into benchmarks/RESULTS.md: `nox -s bench -- data`."""
     python = peer(session).folder / "bin" / "python"
     folder = ROOT / "benchmarks"
-    # The session gpu measures what needs a GPU.
-    names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem not in ("gpu", "record"))
+    # The session gpu measures what needs a GPU; torchrun starts experts, which prints its figures.
+    others = ("experts", "gpu", "record")
+    names = session.posargs or sorted(p.stem for p in folder.glob("*.py") if p.stem not in others)
     for name in names:
         # Accelerate looks for optional libraries at every step, so what only our tests need must not be there.
         environment = {

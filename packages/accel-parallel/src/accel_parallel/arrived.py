@@ -13,7 +13,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor import DTensor
 
 from accel_core._torch import shard_groups
-from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.comm.control import in_step
+from accel_core.errors import ConfigurationError, PartView, PreparationError
 from accel_core.mesh.layout import DATA_AXES, Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.options.enums import DistributedType
@@ -104,6 +105,7 @@ def take(runtime: Runtime, models: Sequence[nn.Module]) -> Strategy:
     Raises:
         ConfigurationError: The run has an engine, a plugin or axes that do not fit them.
         PreparationError: They lie on a mesh that the ranks of the run do not form, or come too late.
+        RankDisagreementError: Models arrive otherwise on other ranks.
     """
     strategy = runtime.strategy
     new = [strategy.unwrap(each, keep_torch_compile=False) for each in models if strategy_of(each) is not strategy]
@@ -121,13 +123,16 @@ def take(runtime: Runtime, models: Sequence[nn.Module]) -> Strategy:
         axes = ParallelismConfig(**sizes, cp_size=1, sp_size=1)
     layout = Layout.of(parts.world.rank, parts.world.size, axes.sizes)
     _refuse_late(runtime, layout)
-    mesh = axes.get_device_mesh(parts.world.device.type)
-    parts = replace(parts, layout=layout, mesh=mesh, parallelism=axes)
-    if sharded is None:
-        follower: Strategy = MeshStrategy(parts)
-    else:
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
-        follower = ArrivedStrategy(replace(parts, plugins=(plugin, *parts.plugins)))
+    # Ranks make the groups of a mesh together: one whose model is refused, or arrives whole, is known of before.
+    axes_of_run = {axis: PartView(str(size)) for axis, size in layout.sizes}
+    with in_step(parts.world, "prepare: a model that arrives sharded", axes_of_run):
+        mesh = axes.get_device_mesh(parts.world.device.type)
+        parts = replace(parts, layout=layout, mesh=mesh, parallelism=axes)
+        if sharded is None:
+            follower: Strategy = MeshStrategy(parts)
+        else:
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+            follower = ArrivedStrategy(replace(parts, plugins=(plugin, *parts.plugins)))
     known = decided()
     if known is not None:
         state = AcceleratorState()

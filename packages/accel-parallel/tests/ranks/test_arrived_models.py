@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import AccelError, ConfigurationError, PreparationError
+from accel_core.errors import AccelError, ConfigurationError, PreparationError, RankDisagreementError
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
@@ -199,6 +199,17 @@ def test_what_does_not_fit_a_model_that_arrives_is_refused_by_name() -> None:
     net = made["fsdp"]()
     with pytest.raises(PreparationError, match="got one after an optimizer and a model that trains"):
         accelerator.prepare(net, _optimizer(net))
+
+
+@world(2)
+def test_ranks_that_bring_different_models_are_told_so() -> None:
+    """A model that arrives sharded on one rank alone ends on both by name, before either makes groups for it."""
+    accelerator = Accelerator(cpu=True)
+    mesh = init_device_mesh("cpu", (2,))
+    net: nn.Module = _sharded(Net(), mesh) if accelerator.is_main_process else Net()
+    with pytest.raises(RankDisagreementError, match=r"rank 0: prepare: a model that arrives sharded"):
+        accelerator.prepare(net)
+    assert accelerator._models == []
 
 
 @world(2)

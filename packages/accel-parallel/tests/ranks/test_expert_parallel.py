@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import PreparationError, StateError
+from accel_core.errors import EngineUnavailableError, PreparationError, StateError
 from accel_core.mesh.spec import parse_layout
 from accel_core.mesh.tensor import whole
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -145,6 +145,22 @@ def assert_equal(net: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Compare a trained net with the weights of one process."""
     for name, value in net.state_dict().items():
         torch.testing.assert_close(whole(value).detach(), state[name], rtol=1e-6, atol=1e-6, msg=name)
+
+
+@world(2)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_experts_compute_without_gradients_and_compiled_and_are_not_copied(sharded: bool) -> None:
+    """Each way gives what one process computes; a copy, whose passes would use these experts, is refused by name."""
+    net, batch = made(), batches(2, 1)[0, ensure().rank]
+    wanted = net(batch).detach()
+    net = accelerator(sharded).prepare(net)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(net(batch), wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(torch.compile(net, backend="eager")(batch), wanted, rtol=1e-6, atol=1e-6)
+    for make in (copy.deepcopy, torch.optim.swa_utils.AveragedModel):
+        with pytest.raises(EngineUnavailableError, match=r"cannot be copied; got a .*Net\. .* before prepare\(\)"):
+            make(net)
 
 
 @world(2)

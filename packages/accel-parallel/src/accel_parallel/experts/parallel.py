@@ -21,6 +21,7 @@ from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import reading_groups
 from accel_parallel.experts.dispatch import Route, dispatch, routed, rows_of_all
 from accel_parallel.experts.layers import experts_of, parameter_names
+from accel_parallel.sharding.guards import refuse_copies
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.sharding.replaced import keeping_marks
 
@@ -80,6 +81,7 @@ class ExpertParallel:
                     receive([module], self._world.device)
                 share_out(module, self.mesh, self._world.device, cast=self._cast)
         _balance_over(model, self._readers)
+        refuse_copies(model)  # a copy's forward passes would compute with the experts of this one
         return from_main
 
 

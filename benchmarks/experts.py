@@ -1,4 +1,4 @@
-"""Experts that two ranks share out, beside a dispatch written by hand with torch's all_to_all and grouped_mm.
+"""Expert parallel on two ranks, compared with a dispatch written by hand with torch's all_to_all and grouped_mm.
 
     python -m torch.distributed.run --nproc-per-node 2 benchmarks/experts.py
 

@@ -12,5 +12,5 @@ __all__ = ["compile_regions_deepspeed"]
 
 
 def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
-    """Compile the repeated blocks of a model that DeepSpeed will shard, and what is beside them, in place."""
+    """Compile the repeated blocks of a model that DeepSpeed will shard, and the modules outside them, in place."""
     compile_regions_in_place(module, **compile_kwargs)

@@ -250,6 +250,16 @@ def test_a_rank_without_weights_never_holds_the_model() -> None:
     assert all(isinstance(p, DTensor) for p in net.parameters())
 
 
+@world(2)
+def test_a_wrapped_model_is_not_copied() -> None:
+    """Without the plugin, a model that version 1 wraps is refused by name; one of version 2 is trained as it came."""
+    accelerator = Accelerator()
+    net = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    with pytest.raises(PreparationError, match=r"sharded at its root\. Pass fsdp_plugin"):
+        accelerator.prepare(net)
+    assert accelerator._models == []
+
+
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("verb", ["get_state_dict", "save_model", "save_state"])
 @world(2)

@@ -110,7 +110,7 @@ class AlignDevicesHook(ModelHook):
         self.input_device: torch.device | None = None
         self.original_devices: dict[str, torch.device] = {}
         self._target: tuple[Any, torch.device | None] = (None, None)
-        # At the root of a model with prefetched weights: what is told that a pass is over.
+        # At the root of a model with prefetched weights: notified when a pass is over.
         self._schedules: tuple[Schedule[Weights], ...] = ()
         self._begin()
 

@@ -168,7 +168,7 @@ class SequentialHook(ModelHook):
     def enter_forward(
         self, module: nn.Module, *args: object, **kwargs: object
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Enter every hook; if one fails, those before it are told that the forward will not run."""
+        """Enter every hook; if one fails, those before it are notified that the forward will not run."""
         entered = 0
         try:
             for hook in self.hooks:
@@ -181,7 +181,7 @@ class SequentialHook(ModelHook):
         return args, kwargs
 
     def leave_forward(self, module: nn.Module, output: object) -> Any:
-        """Leave every hook; if one fails, those after it are told that the forward failed."""
+        """Leave every hook; if one fails, those after it are notified that the forward failed."""
         left = 0
         try:
             for hook in self.hooks:

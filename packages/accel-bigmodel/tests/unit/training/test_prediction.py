@@ -183,7 +183,7 @@ class Routed(nn.Module):
 
 @pytest.mark.parametrize(("layout", "shards"), [("ep2", 1), ("ep4", 1), ("fsdp2xep2", 4)])
 def test_a_rank_holds_its_share_of_the_experts(layout: str, shards: int) -> None:
-    """Experts are divided by the size of their axis, and what is sharded beside by the shards."""
+    """Experts are divided by the size of their axis, and everything else by the number of shards."""
     ranks = parse_layout(layout).size("ep")
     found = predict(Routed, parse_layout(layout), TrainingWorkload(batch=8, sample=(16,)))
     rest = -(-4 // shards) * 16 + -(-4 // shards)

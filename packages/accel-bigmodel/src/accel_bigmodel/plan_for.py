@@ -60,11 +60,11 @@ def headroom_of(text: str | None) -> int | float | str | Workload | None:
 
 def model_of(name: str) -> nn.Module:
     """Make the model that a command line names, without weights."""
-    home, _, path = name.partition(":")
+    module, _, path = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        make = operator.attrgetter(path)(importlib.import_module(home))
+        make = operator.attrgetter(path)(importlib.import_module(module))
         with init_empty_weights():
             made: object = make()
     except (ImportError, AttributeError, TypeError, ValueError) as failure:

@@ -41,7 +41,7 @@ def heard(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """Return the warnings, with none of earlier tests."""
     from accel_bigmodel.device_map import tree
 
-    tree.logger.__dict__.pop("_said", None)
+    tree.logger.__dict__.pop("_logged", None)
     caplog.set_level(logging.WARNING)
     return caplog
 

@@ -206,8 +206,8 @@ def _as_object(config: dict[str, Any]) -> BaseConfig:
 
 
 def _known(kind: type[BaseConfig], config: dict[str, Any]) -> dict[str, Any]:
-    said = kind.process_config(config)
-    return {key: value for key, value in said.items() if key in kind.__dataclass_fields__}
+    values = kind.process_config(config)
+    return {key: value for key, value in values.items() if key in kind.__dataclass_fields__}
 
 
 def _run(launcher: Launcher, args: argparse.Namespace) -> None:

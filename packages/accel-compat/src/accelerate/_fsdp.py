@@ -122,7 +122,7 @@ def fsdp2_load_full_state_dict(
         CheckpointMismatchError: A name is missing or unknown, or a shape differs; on every rank, and nothing changed.
     """
     target = torch.device("cpu") if cpu_offload else accelerator.device
-    sharding.loading.share_out(inside(model), full_sd, ensure(), target)
+    sharding.loading.load_whole_state(inside(model), full_sd, ensure(), target)
 
 
 def fsdp2_prepare_auto_wrap_policy(

@@ -64,10 +64,10 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
 
     def warning_once(self, *args: object, **kwargs: Any) -> None:
         """Write a warning the first time that this logger is asked to write it."""
-        said: set[tuple[Any, ...]] = self.__dict__.setdefault("_said", set())
+        logged: set[tuple[Any, ...]] = self.__dict__.setdefault("_logged", set())
         key = (args, tuple(sorted(kwargs.items())))
-        if key not in said:
-            said.add(key)
+        if key not in logged:
+            logged.add(key)
             kwargs["stacklevel"] = kwargs.get("stacklevel", 2) + 1
             self.warning(*args, **kwargs)
 

@@ -38,7 +38,7 @@ from accel_core.process import rendezvous
 from accel_core.process.world import ensure
 from accel_core.runtime import Runtime
 from accel_core.state.gradient import GradientState
-from accel_core.state.run import AcceleratorState, Decision, decided, settle_precision
+from accel_core.state.run import AcceleratorState, Decision, decided, resolve_precision
 from accel_core.strategies import registry as strategies
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_core.strategies.strategy import Strategy
@@ -270,7 +270,7 @@ def _compilation(given: Arguments) -> TorchDynamoPlugin:
 
 def _precision(given: Arguments, handlers: dict[str, Any]) -> PrecisionRequest:
     return PrecisionRequest(
-        settle_precision(given.mixed_precision, given.cpu),
+        resolve_precision(given.mixed_precision, given.cpu),
         handlers.get("AutocastKwargs") or AutocastKwargs(),
         handlers.get("GradScalerKwargs") or GradScalerKwargs(),
         tuple(handler for handler in handlers.values() if isinstance(handler, _RECIPES)),

@@ -145,7 +145,7 @@ def test_others_collectives_begin_together():
 def test_a_lane_beside_training():
     """A thread talks on its lane while the main thread gathers, and the lane is made once for a process group."""
     here = ensure()
-    lane = Channel(here, "beside", lane="a lane")
+    lane = Channel(here, "beside", group_name="another")
     made = transport.open_transport(here, "a lane")
     told = []
 
@@ -159,7 +159,7 @@ def test_a_lane_beside_training():
     thread.join()
     assert told == [[(0, number), (1, number)] for number in range(50)]
     process_world.forget()
-    Channel(ensure(), "beside", lane="a lane").wait()
+    Channel(ensure(), "beside", group_name="another").wait()
     assert transport.open_transport(ensure(), "a lane") is made
 
 
@@ -168,27 +168,27 @@ def test_a_lane_that_one_rank_alone_opens():
     """A rank that opens a lane while another gathers is named, where making a group would wait for ever."""
     here = ensure()
     with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: opening the lane 'a lane' at"):
-        Channel(here, "beside", lane="a lane") if here.rank else collectives.gather(torch.ones(1))
+        Channel(here, "beside", group_name="another") if here.rank else collectives.gather(torch.ones(1))
 
 
 @world(2)
 def test_lanes_after_another_group():
     """The lanes of a process group that was left are not used again."""
     here = ensure()
-    Channel(here, "beside", lane="a lane").wait()
+    Channel(here, "beside", group_name="another").wait()
     left = transport.open_transport(here, "a lane")
     folder = process_world.environ.text("ACCELERATE_DEBUG_RDV_FILE")
     process_world.destroy()
     process_world.environ.write("ACCELERATE_DEBUG_RDV_FILE", f"{folder}-again")
     again = ensure()
-    Channel(again, "beside", lane="a lane").wait()
+    Channel(again, "beside", group_name="another").wait()
     assert transport.open_transport(again, "a lane") is not left
 
 
 def test_one_process(fresh_state):
     """With one process every method gives back what it got."""
     here = ensure(cpu=True)
-    channel = Channel(here, "a test", lane="a lane")
+    channel = Channel(here, "a test", group_name="another")
     assert channel.exchange(1) == [1]
     assert channel.exchange_bytes(b"x") == [b"x"]
     assert channel.exchange_among(1, (0,)) == [1]

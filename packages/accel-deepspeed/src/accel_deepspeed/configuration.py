@@ -49,7 +49,7 @@ class Filling:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._filled: dict[int, tuple[object, dict[str, Any]]] = {}
-        self._told = False
+        self._warned = False
 
     def plan(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
         """Return the configuration of an engine, without changing the plugin.
@@ -149,8 +149,8 @@ class Filling:
         return values
 
     def _tell_of_clipping(self, waiting: Sequence[str]) -> None:
-        if _CLIPPING in waiting and not self._told and self._parts.world.is_main:
-            self._told = True
+        if _CLIPPING in waiting and not self._warned and self._parts.world.is_main:
+            self._warned = True
             _logger.warning(
                 "gradient_clipping is 'auto' or left out: gradients are clipped where the script calls "
                 "clip_grad_norm_, and nowhere else (Accelerate clips them to 1.0). Set gradient_clipping to a number, "
@@ -268,16 +268,16 @@ def _waiting(config: dict[str, Any], prefix: str = "") -> list[str]:
 
 def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequence[int | None]) -> int | None:
     """Return the batch size of this rank; `None` where the configuration gives only the total."""
-    said = config.get(_MICRO)
+    size = config.get(_MICRO)
     known = [size for size in sizes if size is not None]
-    if isinstance(said, int):
-        if known and said not in known:
+    if isinstance(size, int):
+        if known and size not in known:
             raise ConfigurationError(
-                f"Loaders need the batch size of the configuration; got {_MICRO}={said} and loaders of "
+                f"Loaders need the batch size of the configuration; got {_MICRO}={size} and loaders of "
                 f"{', '.join(map(str, known))}. Set {_MICRO} to 'auto'."
             )
-        return said
-    if said is None:
+        return size
+    if size is None:
         return None
     if not known or len(known) < len(sizes):
         raise ConfigurationError(

@@ -15,7 +15,7 @@ __all__ = ["for_the_host", "map_pytorch_optim_to_deepspeed"]
 
 _logger = logging.getLogger(__name__)
 
-_HOMES = {
+_CPU_VERSIONS = {
     torch.optim.AdamW: ("deepspeed.ops.adam", "DeepSpeedCPUAdam"),
     torch.optim.Adam: ("deepspeed.ops.adam", "DeepSpeedCPUAdam"),
     torch.optim.Adagrad: ("deepspeed.ops.adagrad", "DeepSpeedCPUAdagrad"),
@@ -30,7 +30,7 @@ def for_the_host(optimizer: object, plugin: DeepSpeedPlugin, *, dry_run: bool = 
     is_own = type(optimizer).__module__.startswith("deepspeed.")
     if isinstance(optimizer, DummyOptim) or place in (None, "none") or not forced or is_own:
         return optimizer
-    if type(optimizer) not in _HOMES:
+    if type(optimizer) not in _CPU_VERSIONS:
         raise PreparationError(
             "DeepSpeed has CPU versions of Adam, AdamW and Adagrad for offloaded state; got "
             f"{type(optimizer).__name__}. Use one of these of torch.optim, or set zero_force_ds_cpu_optimizer to "
@@ -44,14 +44,14 @@ def map_pytorch_optim_to_deepspeed(optimizer: Any) -> Any:
 
     The first process that needs it compiles its code into torch's extension cache, which takes about a minute.
     """
-    home = _HOMES.get(type(optimizer))
-    if home is None:
+    found = _CPU_VERSIONS.get(type(optimizer))
+    if found is None:
         return optimizer
-    kind = getattr(importlib.import_module(home[0]), home[1])
+    kind = getattr(importlib.import_module(found[0]), found[1])
     arguments: dict[str, Any] = {name: optimizer.defaults[name] for name in ("lr", "eps", "weight_decay")}
-    if home[1] == "DeepSpeedCPUAdam":
+    if found[1] == "DeepSpeedCPUAdam":
         arguments |= {"betas": optimizer.defaults["betas"], "adamw_mode": isinstance(optimizer, torch.optim.AdamW)}
-    _logger.info("Building %s, unless the cache of torch's extensions has it.", home[1])
+    _logger.info("Building %s, unless the cache of torch's extensions has it.", found[1])
     made = kind(optimizer.param_groups, **arguments)
     for own, given in zip(made.param_groups, optimizer.param_groups, strict=True):
         # Schedules set it.

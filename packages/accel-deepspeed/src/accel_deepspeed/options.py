@@ -1,7 +1,7 @@
 """Options of DeepSpeed."""
 
 from accel_core._records import record
-from accel_core.options.option import Asked, boolean, names, number_or_auto, option
+from accel_core.options.option import Prompt, boolean, names, number_or_auto, option
 
 __all__ = ["OFFLOAD_DEVICES", "DeepSpeedOptions"]
 
@@ -18,7 +18,7 @@ class DeepSpeedOptions:
         None,
         "JSON file that configures DeepSpeed in place of the options below.",
         field="hf_ds_config",
-        asked=Asked(when=(("own_deepspeed_file", "yes"),)),
+        prompt=Prompt(when=(("own_deepspeed_file", "yes"),)),
     )
     zero_stage: int = option(
         "ACCELERATE_DEEPSPEED_ZERO_STAGE",
@@ -26,7 +26,7 @@ class DeepSpeedOptions:
         2,
         "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
         choices=(0, 1, 2, 3),
-        asked=Asked("2", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("2", when=(("own_deepspeed_file", "no"),)),
     )
     offload_optimizer_device: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
@@ -34,7 +34,7 @@ class DeepSpeedOptions:
         "none",
         "Where optimizer states live outside the device.",
         choices=OFFLOAD_DEVICES,
-        asked=Asked("none", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("none", when=(("own_deepspeed_file", "no"),)),
     )
     offload_param_device: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
@@ -42,7 +42,7 @@ class DeepSpeedOptions:
         "none",
         "Where parameters live outside the device; stage 3 only.",
         choices=OFFLOAD_DEVICES,
-        asked=Asked("none", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("none", when=(("own_deepspeed_file", "no"),)),
     )
     gradient_accumulation_steps: int | str = option(
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
@@ -50,7 +50,7 @@ class DeepSpeedOptions:
         "auto",
         "Number of batches per optimizer step.",
         launch_parser=int,
-        asked=Asked("1", when=(("own_deepspeed_file", "no"),), text="Batches per optimizer step?"),
+        prompt=Prompt("1", when=(("own_deepspeed_file", "no"),), text="Batches per optimizer step?"),
     )
     gradient_clipping: float | str = option(
         "ACCELERATE_GRADIENT_CLIPPING",
@@ -58,7 +58,7 @@ class DeepSpeedOptions:
         "auto",
         "Gradient norm to clip to; 0 turns clipping off.",
         launch_parser=float,
-        asked=Asked(
+        prompt=Prompt(
             None,
             when=(("own_deepspeed_file", "no"),),
             text="Clip gradients to which norm? (empty: no clipping)",
@@ -70,28 +70,28 @@ class DeepSpeedOptions:
         boolean,
         False,
         "Whether stage 3 gathers 16-bit weights when a model is saved.",
-        asked=Asked("no", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("no", when=(("own_deepspeed_file", "no"),)),
     )
     zero3_init_flag: bool | None = option(
         "ACCELERATE_DEEPSPEED_ZERO3_INIT",
         boolean,
         None,
         "Whether models are sharded while they are built; if unset, only in stage 3.",
-        asked=Asked("no"),
+        prompt=Prompt("no"),
     )
     offload_optimizer_nvme_path: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
         str,
         "none",
         "Folder for optimizer states that are offloaded to NVMe.",
-        asked=Asked(when=(("own_deepspeed_file", "no"), ("offload_optimizer_device", "nvme"))),
+        prompt=Prompt(when=(("own_deepspeed_file", "no"), ("offload_optimizer_device", "nvme"))),
     )
     offload_param_nvme_path: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
         str,
         "none",
         "Folder for parameters that are offloaded to NVMe.",
-        asked=Asked(when=(("own_deepspeed_file", "no"), ("offload_param_device", "nvme"))),
+        prompt=Prompt(when=(("own_deepspeed_file", "no"), ("offload_param_device", "nvme"))),
     )
     deepspeed_moe_layer_cls_names: tuple[str, ...] | None = option(
         "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
@@ -99,5 +99,5 @@ class DeepSpeedOptions:
         None,
         "Class names of mixture-of-experts layers, comma-separated.",
         field="transformer_moe_cls_names",
-        asked=Asked(optional=True),
+        prompt=Prompt(optional=True),
     )

@@ -227,12 +227,12 @@ def _exact_ones(state: Mapping[str, Any], exact: Sequence[Tensor]) -> dict[objec
     for each in exact:
         masters.setdefault(_bits(each.detach().to(sixteen)), []).append(each.detach())
     found: dict[object, Tensor] = {}
-    for key, alike in masters.items():
+    for key, copies in masters.items():
         there = places.get(key, [])
-        sure = len(there) == len(alike) or (there and torch.equal(alike[0], rounded[there[0]].float()))
-        if not sure or any(not torch.equal(alike[0], other) for other in alike):
+        sure = len(there) == len(copies) or (there and torch.equal(copies[0], rounded[there[0]].float()))
+        if not sure or any(not torch.equal(copies[0], other) for other in copies):
             return None
-        found |= dict(zip(there, alike, strict=False))
+        found |= dict(zip(there, copies, strict=False))
     return found
 
 

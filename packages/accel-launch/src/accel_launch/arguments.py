@@ -192,8 +192,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and where help is, and exit with status 2."""
         stream = sys.stderr
-        said = paint("error:", "error", colors_wanted(stream))
-        self.exit(2, f"{self.prog}: {said} {message}\nRun `{self.prog} --help` for the options.\n")
+        label = paint("error:", "error", colors_wanted(stream))
+        self.exit(2, f"{self.prog}: {label} {message}\nRun `{self.prog} --help` for the options.\n")
 
 
 class Group(argparse._ArgumentGroup):

@@ -157,8 +157,8 @@ def main(words: Sequence[str] | None = None, *, program: str = "accel") -> int:
         args = build_parser(command, program).parse_args(words[1:])
         return resolve_runner(command)(args) or 0
     except AccelError as error:
-        said = paint("error:", "error", colors_wanted(sys.stderr))
-        print(f"{program} {words[0]}: {said} {error}", file=sys.stderr)
+        label = paint("error:", "error", colors_wanted(sys.stderr))
+        print(f"{program} {words[0]}: {label} {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigurationError) else 1
     except KeyboardInterrupt:
         return 130

@@ -221,8 +221,8 @@ def initialized_by(modules: Sequence[str]) -> str | None:
         "    if torch.cuda.is_initialized():\n        print('INITIALISED', name)\n        break\n"
     )
     done = subprocess.run([sys.executable, "-c", probe, *modules], capture_output=True, text=True, check=False)
-    said = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("INITIALISED ")]
-    return said[0] if said else None
+    initialized = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("INITIALISED ")]
+    return initialized[0] if initialized else None
 
 
 def test_launch() -> None:

@@ -273,9 +273,9 @@ class MegatronEngine(nn.Module):
         group, source = state.get_pipeline_model_parallel_group(), state.get_pipeline_model_parallel_last_rank()
         shape = None
         if self._names is None or self._run.plugin.return_logits:  # names never change; the shape of logits may
-            told: list[Any] = [list(reduced), None if logits is None else (tuple(logits.shape), logits.dtype)]
-            dist.broadcast_object_list(told, src=source, group=group)
-            self._names, shape = told
+            shared: list[Any] = [list(reduced), None if logits is None else (tuple(logits.shape), logits.dtype)]
+            dist.broadcast_object_list(shared, src=source, group=group)
+            self._names, shape = shared
         packed = (  # one message for all losses
             torch.stack([reduced[name] for name in self._names])
             if reduced

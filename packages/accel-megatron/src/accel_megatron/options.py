@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from accel_core._records import record
-from accel_core.options.option import Asked, boolean, boolean_as_text, option
+from accel_core.options.option import Prompt, boolean, boolean_as_text, option
 
 __all__ = ["MegatronOptions"]
 
@@ -20,10 +20,10 @@ class MegatronOptions:
         1,
         "Number of ranks that share each matrix product.",
         launch_default=1,
-        asked=Asked(),
+        prompt=Prompt(),
     )
     pp_degree: int | None = option(
-        "MEGATRON_LM_PP_DEGREE", int, 1, "Number of pipeline stages.", launch_default=1, asked=Asked()
+        "MEGATRON_LM_PP_DEGREE", int, 1, "Number of pipeline stages.", launch_default=1, prompt=Prompt()
     )
     use_custom_fsdp: bool | None = option(
         "MEGATRON_LM_USE_CUSTOM_FSDP",
@@ -157,7 +157,7 @@ class MegatronOptions:
         int,
         1,
         "Number of micro batches that each batch is split into.",
-        asked=Asked("1"),
+        prompt=Prompt("1"),
     )
     gradient_clipping: float | None = option(
         "MEGATRON_LM_GRADIENT_CLIPPING",
@@ -165,7 +165,7 @@ class MegatronOptions:
         1.0,
         "Gradient norm to clip to; 0 turns clipping off.",
         launch_default=1.0,
-        asked=Asked(),
+        prompt=Prompt(),
     )
     sequence_parallelism: bool | None = option(
         "MEGATRON_LM_SEQUENCE_PARALLELISM",
@@ -173,7 +173,7 @@ class MegatronOptions:
         False,
         "Whether activations between matrix products are split along the sequence.",
         launch_parser=boolean_as_text,
-        asked=Asked("no"),
+        prompt=Prompt("no"),
     )
     recompute_activations: bool | None = option(
         "MEGATRON_LM_RECOMPUTE_ACTIVATIONS",
@@ -181,7 +181,7 @@ class MegatronOptions:
         False,
         "Whether attention's activations are recomputed in the backward pass.",
         launch_parser=boolean_as_text,
-        asked=Asked("yes"),
+        prompt=Prompt("yes"),
     )
     use_distributed_optimizer: bool | None = option(
         "MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER",
@@ -189,5 +189,5 @@ class MegatronOptions:
         False,
         "Whether optimizer states are split over data-parallel ranks.",
         launch_parser=boolean_as_text,
-        asked=Asked("no"),
+        prompt=Prompt("no"),
     )

@@ -115,11 +115,11 @@ class Averaging:
                 _news[model].unaveraged = False
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def reduce_partial(self) -> None:
         """Sum up new gradients that ranks hold as partial sums; `complete` does so too."""
         for model, parameters in list(self._parameters.items()):
             if _news[model].unaveraged:
-                _settle(parameters)
+                _reduce_partial(parameters)
 
     def refuse_unaveraged(self) -> None:
         """Refuse a step with gradients that were not averaged.
@@ -153,7 +153,7 @@ class Averaging:
     @torch.no_grad()
     def _average(self, parameters: list[torch.nn.Parameter]) -> None:
         """Average gradients over ranks that hold the same; one that no rank has stays `None`."""
-        _settle(parameters)
+        _reduce_partial(parameters)
         if not parameters or not self._groups:
             return
         there = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
@@ -202,7 +202,7 @@ def _average_together(gradients: list[torch.Tensor], groups: Sequence[dist.Proce
             gradient.copy_(mean.view_as(gradient))
 
 
-def _settle(parameters: Sequence[torch.nn.Parameter]) -> None:
+def _reduce_partial(parameters: Sequence[torch.nn.Parameter]) -> None:
     """Add up the parts of gradients that ranks of a mesh hold as summands of what their parameters hold whole."""
     for parameter in parameters:
         gradient: Any = parameter.grad

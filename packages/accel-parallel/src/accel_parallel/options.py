@@ -1,7 +1,7 @@
 """Options of fully sharded data parallelism."""
 
 from accel_core._records import record
-from accel_core.options.option import Asked, boolean, member_of, names, option, word
+from accel_core.options.option import Prompt, boolean, member_of, names, option, word
 
 __all__ = [
     "FSDP2_PYTORCH_VERSION",
@@ -35,7 +35,7 @@ class FsdpOptions:
         choices=(1, 2),
         launch_parser=word,
         launch_default="1",
-        asked=Asked("2"),
+        prompt=Prompt("2"),
     )
     fsdp_sharding_strategy: str = option(
         "FSDP_SHARDING_STRATEGY",
@@ -45,7 +45,7 @@ class FsdpOptions:
         choices=tuple(FSDP_SHARDING_STRATEGY),
         field="sharding_strategy",
         launch_default="FULL_SHARD",
-        asked=Asked(when=(("fsdp_version", "1"),)),
+        prompt=Prompt(when=(("fsdp_version", "1"),)),
     )
     fsdp_reshard_after_forward: bool = option(
         "FSDP_RESHARD_AFTER_FORWARD",
@@ -54,7 +54,7 @@ class FsdpOptions:
         "Whether version 2 frees gathered parameters between forward and backward.",
         field="reshard_after_forward",
         launch_default="true",
-        asked=Asked(when=(("fsdp_version", "2"),)),
+        prompt=Prompt(when=(("fsdp_version", "2"),)),
     )
     fsdp_offload_params: bool = option(
         "FSDP_OFFLOAD_PARAMS",
@@ -63,7 +63,7 @@ class FsdpOptions:
         "Whether parameters and gradients live in CPU memory.",
         field="cpu_offload",
         launch_default="false",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     fsdp_auto_wrap_policy: str = option(
         "FSDP_AUTO_WRAP_POLICY",
@@ -72,7 +72,7 @@ class FsdpOptions:
         "How to choose the modules that are sharded one by one.",
         choices=tuple(FSDP_AUTO_WRAP_POLICY),
         field="auto_wrap_policy",
-        asked=Asked("TRANSFORMER_BASED_WRAP"),
+        prompt=Prompt("TRANSFORMER_BASED_WRAP"),
     )
     fsdp_transformer_layer_cls_to_wrap: tuple[str, ...] | None = option(
         "FSDP_TRANSFORMER_CLS_TO_WRAP",
@@ -80,7 +80,7 @@ class FsdpOptions:
         None,
         "Class names of the blocks to shard one by one, comma-separated.",
         field="transformer_cls_names_to_wrap",
-        asked=Asked(when=(("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),), optional=True),
+        prompt=Prompt(when=(("fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),), optional=True),
     )
     fsdp_min_num_params: int = option(
         "FSDP_MIN_NUM_PARAMS",
@@ -89,7 +89,7 @@ class FsdpOptions:
         "Smallest number of parameters for which a module is sharded on its own.",
         field="min_num_params",
         launch_default=100_000_000,
-        asked=Asked(when=(("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),)),
+        prompt=Prompt(when=(("fsdp_auto_wrap_policy", "SIZE_BASED_WRAP"),)),
     )
     fsdp_backward_prefetch: str = option(
         "FSDP_BACKWARD_PREFETCH",
@@ -98,7 +98,7 @@ class FsdpOptions:
         "When version 1 gathers the next parameters in the backward pass.",
         choices=tuple(FSDP_BACKWARD_PREFETCH),
         field="backward_prefetch",
-        asked=Asked("BACKWARD_PRE", when=(("fsdp_version", "1"),)),
+        prompt=Prompt("BACKWARD_PRE", when=(("fsdp_version", "1"),)),
     )
     fsdp_state_dict_type: str | None = option(
         "FSDP_STATE_DICT_TYPE",
@@ -107,7 +107,7 @@ class FsdpOptions:
         "Layout of checkpoints; unset means full for version 1 and sharded for version 2.",
         choices=tuple(FSDP_STATE_DICT_TYPE),
         field="state_dict_type",
-        asked=Asked("SHARDED_STATE_DICT"),
+        prompt=Prompt("SHARDED_STATE_DICT"),
     )
     fsdp_forward_prefetch: bool = option(
         "FSDP_FORWARD_PREFETCH",
@@ -116,7 +116,7 @@ class FsdpOptions:
         "Whether version 1 gathers the next parameters in the forward pass.",
         field="forward_prefetch",
         launch_default="false",
-        asked=Asked(when=(("fsdp_version", "1"),)),
+        prompt=Prompt(when=(("fsdp_version", "1"),)),
     )
     fsdp_use_orig_params: bool = option(
         "FSDP_USE_ORIG_PARAMS",
@@ -125,7 +125,7 @@ class FsdpOptions:
         "Whether version 1 keeps the original parameters visible.",
         field="use_orig_params",
         launch_default="true",
-        asked=Asked(when=(("fsdp_version", "1"),)),
+        prompt=Prompt(when=(("fsdp_version", "1"),)),
     )
     fsdp_cpu_ram_efficient_loading: bool = option(
         "FSDP_CPU_RAM_EFFICIENT_LOADING",
@@ -134,7 +134,7 @@ class FsdpOptions:
         "Whether only one process loads the weights of a pretrained model.",
         field="cpu_ram_efficient_loading",
         launch_default="true",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     fsdp_sync_module_states: bool = option(
         "FSDP_SYNC_MODULE_STATES",
@@ -143,7 +143,7 @@ class FsdpOptions:
         "Whether version 1 sends the weights of rank 0 to all ranks.",
         field="sync_module_states",
         launch_default="true",
-        asked=Asked(when=(("fsdp_version", "1"),)),
+        prompt=Prompt(when=(("fsdp_version", "1"),)),
     )
     fsdp_activation_checkpointing: bool = option(
         "FSDP_ACTIVATION_CHECKPOINTING",
@@ -152,7 +152,7 @@ class FsdpOptions:
         "Whether activations are recomputed in the backward pass.",
         field="activation_checkpointing",
         launch_default="false",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     fsdp_ignored_modules: str | None = option(
         "FSDP_IGNORED_MODULES",

@@ -5,12 +5,12 @@ from typing import Any
 
 from accel_core.options.engines import BUILT_IN, Engine
 
-__all__ = ["CONTEXT", "FIRST", "FSDP", "MESH", "SECOND", "TENSOR", "XLA", "home"]
+__all__ = ["CONTEXT", "FIRST", "FSDP", "MESH", "SECOND", "TENSOR", "XLA", "strategy_path"]
 
 FSDP = Engine(
     "fsdp",
     "FSDP",
-    strategy="accel_parallel.row:home",
+    strategy="accel_parallel.row:strategy_path",
     plugin="accel_parallel.plugin:FullyShardedDataParallelPlugin",
     argument="fsdp_plugin",
     flag="ACCELERATE_USE_FSDP",
@@ -40,7 +40,7 @@ XLA = replace(
 """What accel-core knows of XLA devices, with the strategy."""
 
 
-def home(plugin: Any) -> str:
+def strategy_path(plugin: Any) -> str:
     """Return where the strategy of the requested version is."""
     if plugin.fsdp_version == 2:
         return "accel_parallel.fsdp2.strategy:FullyShardStrategy"

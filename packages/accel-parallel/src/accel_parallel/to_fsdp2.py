@@ -109,8 +109,8 @@ def convert_config_to_fsdp2(config: dict[str, Any]) -> dict[str, Any]:
 
 def _mesh(config: dict[str, Any], strategy: str) -> dict[str, Any]:
     """Return the section of a mesh that does what a hybrid strategy did; none for one machine, which only shards."""
-    said = config.get("parallelism_config") or {}
-    if any(int(said.get(size) or 1) > 1 for size in _SIZES):
+    parallelism = config.get("parallelism_config") or {}
+    if any(int(parallelism.get(size) or 1) > 1 for size in _SIZES):
         return {}
     machines, processes = (int(config.get(key) or 1) for key in ("num_machines", "num_processes"))
     if machines == 1:
@@ -121,7 +121,7 @@ def _mesh(config: dict[str, Any], strategy: str) -> dict[str, Any]:
             f"num_machines={machines}. Set num_processes to the number of processes on all machines together."
         )
     sizes = dict(zip(_SIZES, (machines, processes // machines), strict=True))
-    return {"parallelism_config": {**said, **sizes}}
+    return {"parallelism_config": {**parallelism, **sizes}}
 
 
 def load_config(config_file: str) -> dict[str, Any]:

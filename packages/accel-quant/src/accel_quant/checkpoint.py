@@ -155,7 +155,7 @@ class WeightLoader:
                 self._put_plain(place, source.shard_of(place.source).tensor(place.source))
             elif self._is_packed(place, source):
                 stored = self._parts(place, source)
-                self._put_packed(place, place.form.rebuild(place.tensor, stored, self._home(place)))
+                self._put_packed(place, place.form.rebuild(place.tensor, stored, self._device(place)))
             else:
                 self._pack(place, source.shard_of(place.source).tensor(place.source))
         for shard in source.shards:
@@ -169,15 +169,15 @@ class WeightLoader:
             elif place.tensor.is_floating_point():
                 self._pack(place, place.tensor.detach())
             else:
-                self._put_packed(place, place.form.move(place.tensor, self._home(place)))
+                self._put_packed(place, place.form.move(place.tensor, self._device(place)))
 
-    def _home(self, place: _Place) -> torch.device:
+    def _device(self, place: _Place) -> torch.device:
         return torch.device("cpu") if str(place.device) == "disk" else as_device(place.device)
 
     def _pack(self, place: _Place, value: torch.Tensor) -> None:
         assert place.form is not None, "packed"
         cast = value if place.dtype is None else value.to(place.dtype)  # packing rounds in the dtype of its input
-        self._put_packed(place, place.form.pack(place.tensor, cast, self._home(place)))
+        self._put_packed(place, place.form.pack(place.tensor, cast, self._device(place)))
 
     def _put_packed(self, place: _Place, made: nn.Parameter) -> None:
         assert place.form is not None, "packed"
@@ -201,4 +201,4 @@ class WeightLoader:
                 set_module_tensor_to_device(self._model, name, "meta", value=cast.to("meta"), dtype=place.dtype)
             return
         for name in place.names:
-            set_module_tensor_to_device(self._model, name, self._home(place), value=cast, dtype=place.dtype)
+            set_module_tensor_to_device(self._model, name, self._device(place), value=cast, dtype=place.dtype)

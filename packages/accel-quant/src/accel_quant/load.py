@@ -176,7 +176,7 @@ def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[s
 
 def _check_kind(config: BnbQuantizationConfig, places: Mapping[str, Any]) -> None:
     kind = config.bnb_4bit_quant_type
-    on_cpu = sorted(name for name, device in places.items() if torch.device(_home(device)).type == "cpu")
+    on_cpu = sorted(name for name, device in places.items() if torch.device(_as_device(device)).type == "cpu")
     if config.load_in_4bit and on_cpu and not library.packs_on_cpu(kind):
         raise QuantizationError(
             f"bitsandbytes {library.bitsandbytes().__version__} cannot pack weights as {kind} on a CPU; got "
@@ -184,7 +184,7 @@ def _check_kind(config: BnbQuantizationConfig, places: Mapping[str, Any]) -> Non
         )
 
 
-def _home(device: int | str | torch.device) -> int | str | torch.device:
+def _as_device(device: int | str | torch.device) -> int | str | torch.device:
     """Return where weights that wait on "disk" are packed: on the CPU."""
     return "cpu" if device == "disk" else device
 

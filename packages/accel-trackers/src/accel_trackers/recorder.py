@@ -43,7 +43,7 @@ class SpoolRecorder:
         self._trackers = list(run["trackers"])
         self._left: list[Left] = []
         self._unwritten: set[int] = set()
-        self._told = False
+        self._reported = False
         self._late = False
         self._worker = TrackerWorker("tracker-spool")
         self._worker.put(lambda: self._open(run))  # the caller must not wait for the disk
@@ -67,7 +67,7 @@ class SpoolRecorder:
                 self._spool.write({"kind": "run", **run, **facts})
                 self.path = self._spool.path
         except OSError as error:
-            spool, self._spool, self._told = self._spool, None, True
+            spool, self._spool, self._reported = self._spool, None, True
             # Every reader refuses a file without its head.
             if spool is not None:
                 spool.path.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class SpoolRecorder:
             # Before the line is queued: when `put` returns, the thread may have written it and removed it.
             self._unwritten.add(line["seq"])
         if not self._worker.put(lambda: self._write(line)):
-            self._tell("its disk is too slow: the queue of what is to be written is full")
+            self._report("its disk is too slow: the queue of what is to be written is full")
 
     def _write(self, line: Mapping[str, Any]) -> None:
         if self._spool is None:
@@ -92,20 +92,20 @@ class SpoolRecorder:
         try:
             self._spool.write({key: encode(value) for key, value in line.items()})
         except OSError as error:
-            self._tell(str(error))
+            self._report(str(error))
             return
         if line["kind"] in ENTRIES:
             self._unwritten.discard(line["seq"])
         # Only if every line was written: otherwise the earlier files may hold the only copy of their entries.
-        elif line["kind"] == "resumed" and not self._told:
+        elif line["kind"] == "resumed" and not self._reported:
             for left in self._left:
                 SpoolWriter(left.path).close(keep=False)  # their entries are in this file now
             self._left = []
 
-    def _tell(self, why: str) -> None:
+    def _report(self, why: str) -> None:
         """Warn once that lines are not written."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             logger.warning(
                 "The spool file %s cannot be written (%s); what a tracker fails to store meanwhile is lost. Free the "
                 "disk, or choose another folder with TrackerKwargs(spool_dir=...).",
@@ -215,7 +215,7 @@ class SpoolRecorder:
             self._spool.close(keep)
         except OSError as error:
             # A network disk may report only now that an earlier write failed.
-            self._tell(str(error))
+            self._report(str(error))
 
 
 def _counted(counts: Mapping[str, int]) -> str:

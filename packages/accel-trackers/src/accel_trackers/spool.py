@@ -70,9 +70,9 @@ class SpoolWriter:
         # Unbuffered, so that what a full disk refused is not written again when the file is closed.
         # In append mode: after a cut, a position of its own would leave a hole before the next line.
         self._file: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | (os.O_EXCL if new else 0), 0o666)
-        self._size = self._mended()
+        self._size = self._repaired()
 
-    def _mended(self) -> int:
+    def _repaired(self) -> int:
         """Complete or cut off a last line that a killed process left unfinished, and return the file's size."""
         assert self._file is not None
         size = os.fstat(self._file).st_size

@@ -300,7 +300,7 @@ for step in range(4):
 state = hub.state_dict()
 for step in range(4, 7):
     hub.log({"loss": step}, step=step)
-hub._settle(hub._sessions["keeping"])
+hub._deliver(hub._sessions["keeping"])
 hub._recorder.drain(60)
 import json
 print(json.dumps(state), flush=True)
@@ -320,7 +320,7 @@ def test_nothing_stays_of_a_process_that_was_killed_when_its_run_goes_on(tmp_pat
     hub = _hub(tmp_path, tracker)
     hub.init("project", {"lr": 1})
     hub.load_state_dict(json.loads(done.stdout))
-    hub._settle(hub._sessions["keeping"])
+    hub._deliver(hub._sessions["keeping"])
     hub._recorder.drain(60)
     assert spool.find(tmp_path / "spool") == [hub.spool_path]
     for step in range(4, 7):

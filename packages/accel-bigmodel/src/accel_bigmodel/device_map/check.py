@@ -101,9 +101,9 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
         )
     doubled = {name: places for name in names if len(places := _devices_of(name, device_map)) > 1 and "disk" in places}
     if doubled:
-        told = "; ".join(f"{name} on {' and on '.join(places)}" for name, places in doubled.items())
+        listed = "; ".join(f"{name} on {' and on '.join(places)}" for name, places in doubled.items())
         raise DeviceMapError(
-            f"The device_map provided puts tensors in two places; got {told}. Give a module an entry of its own, or "
+            f"The device_map provided puts tensors in two places; got {listed}. Give a module an entry of its own, or "
             "its parts, not both."
         )
 

@@ -31,7 +31,7 @@ def units_of(tree: Tree, no_split: Collection[str]) -> list[Unit]:
             parts.append(node)
     if not tree.ties:
         return [Unit([part], part.size) for part in parts]
-    home = {id(part): number for number, part in enumerate(parts)}
+    part_of = {id(part): number for number, part in enumerate(parts)}
     first = list(range(len(parts)))
 
     def root_of(number: int) -> int:
@@ -43,10 +43,10 @@ def units_of(tree: Tree, no_split: Collection[str]) -> list[Unit]:
         numbers = set()
         for leaf in group:
             above: Node | None = leaf
-            while above is not None and id(above) not in home:
+            while above is not None and id(above) not in part_of:
                 above = above.parent
             if above is not None:
-                numbers.add(root_of(home[id(above)]))
+                numbers.add(root_of(part_of[id(above)]))
         lowest = min(numbers)
         for number in numbers:
             first[number] = lowest

@@ -81,7 +81,7 @@ def _solution(
     for node, device in placed:
         used[device] = used.get(device, 0) + node.size
     fast = [device for device in limits if device not in ("cpu", "disk")]
-    main: Device = next((device for device in fast if any(home == device for _, home in placed)), "cpu")
+    main: Device = next((device for device in fast if any(target == device for _, target in placed)), "cpu")
     away = ("disk",) if main in ("cpu", "mps") else ("cpu", "disk")
     offloaded = [node for node, device in placed if device in away]
     largest = max((_largest_layer(node, no_split) for node in offloaded), default=0)
@@ -241,8 +241,8 @@ def warn_of(solution: Solution, offload_buffers: bool) -> None:
         )
     buffers = solution.tree.root.buffer_size if solution.idle else solution.offloaded_buffers
     largest = solution.largest.size if solution.idle else solution.largest_offloaded
-    homes = [home for home in solution.idle or [solution.main] if home in solution.limits and home != "cpu"]
-    free = max((solution.limits[home] - solution.used[home] for home in homes), default=None)
+    homes = [target for target in solution.idle or [solution.main] if target in solution.limits and target != "cpu"]
+    free = max((solution.limits[target] - solution.used[target] for target in homes), default=None)
     # The largest offloaded layer comes to the device while the buffers are on it.
     if free is not None and not offload_buffers and buffers and buffers + largest > free:
         warnings.warn(

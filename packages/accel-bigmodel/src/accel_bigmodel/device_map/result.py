@@ -104,7 +104,7 @@ class Plan:
                 "one of them."
             )
         count = sum(part.device == device for part in self.parts)
-        names = [name or "the whole model" for name, home in self.device_map.items() if home == device]
+        names = [name or "the whole model" for name, target in self.device_map.items() if target == device]
         runs = ", ".join(_run_name(run) for run in _runs(names))
         held = f"{count} {'part' if count == 1 else 'parts'} of {written_size(share.weights)}"
         words = [f"{device} holds {held}: {runs}." if names else f"{device} holds nothing."]

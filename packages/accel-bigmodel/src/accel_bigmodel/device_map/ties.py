@@ -63,11 +63,11 @@ def declared_ties(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> lis
             groups = [group for target, source in keys.items() for group in _paired(target, source, tensors)]
         else:
             groups = _listed([keys] if isinstance(keys, str) else keys, tensors, _embeddings(module, tensors))
-    alike = ([name for name in dict.fromkeys(group) if _alike(tensors, group[0], name)] for group in groups)
-    return [group for group in alike if len(group) > 1]
+    equal = ([name for name in dict.fromkeys(group) if _equal(tensors, group[0], name)] for group in groups)
+    return [group for group in equal if len(group) > 1]
 
 
-def _alike(tensors: Mapping[str, torch.Tensor], first: str, second: str) -> bool:
+def _equal(tensors: Mapping[str, torch.Tensor], first: str, second: str) -> bool:
     one, other = tensors.get(first), tensors.get(second)
     return one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype
 

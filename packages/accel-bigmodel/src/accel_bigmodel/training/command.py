@@ -55,11 +55,11 @@ def maker_of(name: str) -> Callable[[], nn.Module]:
 
 def _named(name: str, what: str) -> Callable[..., Any]:
     """Return the class or function of a name."""
-    home, _, path = name.partition(":")
+    module, _, path = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(home))
+        found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as failure:
         raise ConfigurationError(
             f"The name of {what} cannot be imported; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, as "
@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[TrainingMemory] = []
     chosen: TrainingMemory | None = None
     if limit is not None and args.layout is None:
-        chosen = smallest(make, workload, limit, ranks=ranks, checkpointing=way, tell=rows.append)
+        chosen = smallest(make, workload, limit, ranks=ranks, checkpointing=way, report=rows.append)
     else:
         ways = [way] if way is not None else [False, True] if has_blocks(make()) else [False]
         rows = _compared(args, make, workload, ways)
@@ -199,8 +199,8 @@ def _show(
     )
     lines = [f"{title}. Bytes of each rank at the peak:", "", report.table(rows, limit)]
     if limit is not None:
-        said = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
-        lines += ["", f"{said} in {written_size(limit)}."]
+        verdict = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
+        lines += ["", f"{verdict} in {written_size(limit)}."]
     sys.stdout.write("\n".join(lines) + "\n")
     for place, made in (
         (args.svg, partial(report.svg, title, rows, limit)),

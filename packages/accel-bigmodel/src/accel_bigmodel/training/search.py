@@ -52,7 +52,7 @@ def smallest(
     *,
     ranks: int = 8,
     checkpointing: bool | None = None,
-    tell: Callable[[TrainingMemory], object] = lambda _: None,
+    report: Callable[[TrainingMemory], object] = lambda _: None,
 ) -> TrainingMemory:
     """Return the memory of a training step on the smallest layout on which each rank's part fits.
 
@@ -80,7 +80,7 @@ def smallest(
             except AccelError as failure:
                 refusal = failure
                 break
-            tell(found)
+            report(found)
             if found.peak <= limit:
                 return found
             best = found if best is None or found.peak < best.peak else best

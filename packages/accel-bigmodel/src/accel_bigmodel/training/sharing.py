@@ -29,7 +29,7 @@ from accel_parallel.context.interception import attending
 from accel_parallel.context.order import Share
 from accel_parallel.experts.dispatch import routed_evenly
 from accel_parallel.experts.layers import experts_of, parameter_names
-from accel_parallel.experts.parallel import share_out
+from accel_parallel.experts.parallel import spread_experts
 from accel_parallel.fsdp2.in_place import arguments_of
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
@@ -148,7 +148,7 @@ class SharedModel:
         cast = getattr(plugin.mixed_precision_policy, "param_dtype", None) if self._sharded else None
         for module in experts.values():
             assert mesh is not None
-            share_out(module, mesh["ep"], _CPU, cast=cast, route=routed_evenly)
+            spread_experts(module, mesh["ep"], _CPU, cast=cast, route=routed_evenly)
         if checkpointing:
             plan.refuse_one_piece(model)
             recompute((block for _, block in plan.blocks), offload=False)
@@ -238,7 +238,7 @@ class SharedModel:
     def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
         """Say what an engine has, and from then on what it gathers."""
         if isinstance(self.zero, ShardedZeroEngine):
-            self.zero.tell = note
+            self.zero.note = note
         for purpose, tensors in ({} if self.zero is None else self.zero.held).items():
             note(tensors, purpose)
 

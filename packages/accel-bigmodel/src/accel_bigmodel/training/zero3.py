@@ -96,7 +96,7 @@ class ShardedZeroEngine:
         self._weights = first.new_empty(sum(lengths[parameter] for parameter in self._trained))
         self._gradients = torch.empty_like(self._weights)
         self.bucket: torch.Tensor = first.new_empty(bucket)
-        self.tell: Callable[[Iterable[torch.Tensor], str], None] = lambda tensors, purpose: None
+        self.note: Callable[[Iterable[torch.Tensor], str], None] = lambda tensors, purpose: None
         parts = dict(
             zip(self._trained, torch.split(self._weights, [lengths[each] for each in self._trained]), strict=True)
         )
@@ -187,7 +187,7 @@ class ShardedZeroEngine:
     def finish(self) -> None:
         """Drop all parameters, and compute the norm of the gradients."""
         for gathering in self._coming.values():
-            self.tell(gathering.arrive(), "communication")
+            self.note(gathering.arrive(), "communication")
         self._coming.clear()
         for each in self._shared.values():
             each.users.clear()
@@ -202,7 +202,7 @@ class ShardedZeroEngine:
         for group, master, gradient in zip(self._groups, self.masters, gradients, strict=True):
             flat = torch.empty_like(gradient) if len(group) > 1 else gradient
             master.grad = flat.to(master.dtype)
-            self.tell([master.grad], "gradients")
+            self.note([master.grad], "gradients")
             del flat
             optimizer.param_groups[0]["params"] = [master]
             optimizer.step()
@@ -210,7 +210,7 @@ class ShardedZeroEngine:
         optimizer.param_groups[0]["params"] = list(self.masters)
         for each in self._shared.values():
             if each.kept:
-                self.tell(_Gathering([each], self._ranks).arrive(), "communication")
+                self.note(_Gathering([each], self._ranks).arrive(), "communication")
 
     def _asked(self, parameter: nn.Parameter) -> None:
         """Gather a parameter that a forward pass reads from outside its module."""
@@ -219,13 +219,13 @@ class ShardedZeroEngine:
             return
         uses = self._uses[self._running[-1]]
         uses += [] if each in uses else [each]
-        self.tell(_Gathering([each], self._ranks).arrive(), "communication")
+        self.note(_Gathering([each], self._ranks).arrive(), "communication")
 
     @torch.no_grad()
     def _begin_pass(self, model: nn.Module, inputs: object) -> None:
         """Begin to record, or to follow what was recorded."""
         for each, gathering in self._coming.items():
-            self.tell(gathering.arrive(), "communication")
+            self.note(gathering.arrive(), "communication")
             self._drop(each)
         self._coming.clear()
         self._recorded = bool(self._order)
@@ -289,7 +289,7 @@ class ShardedZeroEngine:
         for each in wanted:
             each.users.add(module)
             if each in self._coming:
-                self.tell(self._coming.pop(each).arrive(), "communication")
+                self.note(self._coming.pop(each).arrive(), "communication")
         if self._recorded:
             self._fetch_ahead(wanted)
         self._position += 1
@@ -319,7 +319,7 @@ class ShardedZeroEngine:
         self._alive += sum(each.count for each in away)
         gathering = _Gathering(sorted(away, key=lambda each: each.number), self._ranks)
         if gathering.buffer is not None:
-            self.tell([gathering.buffer], "communication")
+            self.note([gathering.buffer], "communication")
         self._coming |= dict.fromkeys(away, gathering)
 
     @torch.no_grad()
@@ -366,7 +366,7 @@ class ShardedZeroEngine:
         """Reduce what waits, in a copy unless it is one gradient that divides evenly; keep this rank's parts."""
         parts = [self._shared[each].part.numel() for each in self._waiting]
         if len(parts) > 1 or any(self._shared[each].count % self._ranks for each in self._waiting):
-            self.tell([self.bucket.new_empty(self._ranks * sum(parts))], "communication")
+            self.note([self.bucket.new_empty(self._ranks * sum(parts))], "communication")
         for parameter in self._waiting:
             parameter.grad = None
         self._waiting = []

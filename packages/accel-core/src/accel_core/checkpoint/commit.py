@@ -49,7 +49,7 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _AT_FDCWD = -100
 _NOT_SUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 _PREFIX = "checkpoint_"
-_KEEPER = ".keeper"
+_COMMITTER = ".committer"
 
 STAGING = ".tmp-"
 GONE = ".gone-"
@@ -61,9 +61,9 @@ _LONGEST_NAME = 255 - len(GONE) - 1 - names.ID_LENGTH
 
 
 def make_room(
-    target: Path, identity: str, keeper: int, kept: Mapping[str, str], *, numbered: bool, others: bool
+    target: Path, identity: str, committer: int, kept: Mapping[str, str], *, numbered: bool, others: bool
 ) -> None:
-    """Recover what earlier saves left, and create the folder that a save writes into and the rank `keeper` completes.
+    """Recover what earlier saves left, and create the folder of a new one, which the rank `committer` completes.
 
     Of several saves that a crash left of a target, the one that all disks hold is `kept`, by the target's name.
     """
@@ -76,7 +76,7 @@ def make_room(
             "first, which sets the number of the next one, or set project_configuration.iteration."
         )
     deferred_delete.wait()
-    (stage(target, identity) / _KEEPER).write_text(str(keeper))
+    (stage(target, identity) / _COMMITTER).write_text(str(committer))
 
 
 def stage(target: Path, identity: str) -> Path:
@@ -102,7 +102,7 @@ def staged(target: Path, identity: str) -> tuple[Path, int] | None:
     """Return the folder that `make_room` created and which rank completes it; `None` on a disk where it did not."""
     for staging in (state_journal(target).staging_of(identity), sibling_path(target, STAGING, identity)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return staging, int((staging / _KEEPER).read_text())
+            return staging, int((staging / _COMMITTER).read_text())
     return None
 
 
@@ -110,12 +110,12 @@ def files_in(staging: Path) -> list[str]:
     """Return the files that were written into a folder and into all folders in it, but no links."""
     paths = (Path(place) / name for place, _, files in os.walk(staging) for name in files)
     found = [path.relative_to(staging).as_posix() for path in paths if not path.is_symlink()]
-    return [name for name in found if name != _KEEPER]
+    return [name for name in found if name != _COMMITTER]
 
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:
     """Finish what was staged, all of it on disk: from then on it can be published."""
-    (staging / _KEEPER).unlink(missing_ok=True)
+    (staging / _COMMITTER).unlink(missing_ok=True)
     if staging.parent != target.parent:
         state_journal(target).prepare(staging)
     # Last: a folder counts as complete from its manifest on.
@@ -171,8 +171,8 @@ def saves_of(target: Path) -> list[FoundSave]:
         return [committed]
     # A first save that a crash left next to its target, before it was put in place.
     staged = [path for path in _siblings(target) if path.name.startswith(STAGING)]
-    beside = [found_save(path, committed=False, foreign=False) for path in staged]
-    found = journal.prepared() + [save for save in beside if save.whole]
+    siblings = [found_save(path, committed=False, foreign=False) for path in staged]
+    found = journal.prepared() + [save for save in siblings if save.whole]
     found += [found_save(target, committed=True)] if target.is_dir() else []
     return sorted(found, key=lambda save: (save.whole, save.committed, save.written_at), reverse=True)
 
@@ -218,9 +218,9 @@ def numbered(directory: Path) -> list[Path]:
 def unrecovered(directory: Path) -> list[Path]:
     """Return the numbered checkpoints of a directory for which a crash left files behind."""
     entries = os.listdir(directory) if directory.is_dir() else []
-    beside = {parsed[1] for parsed in map(split_sibling, entries) if parsed}
+    siblings = {parsed[1] for parsed in map(split_sibling, entries) if parsed}
     found = numbered(directory)
-    return [target for target in found if target.name in beside or os.path.lexists(state_journal(target).folder)]
+    return [target for target in found if target.name in siblings or os.path.lexists(state_journal(target).folder)]
 
 
 def prune(newest: Path, limit: int) -> None:

@@ -50,8 +50,8 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
 def _others() -> Iterator[CheckpointFormat]:
     for index, chosen in enumerate(_registered):
         if isinstance(chosen, str):
-            home, _, name = chosen.partition(":")
-            _registered[index] = chosen = cast(CheckpointFormat, getattr(importlib.import_module(home), name))
+            module, _, name = chosen.partition(":")
+            _registered[index] = chosen = cast(CheckpointFormat, getattr(importlib.import_module(module), name))
         yield chosen
     for point in entry_points(group="accel.formats"):
         yield point.load()

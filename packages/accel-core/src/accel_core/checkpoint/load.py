@@ -69,7 +69,7 @@ def load_state(
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         # The next save comes after this one, wherever a crash left its files.
         run.project.iteration = max(run.project.iteration, int(number) + 1)
-    _tell(reading.report, run)
+    _log(reading.report, run)
     return reading.report
 
 
@@ -308,7 +308,7 @@ def _restore(plan: Restoration, report: RestoreReport, done: list[str]) -> None:
     done.append(plan.component)
 
 
-def _tell(report: RestoreReport, run: Run) -> None:
+def _log(report: RestoreReport, run: Run) -> None:
     if run.dataloaders and run.world.is_main and not run.data.restores_position:
         logger.info(
             "Loaders begin an epoch after load_state, as in Accelerate; they go on where they were saved with "

@@ -214,8 +214,8 @@ def _is_fsdps(hook: Any) -> bool:
 
 def _difference(value: object, entry: Any) -> str | None:
     if not isinstance(value, Tensor) or not hasattr(entry, "shape"):
-        alike = type(value) is type(entry)
-        return None if alike else f"is a {type(entry).__name__} instead of a {type(value).__name__}"
+        same_type = type(value) is type(entry)
+        return None if same_type else f"is a {type(entry).__name__} instead of a {type(value).__name__}"
     if value.device.type == "meta":
         return "has no memory in the model: it is on the meta device"
     if tuple(value.shape) != tuple(entry.shape):

@@ -140,7 +140,7 @@ def engine_of(name: str) -> str | None:
 def _engines() -> list[tuple[str, re.Pattern[str], re.Pattern[str]]]:
     """Return each engine with the names that only it writes, and those that are its own beside such names."""
     rows = [(engine.title, engine.files, "") for engine in engines().values()]
-    rows += [(known.title, known.files, known.beside) for known in PUBLIC]
+    rows += [(known.title, known.files, known.aliases) for known in PUBLIC]
     return [(title, re.compile(own), re.compile(also)) for title, own, also in rows if own]
 
 

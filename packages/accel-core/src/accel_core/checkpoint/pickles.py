@@ -133,8 +133,8 @@ def safe_globals() -> Iterator[None]:
 def _is_numpys(entry: object) -> bool:
     """Return whether an entry of torch's list is NumPy's, under its own name or another."""
     what, name = entry if isinstance(entry, tuple) else (entry, "")
-    homes = (str(name), str(getattr(what, "__module__", "") or ""))
-    return any(home.split(".")[0] == "numpy" for home in homes)
+    modules = (str(name), str(getattr(what, "__module__", "") or ""))
+    return any(module.split(".")[0] == "numpy" for module in modules)
 
 
 class _Walk:

@@ -26,12 +26,12 @@ ADVICE = "Remove the cause and call again; what was there before is intact."
 class Ranks:
     """The ranks that save or restore together."""
 
-    def __init__(self, world: World, operation: str = "save_state or load_state", *, lane: str = "") -> None:
+    def __init__(self, world: World, operation: str = "save_state or load_state", *, group_name: str = "") -> None:
         together = dist.is_available() and dist.is_initialized()
         self.rank = world.rank
         self.size = world.size if together else 1
         found = world if together else replace(world, size=1)
-        self._channel = Channel(found, operation, lane=lane, patient=True)
+        self._channel = Channel(found, operation, group_name=group_name, patient=True)
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value of each rank, by rank; every rank calls it."""
@@ -64,8 +64,8 @@ class Ranks:
         self, doing: str, advice: str, *, value: Any = None, failure: Exception | None = None, done: bool = False
     ) -> list[Any]:
         """Return the value of each rank in the middle of an operation, or end it; every rank calls it equally often."""
-        said = self.exchange((done, value, None if failure is None else described(failure)))
-        failed = {rank: outcome for rank, (_, _, outcome) in enumerate(said) if outcome is not None}
+        answers = self.exchange((done, value, None if failure is None else described(failure)))
+        failed = {rank: outcome for rank, (_, _, outcome) in enumerate(answers) if outcome is not None}
         if failed:
             if self.size == 1 and isinstance(failure, AccelError):
                 raise failure
@@ -75,7 +75,7 @@ class Ranks:
                 raise known_to_all(kind(message if own else f"{doing} failed; got {message}. {advice}")) from failure
             text = "\n".join(listed_failures({rank: message for rank, (_, message) in failed.items()}))
             raise known_to_all(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
-        finished = [rank for rank, (ended, _, _) in enumerate(said) if ended]
+        finished = [rank for rank, (ended, _, _) in enumerate(answers) if ended]
         if 0 < len(finished) < self.size:
             raise known_to_all(
                 CheckpointError(
@@ -83,7 +83,7 @@ class Ranks:
                     f"{finished} of {self.size}. Let the format exchange equally often on all ranks. {advice}"
                 )
             )
-        return [each for _, each, _ in said]
+        return [each for _, each, _ in answers]
 
 
 def described(failure: Exception) -> tuple[type[AccelError], str]:

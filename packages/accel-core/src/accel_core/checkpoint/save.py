@@ -108,7 +108,7 @@ def save_state(
         return given
     run.project.iteration += 1
     # On a gloo group of its own, so that the save does not disturb the collectives of training.
-    own = ranks if absent else Ranks(run.world, "save_state in the background", lane=BACKGROUND)
+    own = ranks if absent else Ranks(run.world, "save_state in the background", group_name=BACKGROUND)
 
     def write() -> None:
         transaction.finish(parts, hooked, own)
@@ -169,7 +169,7 @@ class Transaction:
     staging: Path
     identity: str
     written_at: int  # when it began on the main rank, in nanoseconds since the epoch; the same on all ranks
-    keeper: int  # the rank that completes the folder on the disk that this rank sees
+    committer: int  # the rank that completes the folder on the disk that this rank sees
     writes_shared: bool  # whether this rank writes what all ranks of its disk share
     limit: int | None  # number of numbered checkpoints to keep, `None` for all
     absent: int  # number of ranks of the run that it is made without
@@ -196,18 +196,18 @@ class Transaction:
                     "The folder that the main process made for a save is not to be seen beside or in "
                     f"{str(target)!r}; got none. Pass the same folder on all ranks of a machine."
                 )
-            staging, keeper = found
-        shared = world.is_main or (project.save_on_each_node and keeper == world.rank)
+            staging, committer = found
+        shared = world.is_main or (project.save_on_each_node and committer == world.rank)
         limit = project.total_limit if numbered else None
-        return cls(world, target, staging, identity, written_at, keeper, shared, limit, absent)
+        return cls(world, target, staging, identity, written_at, committer, shared, limit, absent)
 
     @property
     def completes(self) -> bool:
         """Whether this rank completes the folder on its disk."""
-        return self.keeper == self.world.rank
+        return self.committer == self.world.rank
 
     def written_by_hooks(self) -> list[str]:
-        """Return the names of the files that save hooks wrote; on other ranks than the keeper, none."""
+        """Return the names of the files that save hooks wrote; on other ranks than the committer, none."""
         return commit.files_in(self.staging) if self.completes else []
 
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
@@ -216,8 +216,8 @@ class Transaction:
             with ranks.together(f"Writing the checkpoint {str(self.target)!r}"):
                 entries = self._write(parts, threads)
             shared = [part for part in parts if isinstance(part, SharedPart)]
-            everybody = ranks.exchange((self.keeper, entries, {part.name: part.note for part in shared}))
-            mine = [entry for keeper, written, _ in everybody if keeper == self.world.rank for entry in written]
+            everybody = ranks.exchange((self.committer, entries, {part.name: part.note for part in shared}))
+            mine = [entry for committer, written, _ in everybody if committer == self.world.rank for entry in written]
             with ranks.together(f"Completing the checkpoint {str(self.target)!r}"):
                 if self.completes:
                     for part in shared:
@@ -227,7 +227,7 @@ class Transaction:
         except BaseException:
             self.abandon()
             raise
-        self._publish(ranks, alone=len({keeper for keeper, *_ in everybody}) == 1)
+        self._publish(ranks, alone=len({committer for committer, *_ in everybody}) == 1)
         if self.limit is not None:
             if self.completes:
                 commit.prune(self.target, self.limit)

@@ -105,8 +105,8 @@ def _choose(folder: Path) -> Path:
 
 
 def _not_found(path: Path) -> CheckpointNotFoundError:
-    beside = sorted(os.listdir(path.parent))[:10] if path.parent.is_dir() else ["nothing, and does not exist"]
+    files = sorted(os.listdir(path.parent))[:10] if path.parent.is_dir() else ["nothing, and does not exist"]
     return CheckpointNotFoundError(
-        f"The weights file {str(path)!r} is not there; its folder holds {', '.join(beside) or 'nothing'}. Pass another "
+        f"The weights file {str(path)!r} is not there; its folder holds {', '.join(files) or 'nothing'}. Pass another "
         "path."
     )

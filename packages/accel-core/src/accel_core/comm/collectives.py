@@ -82,7 +82,7 @@ def _gather(nest: Nest, world: World) -> Nest:
         for place in layout.alone:
             single = _dense(leaves[place], transport).reshape(-1).view(torch.uint8)
             results[place] = transport.all_gather(single).view(leaves[place].dtype).view(layout.gathered[place])
-        found: Nest = unflatten(nest, iter(layout.home(results)))
+        found: Nest = unflatten(nest, iter(layout.restore(results)))
         return found
 
 
@@ -152,7 +152,7 @@ def _reduce(nest: Nest, reduction: str, scale: float, world: World) -> Nest:
         for place in layout.alone:
             total = _all_reduce(_dense(leaves[place], transport).clone(), reduction, transport)
             results[place] = total if factor == 1.0 else total * factor
-        found: Nest = unflatten(nest, iter(layout.home(results)))
+        found: Nest = unflatten(nest, iter(layout.restore(results)))
         return found
 
 

@@ -2,7 +2,7 @@
 
 Whatever ranks agree on goes through here: that all have come to a point, who failed, which checkpoint, how many rows.
 It travels in the frames of `transport`, in one sequence with `gather` and its relatives, so a rank at a barrier and
-one in a gather are told where the other is. What a thread does beside training gets a lane, a process group of its own.
+one in a gather are told where the other is. What a thread does beside training gets a process group of its own.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Channel:
     Every method but `exchange_among` is called by every rank, in the same order. With one process each returns at once.
     """
 
-    def __init__(self, world: World, operation: str, *, lane: str = "", patient: bool = False) -> None:
+    def __init__(self, world: World, operation: str, *, group_name: str = "", patient: bool = False) -> None:
         self.world = world
         self._patient = patient
         self.operation = operation
-        self.lane = lane
-        if lane and world.size > 1:
-            open_transport(world, lane)
+        self.group_name = group_name
+        if group_name and world.size > 1:
+            open_transport(world, group_name)
 
     def _participate(self) -> Participation:
-        return participate(self.world, self.operation, self.lane, patient=self._patient)
+        return participate(self.world, self.operation, self.group_name, patient=self._patient)
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value that each rank brought, by rank.
@@ -64,7 +64,7 @@ class Channel:
             RankDisagreementError: Another rank is in another operation.
             RemoteRankError: Another rank failed, or is gone.
         """
-        return swap(value, self.operation, self.world, lane=self.lane, patient=self._patient)
+        return swap(value, self.operation, self.world, group_name=self.group_name, patient=self._patient)
 
     def exchange_bytes(self, content: bytes) -> list[bytes]:
         """Return the bytes of each rank, by rank: `exchange` without pickling, cheap enough for every step of a loop.

@@ -90,7 +90,7 @@ def swap(
     world: World,
     check: Callable[[Any], None] | None = None,
     *,
-    lane: str = "",
+    group_name: str = "",
     patient: bool = False,
 ) -> list[Any]:
     """Give every rank every rank's object, by rank.
@@ -100,7 +100,7 @@ def swap(
     """
     if world.size == 1:
         return [value]
-    with participate(world, operation, lane, patient=patient) as transport:
+    with participate(world, operation, group_name, patient=patient) as transport:
         if check is not None:
             check(value)
         content = pickled(value)

@@ -21,7 +21,7 @@ __all__ = ["Block", "Layout", "Segment", "check_kinds", "lay_out"]
 
 _ALIGNMENT = 16
 _REMEMBERED = 512
-_ALIKE = 4
+_MIN_STACKED = 4
 """Number of tensors of one shape from which they are moved as one stack."""
 _ALONE = 16 * 2**20
 """Bytes from which a tensor travels by itself, so that it is never copied into a buffer."""
@@ -131,7 +131,7 @@ class Layout:
                 for member, piece in zip(block.members, _split_copy(part, block.sizes), strict=True):
                     results[member] = piece.view(self.shapes[member])
 
-    def home(self, results: list[Any]) -> list[Any]:
+    def restore(self, results: list[Any]) -> list[Any]:
         """Move results back to the devices from which the leaves came."""
         if self.devices is None:
             return results
@@ -212,7 +212,7 @@ def _lay_out(leaves: Sequence[torch.Tensor], spec: TreeSpec, device: torch.devic
         # A view of bytes as wider numbers has to begin at a multiple of their size.
         start = -(-stop // _ALIGNMENT) * _ALIGNMENT
     shapes = tuple(leaf.shape for leaf in leaves)
-    at_home = all(leaf.device == device for leaf in leaves)
+    in_place = all(leaf.device == device for leaf in leaves)
     text = spec_text(spec) + "|" + ";".join(f"{leaf.dtype}{tuple(leaf.shape)}" for leaf in leaves)
     return Layout(
         segments=tuple(segments),
@@ -221,7 +221,7 @@ def _lay_out(leaves: Sequence[torch.Tensor], spec: TreeSpec, device: torch.devic
         shapes=shapes,
         gathered=tuple((world_size * (shape[0] if shape else 1), *shape[1:]) for shape in shapes),
         digest=digest_of(text),
-        devices=None if at_home else tuple(leaf.device for leaf in leaves),
+        devices=None if in_place else tuple(leaf.device for leaf in leaves),
     )
 
 
@@ -232,11 +232,11 @@ def _blocks(leaves: Sequence[torch.Tensor], members: Sequence[int]) -> tuple[Blo
         by_shape.setdefault(leaves[member].shape, []).append(member)
     groups: list[tuple[torch.Size | None, list[int]]] = []
     others = []
-    for shape, alike in by_shape.items():
-        if len(alike) >= _ALIKE:
-            groups.append((shape, alike))
+    for shape, same in by_shape.items():
+        if len(same) >= _MIN_STACKED:
+            groups.append((shape, same))
         else:
-            others += alike
+            others += same
     if others:
         groups.append((None, others))
     blocks, first = [], 0

@@ -108,14 +108,14 @@ class RollCall:
 
     def missed_by(self, is_over: Callable[[], bool]) -> list[int]:
         """Return which ranks went past the frame that this one waits in, or left; none if the wait is over before."""
-        said: dict[int, str] = {}
+        answers: dict[int, str] = {}
         with contextlib.suppress(RuntimeError):  # from a store that is gone
             number = self._begin(_ASK, self.place.before_frame())
             with self._changed:
                 while self._closed is None and number not in self._absent and not is_over():
                     self._changed.wait(_LONGEST)
-                said = self._absent.pop(number, {})
-        return [rank for rank, word in said.items() if word in (_PAST, _ENDED)]
+                answers = self._absent.pop(number, {})
+        return [rank for rank, word in answers.items() if word in (_PAST, _ENDED)]
 
     def _begin(self, kind: str, place: tuple[int, dict[str, int]] | None = None) -> int:
         """Answer the next call of a kind by being here, or at another place, and return its number.
@@ -196,7 +196,7 @@ class RollCall:
 
     def _conclude(self, number: int, absent: int) -> None:
         """Write down who was absent, as the last to answer."""
-        words = {rank: self._said(number, rank)[0] for rank in range(self._size)} if absent else {}
+        words = {rank: self._answer_of(number, rank)[0] for rank in range(self._size)} if absent else {}
         for rank, word in words.items():
             if word == _ENDED:
                 self._answer(number + 1, rank, word)
@@ -209,7 +209,7 @@ class RollCall:
         """Write down who was absent; only what is written first counts."""
         self._store.compare_set(f"{number}/absent", "", json.dumps(absent))
 
-    def _said(self, number: int, rank: int) -> tuple[str, int, dict[str, int]]:
+    def _answer_of(self, number: int, rank: int) -> tuple[str, int, dict[str, int]]:
         """Return what a rank answered, and where it was: frames and collectives."""
         word, frames, begun = json.loads(self._store.get(f"{number}/{rank}"))
         return word, frames, begun
@@ -255,7 +255,7 @@ class RollCall:
         while True:
             heard = {rank for rank in waiting if self._store.check([f"{number}/{rank}"])}
             waiting -= heard
-            answers = [self._said(number, rank) for rank in heard]
+            answers = [self._answer_of(number, rank) for rank in heard]
             passed += [(at, counts) for word, at, counts in answers if word in (_PAST, ELSEWHERE)]
             with self._changed:
                 if self._stopped:
@@ -278,8 +278,8 @@ class RollCall:
         own, counts = self.place.now()
         if any(own > frames for frames, _ in passed):
             return ELSEWHERE
-        alike = (begun for frames, begun in passed if frames == own)
-        further = any(counts.get(name, 0) > count for begun in alike for name, count in begun.items())
+        same = (begun for frames, begun in passed if frames == own)
+        further = any(counts.get(name, 0) > count for begun in same for name, count in begun.items())
         return _PAST if further else ""
 
 

@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 _E = TypeVar("_E", bound=BaseException)
 BACKGROUND = "background"
-"""The lane of a thread that works while the main one trains, so that its frames come at another time on each rank."""
+"""The group of a thread that works while the main one trains: its frames come at another time on each rank."""
 
 # Little-endian and unpadded ("<"), so that machines of different kinds read the same bytes.
 _HEADER = struct.Struct("<II16sQ")
@@ -177,19 +177,19 @@ class Transport:
     so all come to the same size.
 
     Attributes:
-        lane: Empty for the default group.
+        group_name: Empty for the default group.
         capacity: Bytes of payload that fit into a frame.
         device: Where payloads are packed: the device of the world, or the CPU for a group on the host.
         proven: Operations that all ranks were seen to agree on, where seeing it again would stall a device.
     """
 
-    def __init__(self, world: World, lane: str = "", group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, world: World, group_name: str = "", group: dist.ProcessGroup | None = None) -> None:
         self.world = world
-        self.lane = lane
+        self.group_name = group_name
         self.device = world.device if group is None else torch.device("cpu")
         self.default_group = dist.group.WORLD
         self._group: Any = self.default_group if group is None else group
-        self._place = None if lane == BACKGROUND else place_of(self.default_group)
+        self._place = None if group_name == BACKGROUND else place_of(self.default_group)
         self._gather = group_gather(self._group)
         self.on_host = self.device.type == "cpu"
         self.proven: set[tuple[str, bytes]] = set()
@@ -464,7 +464,7 @@ class Participation:
         self.transport = transport
         self.patient = patient
         self.operation = operation
-        if threading.get_ident() != threading.main_thread().ident and not transport.lane:
+        if threading.get_ident() != threading.main_thread().ident and not transport.group_name:
             self.operation = f"{operation} in thread {_thread_name()!r}"
         self.is_met = False
         self.contender = ""
@@ -545,14 +545,14 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 
 _open: dict[str, Transport] = {}
-"""The transports of the default process group as it is now, by lane.
+"""The transports of the default process group as it is now, by the name of their group.
 
 They belong to the process group and not to the World: a state that is reset on one rank alone must not give that rank
 frames of another size. Groups are compared as objects that are held here, so a new group is never taken for an old one.
 """
 
 
-def open_transport(world: World, lane: str = "") -> Transport:
+def open_transport(world: World, group_name: str = "") -> Transport:
     """Return the transport of a world of several processes.
 
     Raises:
@@ -563,30 +563,30 @@ def open_transport(world: World, lane: str = "") -> Transport:
             f"An operation between {world.size} ranks needs their process group, and it was destroyed or never made. "
             "Do it before destroy_process_group()."
         )
-    found = _open.get(lane)
-    if found is not None and found.default_group is dist.group.WORLD and (lane or found.serves(world)):
+    found = _open.get(group_name)
+    if found is not None and found.default_group is dist.group.WORLD and (group_name or found.serves(world)):
         return found
-    if lane:
-        with participate(world, f"opening the lane {lane!r}") as transport:
+    if group_name:
+        with participate(world, f"opening the group {group_name!r}") as transport:
             # `new_group` waits for all ranks and carries no frame, so all of them have to be seen here first:
             # https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
             transport.exchange(Message())
-            made = Transport(world, lane, dist.new_group(backend="gloo"))
+            made = Transport(world, group_name, dist.new_group(backend="gloo"))
     else:
         for name in [name for name, held in _open.items() if held.default_group is not dist.group.WORLD]:
             del _open[name]
         made = Transport(world)
-    _open[lane] = made
+    _open[group_name] = made
     return made
 
 
-def participate(world: World, operation: str, lane: str = "", *, patient: bool = False) -> Participation:
+def participate(world: World, operation: str, group_name: str = "", *, patient: bool = False) -> Participation:
     """Return a context for this rank's part in one operation of all ranks.
 
     Inside, `transport.exchange` and its relatives meet the other ranks. An error before that reaches them as
     RemoteRankError.
     """
-    return Participation(open_transport(world, lane), operation, patient=patient)
+    return Participation(open_transport(world, group_name), operation, patient=patient)
 
 
 def known_to_all(failure: _E) -> _E:

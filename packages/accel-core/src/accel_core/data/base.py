@@ -262,11 +262,11 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, and tell sampler and dataset."""
         self.iteration = epoch
-        told: set[int] = set()
+        called: set[int] = set()
         targets: tuple[Any, ...] = (self.batch_sampler, get_sampler(self), self.dataset)
         for target in targets:
-            if hasattr(target, "set_epoch") and id(target) not in told:
-                told.add(id(target))
+            if hasattr(target, "set_epoch") and id(target) not in called:
+                called.add(id(target))
                 target.set_epoch(epoch)
 
     def state_dict(self) -> Any:

@@ -334,7 +334,7 @@ class PreparedLoader(LoaderBase):
 
     def _placed(self, stream: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator over batches on the device; a state is exact only without reading further ahead."""
-        return placed(stream, self.device, beside=self._non_blocking and not self.use_stateful_dataloader)
+        return placed(stream, self.device, overlapped=self._non_blocking and not self.use_stateful_dataloader)
 
 
 class DataLoaderShard(PreparedLoader):

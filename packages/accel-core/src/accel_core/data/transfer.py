@@ -17,17 +17,17 @@ __all__ = ["placed"]
 _END: Any = object()
 
 
-def placed(stream: Iterator[Any], device: torch.device | None, *, beside: bool = False) -> Iterator[Any]:
+def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bool = False) -> Iterator[Any]:
     """Return an iterator over batches that lie on a device."""
     if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
         return stream
     module = getattr(torch, device.type, None)
-    if beside and device.type != "cpu" and hasattr(module, "Stream") and hasattr(module, "stream"):
-        return _beside(stream, device, module)
-    return map(functools.partial(send_to_device, device=device, non_blocking=beside), stream)
+    if overlapped and device.type != "cpu" and hasattr(module, "Stream") and hasattr(module, "stream"):
+        return _overlapped(stream, device, module)
+    return map(functools.partial(send_to_device, device=device, non_blocking=overlapped), stream)
 
 
-def _beside(stream: Iterator[Any], device: torch.device, module: Any) -> Iterator[Any]:
+def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Iterator[Any]:
     """Copy one batch ahead; the computation's stream waits for the copy, not the host. Never run on hardware yet."""
     side = module.Stream(device)
 

@@ -70,9 +70,9 @@ class _Ends:
         self.spare: object = _END
         self.repeated = (0,) * self.world.size  # rows of the batch that each rank repeats
         # Agreeing must not wait for a device that is still computing: where operations go through one, these numbers
-        # have a lane of their own on the host.
-        lane = "" if "gloo" in str(self.world.backend) else "data"
-        self.channel = Channel(self.world, "reading the next batch", lane=lane, patient=True)
+        # have a group of their own on the host.
+        group_name = "" if "gloo" in str(self.world.backend) else "data"
+        self.channel = Channel(self.world, "reading the next batch", group_name=group_name, patient=True)
 
     def next(self) -> tuple[Any, tuple[int, ...] | None]:
         """Read a batch and tell the others."""

@@ -37,8 +37,8 @@ def _devices() -> dict[str, Callable[[], Device]]:
     return {**made, **{row.name: partial(_built_in, row) for row in HARDWARE}}
 
 
-def _load(home: str, *arguments: Hardware) -> Device:
-    module, _, name = home.partition(":")
+def _load(path: str, *arguments: Hardware) -> Device:
+    module, _, name = path.partition(":")
     device: Device = getattr(importlib.import_module(module), name)(*arguments)
     return device
 

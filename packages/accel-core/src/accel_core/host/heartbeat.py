@@ -20,7 +20,7 @@ import time
 from accel_core._records import record
 from accel_core.host import environ
 
-__all__ = ["VARIABLE", "Heartbeat", "Pulse", "Sensor", "beat", "loops"]
+__all__ = ["VARIABLE", "Heartbeat", "Progress", "Sensor", "beat", "loops"]
 
 VARIABLE = "ACCEL_HEARTBEAT"
 """Variable that holds the path of a rank's record."""
@@ -32,7 +32,7 @@ _SIZE = _BEGIN + _RECORD.size
 
 
 @record(frozen=True)
-class Pulse:
+class Progress:
     """What a process wrote.
 
     Attributes:
@@ -88,10 +88,10 @@ class Sensor:
         """Forget what was written, for a process that starts anew."""
         os.pwrite(self._descriptor, _MAGIC + bytes(_RECORD.size), 0)
 
-    def read(self) -> Pulse:
+    def read(self) -> Progress:
         """Return what was last written."""
         at, beats, loops = _RECORD.unpack(os.pread(self._descriptor, _RECORD.size, _BEGIN))
-        return Pulse(at / 1e9, beats, loops)
+        return Progress(at / 1e9, beats, loops)
 
     def close(self) -> None:
         """Give the memory back."""

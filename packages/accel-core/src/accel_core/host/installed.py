@@ -48,7 +48,7 @@ def somebody_offers(group: str) -> bool:
 def points_of(group: str) -> dict[str, str]:
     """Return `module:name` by the name of the entry point, in the order of names; zipped distributions are left out."""
     lines = [line.partition("=") for file in _files() if file is not None for line in _lines(file, group)]
-    found = {name.strip(): home.strip() for name, _, home in reversed(lines)}  # the first on the path counts
+    found = {name.strip(): value.strip() for name, _, value in reversed(lines)}  # the first on the path counts
     return dict(sorted(found.items()))
 
 

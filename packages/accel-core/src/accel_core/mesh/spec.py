@@ -184,8 +184,8 @@ def _check(spec: LayoutSpec, words: list[str], text: str) -> None:
         raise ConfigurationError(
             f"'single' is a layout of one process by itself; got {text!r}. Leave the word out, or the others."
         )
-    beside = {"zero", "sp"}
-    if ("zero" in words and set(words) - beside) or ("sp" in words and "zero" not in words):
+    combinable = {"zero", "sp"}
+    if ("zero" in words and set(words) - combinable) or ("sp" in words and "zero" not in words):
         raise ConfigurationError(
             f"ZeRO combines with sp, and sp with ZeRO alone; got {text!r}. Write for example zero3x2xsp2, or fsdp and "
             "cp instead."

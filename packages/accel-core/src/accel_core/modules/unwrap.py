@@ -50,8 +50,8 @@ def _containers() -> tuple[type[Any], ...]:
     kinds: list[type[Any]] = []
     for index, kind in enumerate(_registered):
         if isinstance(kind, str):
-            home, _, name = kind.partition(":")
-            found = getattr(sys.modules.get(home), name, None)
+            module, _, name = kind.partition(":")
+            found = getattr(sys.modules.get(module), name, None)
             if found is None:
                 continue
             _registered[index] = kind = found

@@ -29,7 +29,7 @@ class ParameterNames:
 
     def __init__(self) -> None:
         self._seen: MutableMapping[torch.Tensor, _Seen] = WeakIdKeyDictionary()
-        self._settled: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._released: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def remember(self, model: torch.nn.Module) -> None:
         """Note the names of a bare model's parameters; a name that was noted first stays."""
@@ -38,13 +38,13 @@ class ParameterNames:
             if parameter not in self._seen:
                 self._seen[parameter] = (owner, canonical_name(name))
 
-    def settle(self, model: torch.nn.Module) -> None:
+    def release(self, model: torch.nn.Module) -> None:
         """Let go of the spread parameters that a bare model has now; from here on they are looked up in the model.
 
         `Module.to` and its kin exchange such parameters in place, which torch refuses while a weak reference to one
         exists.
         """
-        self._settled.add(model)
+        self._released.add(model)
         for parameter in model.parameters():
             if is_spread(parameter):
                 self._seen.pop(parameter, None)
@@ -59,12 +59,12 @@ class ParameterNames:
 
     def strange(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Return where an optimizer holds parameters that no remembered model has."""
-        settled = {id(parameter) for model in self._settled for parameter in model.parameters()}
+        released = {id(parameter) for model in self._released for parameter in model.parameters()}
         return [
             f"group {index}: a parameter of shape {tuple(parameter.shape)}"
             for index, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
-            if parameter not in self._seen and id(parameter) not in settled
+            if parameter not in self._seen and id(parameter) not in released
         ]
 
     def trained(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:

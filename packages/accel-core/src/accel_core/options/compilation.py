@@ -2,7 +2,7 @@
 
 from accel_core._records import record
 from accel_core.options.enums import DynamoBackend
-from accel_core.options.option import Asked, boolean, option, upper
+from accel_core.options.option import Prompt, boolean, option, upper
 
 __all__ = ["TORCH_DYNAMO_MODES", "CompilationOptions"]
 
@@ -24,7 +24,7 @@ class CompilationOptions:
         launch_choices=tuple(backend.lower() for backend in DynamoBackend.list()),
         launch_text=upper,
         always=True,
-        asked=Asked("inductor"),
+        prompt=Prompt("inductor"),
     )
     dynamo_mode: str = option(
         "ACCELERATE_DYNAMO_MODE",
@@ -33,7 +33,7 @@ class CompilationOptions:
         "Optimization mode of torch.compile.",
         field="mode",
         launch_choices=tuple(TORCH_DYNAMO_MODES),
-        asked=Asked(),
+        prompt=Prompt(),
     )
     dynamo_use_fullgraph: bool = option(
         "ACCELERATE_DYNAMO_USE_FULLGRAPH",
@@ -42,7 +42,7 @@ class CompilationOptions:
         "Fail rather than break the model into several graphs.",
         field="fullgraph",
         switch=True,
-        asked=Asked(),
+        prompt=Prompt(),
     )
     dynamo_use_dynamic: bool | None = option(
         "ACCELERATE_DYNAMO_USE_DYNAMIC",
@@ -52,7 +52,7 @@ class CompilationOptions:
         field="dynamic",
         switch=True,
         launch_default=False,
-        asked=Asked(),
+        prompt=Prompt(),
     )
     dynamo_use_regional_compilation: bool = option(
         "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
@@ -61,5 +61,5 @@ class CompilationOptions:
         "Compile repeated blocks once, instead of the whole model.",
         field="use_regional_compilation",
         switch=True,
-        asked=Asked(),
+        prompt=Prompt(),
     )

@@ -172,9 +172,9 @@ def _is_older(version: str, oldest: str) -> bool:
     return compare_versions(parse(version), "<", oldest)
 
 
-def load(home: str) -> Any:
+def load(path: str) -> Any:
     """Import what `module:name` names."""
-    module, _, name = home.partition(":")
+    module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -230,7 +230,7 @@ class Public:
     package: str
     title: str
     files: str = ""
-    beside: str = ""
+    aliases: str = ""
     options: str = ""
 
     @property
@@ -268,7 +268,7 @@ PUBLIC: tuple[Public, ...] = (
 @functools.cache
 def engines() -> dict[str, Engine]:
     """Return all engines by name: those of installed packages in the order of their names, then the built-in ones."""
-    announced = {name: load(home) for name, home in installed.points_of(GROUP).items()}
+    announced = {name: load(path) for name, path in installed.points_of(GROUP).items()}
     return announced | {engine.name: engine for engine in BUILT_IN if engine.name not in announced}
 
 
@@ -319,17 +319,17 @@ def require_switched(settings: Mapping[str, Any]) -> None:
             require(known.word, f"the setting use_{known.word}")
 
 
-def bring(home: str) -> ModuleType:
+def bring(path: str) -> ModuleType:
     """Import a module, which may be of an engine's package.
 
     Raises:
         MissingDependencyError: The package of an engine is not installed.
     """
-    package = home.partition(".")[0]
+    package = path.partition(".")[0]
     for known in PUBLIC:
         if known.module == package and not has_module(package):
-            require(known.word, home)
-    return importlib.import_module(home)
+            require(known.word, path)
+    return importlib.import_module(path)
 
 
 def attach_moved(path: str, word: str) -> Callable[[str], Any]:
@@ -339,7 +339,7 @@ def attach_moved(path: str, word: str) -> Callable[[str], Any]:
         if name.startswith("__"):
             raise AttributeError(f"module {path!r} has no attribute {name!r}")
         require(word, f"{path}.{name}")
-        home = next(engine.plugin for engine in engines().values() if engine.argument == f"{word}_plugin")
-        return getattr(importlib.import_module(home.partition(":")[0]), name)
+        plugin = next(engine.plugin for engine in engines().values() if engine.argument == f"{word}_plugin")
+        return getattr(importlib.import_module(plugin.partition(":")[0]), name)
 
     return getattr_

@@ -1,7 +1,7 @@
 """Options of training in 8-bit floating point."""
 
 from accel_core._records import record
-from accel_core.options.option import Asked, boolean, one_or_zero, option, upper
+from accel_core.options.option import Prompt, boolean, one_or_zero, option, upper
 
 __all__ = ["FP8_ALGORITHMS", "FP8_FORMATS", "MSAMP_LEVELS", "Fp8Options"]
 
@@ -26,7 +26,7 @@ class Fp8Options:
         choices=("AO", "TE", "MSAMP"),
         field="backend",
         launch_choices=("ao", "te", "msamp"),
-        asked=Asked("ao"),
+        prompt=Prompt("ao"),
     )
     fp8_use_autocast_during_eval: bool = option(
         "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL",
@@ -48,7 +48,7 @@ class Fp8Options:
         "HYBRID",
         "Number format: E4M3 or E5M2 in both passes, or HYBRID for E4M3 forward and E5M2 backward.",
         choices=FP8_FORMATS,
-        asked=Asked(),
+        prompt=Prompt(),
     )
     fp8_amax_history_len: int = option(
         "ACCELERATE_FP8_AMAX_HISTORY_LEN",

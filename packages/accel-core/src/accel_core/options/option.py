@@ -23,8 +23,8 @@ from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 
 __all__ = [
-    "Asked",
     "Option",
+    "Prompt",
     "boolean",
     "boolean_as_text",
     "member_of",
@@ -44,7 +44,7 @@ _UNSET: object = object()
 
 
 @record(frozen=True)
-class Asked:
+class Prompt:
     """The question that `accel config` asks about an option.
 
     Attributes:
@@ -97,7 +97,7 @@ class Option:
     launch_text: Callable[[Any], str] = str
     always: bool = False
     only_with: str = ""
-    asked: Asked | None = None
+    prompt: Prompt | None = None
 
     @property
     def flag(self) -> str:
@@ -171,7 +171,7 @@ def option(
     launch_text: Callable[[Any], str] = str,
     always: bool = False,
     only_with: str = "",
-    asked: Asked | None = None,
+    prompt: Prompt | None = None,
 ) -> Any:
     """Define one option of a table: an `Option`, which takes its name from its field."""
     row = Option(
@@ -189,7 +189,7 @@ def option(
         launch_text=launch_text,
         always=always,
         only_with=only_with,
-        asked=asked,
+        prompt=prompt,
     )
     return dataclasses.field(default=None, metadata={"option": row})
 

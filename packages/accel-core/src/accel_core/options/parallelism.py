@@ -1,7 +1,7 @@
 """Options of the device mesh."""
 
 from accel_core._records import record
-from accel_core.options.option import Asked, boolean, option
+from accel_core.options.option import Prompt, boolean, option
 
 __all__ = [
     "BETA_CP_AVAILABLE_PYTORCH_VERSION",
@@ -32,7 +32,7 @@ class ParallelismOptions:
         1,
         "Number of copies of the model.",
         field="dp_replicate_size",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     parallelism_config_dp_shard_size: int = option(
         "PARALLELISM_CONFIG_DP_SHARD_SIZE",
@@ -40,7 +40,7 @@ class ParallelismOptions:
         1,
         "Number of ranks that shard each copy of the model.",
         field="dp_shard_size",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     parallelism_config_ep_size: int = option(
         "PARALLELISM_CONFIG_EP_SIZE",
@@ -48,7 +48,7 @@ class ParallelismOptions:
         1,
         "Number of ranks that share out the experts of a mixture; they read different data.",
         field="ep_size",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     parallelism_config_tp_size: int = option(
         "PARALLELISM_CONFIG_TP_SIZE",
@@ -56,7 +56,7 @@ class ParallelismOptions:
         1,
         "Number of ranks that share each matrix product.",
         field="tp_size",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     parallelism_config_cp_size: int = option(
         "PARALLELISM_CONFIG_CP_SIZE",
@@ -64,7 +64,7 @@ class ParallelismOptions:
         1,
         "Number of ranks that share each sequence by context parallelism.",
         field="cp_size",
-        asked=Asked(),
+        prompt=Prompt(),
     )
     parallelism_config_cp_backend: str = option(
         "PARALLELISM_CONFIG_CP_BACKEND",

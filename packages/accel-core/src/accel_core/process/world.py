@@ -40,7 +40,7 @@ _LETTING_GO = 0.02
 """Seconds that threads of a process group have to let go of tensors once it was left."""
 _JOINING = timedelta(seconds=30)
 """How long a rank waits until all others are connected."""
-_TOLD, _ENDED = 1000, "ended"
+_MAX_REASON, _ENDED = 1000, "ended"
 _joins = itertools.count(1)
 _join_key = ""
 _left: object = None
@@ -287,7 +287,7 @@ def _joined(place: rendezvous.ProcessEnv, *, connects: bool) -> None:
         if os.getpid() == process and not isinstance(failure, CollectiveError):
             failed = failure is not None and not isinstance(failure, SystemExit)
             with contextlib.suppress(dist.DistError):
-                how = f"{type(failure).__name__}: {failure}"[:_TOLD] if failed else _ENDED
+                how = f"{type(failure).__name__}: {failure}"[:_MAX_REASON] if failed else _ENDED
                 store.compare_set(f"{word}/{place.rank}", "", how)
 
     # Rank 0's own store may end before the others do, and torch would print a warning for each of them.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from accel_core.mesh.layout import Layout
     from accel_core.plugins.parallelism import ParallelismConfig
 
-__all__ = ["AcceleratorState", "Decision", "decided", "is_initialized", "loss_part", "settle_precision"]
+__all__ = ["AcceleratorState", "Decision", "decided", "is_initialized", "loss_part", "resolve_precision"]
 
 
 @record(frozen=True)
@@ -58,7 +58,7 @@ def loss_part(world: World) -> int:
     return world.rank if known is None else known.layout.loss_part
 
 
-def settle_precision(wanted: str | None, cpu: bool = False) -> str:
+def resolve_precision(wanted: str | None, cpu: bool = False) -> str:
     """Return the number format of the process's runs, changing nothing.
 
     Raises:
@@ -66,10 +66,10 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
     """
     wanted = None if wanted is None else str(wanted).lower()
     if is_initialized():
-        settled = _precision
-        if wanted not in (None, settled):
+        resolved = _precision
+        if wanted not in (None, resolved):
             raise ConfigurationError(
-                f"A process cannot change its mixed precision; got {wanted!r} in one that trains in {settled!r}. "
+                f"A process cannot change its mixed precision; got {wanted!r} in one that trains in {resolved!r}. "
                 "Use one precision for all Accelerators, or train in another process."
             )
         world = current()
@@ -78,7 +78,7 @@ def settle_precision(wanted: str | None, cpu: bool = False) -> str:
                 f"A process computes on one device; got cpu=True, and it computes on {world.device} already. "
                 "Pass cpu=True where the first Accelerator is made."
             )
-        return settled
+        return resolved
     wanted = (wanted or environ.text("ACCELERATE_MIXED_PRECISION", "no") or "no").lower()
     if wanted not in PrecisionType:
         raise ConfigurationError(
@@ -156,7 +156,7 @@ class AcceleratorState(ProcessControl):
             raise StateError(
                 "An AcceleratorState shows what an Accelerator decided; got no Accelerator yet. Make one first."
             )
-        precision = settle_precision(mixed_precision, cpu)
+        precision = resolve_precision(mixed_precision, cpu)
         is_set = self.initialized
         if PartialState._shared_state == {}:
             PartialState(cpu, **kwargs)

@@ -10,7 +10,7 @@ from torch import nn
 from accel_core.comm.control import Channel
 from accel_core.errors import PreparationError
 from accel_core.process.world import World
-from accel_core.strategies.alike import fingerprint_of
+from accel_core.strategies.fingerprint import fingerprint_of
 
 __all__ = ["refuse_packed"]
 

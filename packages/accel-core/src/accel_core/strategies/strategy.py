@@ -598,4 +598,4 @@ class Strategy(ABC):
     def _own(self, model: torch.nn.Module) -> None:
         """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)
-        self._names.settle(self._bare(model))
+        self._names.release(self._bare(model))

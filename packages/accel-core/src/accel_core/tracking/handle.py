@@ -17,7 +17,7 @@ QUEUED = frozenset(
 )
 """Methods that are queued, recorded and guarded."""
 
-_OWN = frozenset({"_kind", "_queued", "_real", "_send", "_session", "_settle", "name", "tracker"})
+_OWN = frozenset({"_kind", "_queued", "_real", "_send", "_session", "_deliver", "name", "tracker"})
 _FACTS = frozenset({"fills_step", "libraries", "main_process_only", "requires_logging_directory", "starts_on_caller"})
 
 
@@ -32,13 +32,13 @@ class TrackerHandle(GeneralTracker):
     `QUEUED` return at once; everything else waits a moment for what was queued before it.
     """
 
-    def __init__(self, session: TrackerSession, send: Sender, settle: Callable[[TrackerSession], None]) -> None:
+    def __init__(self, session: TrackerSession, send: Sender, deliver: Callable[[TrackerSession], None]) -> None:
         super().__init__(_blank=True)
         own = vars(self)
         own["_session"] = session
         own["_kind"] = session.kind
         own["_send"] = send
-        own["_settle"] = settle
+        own["_deliver"] = deliver
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:
@@ -81,7 +81,7 @@ class TrackerHandle(GeneralTracker):
 
     def _real(self) -> GeneralTracker | None:
         session: TrackerSession = self._session
-        self._settle(session)
+        self._deliver(session)
         return session.tracker
 
     def _queued(self, name: str, like: Callable[..., Any]) -> Callable[..., None]:

@@ -75,7 +75,7 @@ class TrackerHub:
         self._recorder: Recorder | None = None
         self._seq = 0
         self._errors: list[TrackerError] = []
-        self._told_of_start = False
+        self._warned_of_start = False
 
     @property
     def log_with(self) -> list[Any]:
@@ -203,8 +203,8 @@ class TrackerHub:
             kwargs = {name: dict(given) for name, given in (log_kwargs or {}).items()}
             self._log(snapshot(dict(values)), step, kwargs, None)
             self._raise_pending()
-        elif self._log_with and self.is_main and self.run_id is None and not self._told_of_start:
-            self._told_of_start = True
+        elif self._log_with and self.is_main and self.run_id is None and not self._warned_of_start:
+            self._warned_of_start = True
             self._warn(
                 "Values were logged before init_trackers, and are not stored; got %s. Call "
                 'accelerator.init_trackers("my-project") first.',
@@ -224,7 +224,7 @@ class TrackerHub:
             return tracker.tracker if unwrap else tracker
         face = self._faces.get(wanted)
         if face is not None:
-            self._settle(self._sessions[wanted])
+            self._deliver(self._sessions[wanted])
             return face.tracker if unwrap else face
         running = list(self._faces)
         raise ConfigurationError(
@@ -360,9 +360,9 @@ class TrackerHub:
                 made.load_state_dict(state)
             return made
 
-        session = TrackerSession(name, kind, make, self._settled)
+        session = TrackerSession(name, kind, make, self._on_outcome)
         self._sessions[name] = session
-        handle: GeneralTracker = TrackerHandle(session, self._send, self._settle)
+        handle: GeneralTracker = TrackerHandle(session, self._send, self._deliver)
         self._faces[name] = item if isinstance(item, GeneralTracker) else handle
         session.start()
 
@@ -380,7 +380,7 @@ class TrackerHub:
         if self._recorder is not None:
             self._recorder.drain(max(0.0, deadline - time.monotonic()))
 
-    def _settle(self, session: TrackerSession) -> None:
+    def _deliver(self, session: TrackerSession) -> None:
         """Wait a moment until a tracker has what was logged before."""
         if self.running and self._distributor is not None and self._distributor.drain(_FLUSH_S):
             session.drain(_FLUSH_S)
@@ -413,7 +413,7 @@ class TrackerHub:
         try:
             return (self._recorder.keep_file(os.fspath(args[0]), self.settings.drain_seconds), *args[1:]), kwargs
         except OSError as error:
-            self._settled(session, Call("log_artifact"), error)
+            self._on_outcome(session, Call("log_artifact"), error)
             return args, kwargs
 
     def _log(
@@ -458,7 +458,7 @@ class TrackerHub:
         if self._recorder is not None:
             self._recorder.write(line)
 
-    def _settled(self, session: TrackerSession, call: Call, error: BaseException | None) -> None:
+    def _on_outcome(self, session: TrackerSession, call: Call, error: BaseException | None) -> None:
         """Note what became of a call; runs in the tracker's thread."""
         name, policy = session.name, self.settings.policy
         if error is None:

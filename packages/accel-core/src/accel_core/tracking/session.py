@@ -11,7 +11,7 @@ from accel_core.tracking.snapshot import snapshot
 from accel_core.tracking.tracker import GeneralTracker
 from accel_core.tracking.worker import TrackerWorker
 
-__all__ = ["Call", "Settle", "TrackerSession", "describe_error"]
+__all__ = ["Call", "OnOutcome", "TrackerSession", "describe_error"]
 
 
 @record(frozen=True)
@@ -56,7 +56,7 @@ class TrackerSession:
     """
 
     def __init__(
-        self, name: str, kind: type[GeneralTracker], make: Callable[[], GeneralTracker], settle: Settle
+        self, name: str, kind: type[GeneralTracker], make: Callable[[], GeneralTracker], on_outcome: OnOutcome
     ) -> None:
         self.name = name
         self.kind = kind
@@ -68,7 +68,7 @@ class TrackerSession:
         self.switched_off = False
         self.dropped = 0
         self._make = make
-        self._settle = settle
+        self._on_outcome = on_outcome
         self._context = contextvars.copy_context()
         self._worker = TrackerWorker(f"tracker-{name}")
 
@@ -117,7 +117,7 @@ class TrackerSession:
             error = interrupt
         except BaseException as raised:
             error = raised
-        self._settle(self, call, error)
+        self._on_outcome(self, call, error)
 
     def _carry_out(self, call: Call) -> None:
         if call.method == "start":
@@ -149,4 +149,4 @@ def describe_error(error: BaseException) -> str:
         return f"{type(error).__name__} (its message cannot be read: {type(unreadable).__name__})"
 
 
-Settle = Callable[[TrackerSession, Call, BaseException | None], None]
+OnOutcome = Callable[[TrackerSession, Call, BaseException | None], None]

@@ -34,7 +34,7 @@ def test_what_is_written_is_read(sensor: Sensor) -> None:
     assert (pulse.beats, pulse.loops) == (2, 2)
     assert before - 1e-6 <= pulse.at <= time.monotonic()
     sensor.reset()
-    assert sensor.read() == heartbeat.Pulse(0.0, 0, 0)
+    assert sensor.read() == heartbeat.Progress(0.0, 0, 0)
 
 
 def test_only_a_record_is_written_to(tmp_path: Path) -> None:

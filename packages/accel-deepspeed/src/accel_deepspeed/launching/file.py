@@ -141,9 +141,9 @@ def _refuse_keys_beside_it(settings: Settings) -> None:
         return
     both = [key for key in keys_beside_file(settings) if key in KEYS_IN_FILE or key == "mixed_precision"]
     if both:
-        told = ", ".join(f"{key} from {_in_file(settings, key)}" for key in both)
+        shown = ", ".join(f"{key} from {_in_file(settings, key)}" for key in both)
         raise ConfigurationError(
-            f"These settings have no effect when a DeepSpeed file is used; got {told}, and deepspeed_config_file from "
+            f"These settings have no effect when a DeepSpeed file is used; got {shown}, and deepspeed_config_file from "
             f"{_in_file(settings, 'deepspeed_config_file')}. Move them into {settings['deepspeed_config_file']}, "
             "or remove deepspeed_config_file."
         )
@@ -166,8 +166,8 @@ def _refuse_differences(settings: Settings, config: Mapping[str, Any]) -> None:
 
 def _in_file(settings: Settings, key: str) -> str:
     """Return where the configuration file says a setting, empty where it does not."""
-    said = settings.resolved[key]
-    return next((source.where for source in (said, *said.overridden) if source.origin == "file"), "")
+    setting = settings.resolved[key]
+    return next((source.where for source in (setting, *setting.overridden) if source.origin == "file"), "")
 
 
 def _lookup(config: object, path: tuple[str, ...]) -> Any:

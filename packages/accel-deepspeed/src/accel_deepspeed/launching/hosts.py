@@ -1,4 +1,4 @@
-"""The hosts of a run that DeepSpeed's own launcher starts: its hostfile and filters, checked before anything starts.
+"""The hosts of a run that DeepSpeed's own launcher starts: its hostfile and given, checked before anything starts.
 
 DeepSpeed itself falls back to this machine if the hostfile is missing, and finds other mistakes only after it has
 reached other hosts.
@@ -38,9 +38,9 @@ def launcher_of(settings: Settings) -> str | None:
 
 
 def check_hosts(settings: Settings) -> None:
-    """Refuse a hostfile, filters and numbers that DeepSpeed's launcher cannot start, or would start differently."""
+    """Refuse a hostfile, given and numbers that DeepSpeed's launcher cannot start, or would start differently."""
     launcher, layout = launcher_of(settings), settings.layout
-    _check_filters(settings, launcher)
+    _check_given(settings, launcher)
     if launcher == "slurm" and (settings["module"] or settings["no_python"]):
         raise ConfigurationError(
             "The multinode launcher slurm starts a Python file; got --module or --no-python. Start one, or use pdsh."
@@ -65,21 +65,21 @@ def check_hosts(settings: Settings) -> None:
         )
 
 
-def _check_filters(settings: Settings, launcher: str | None) -> None:
-    told = [f"{settings[key]!r} from {settings.source(key)}" for key in _FILTERS if settings[key]]
-    if len(told) == 2:
+def _check_given(settings: Settings, launcher: str | None) -> None:
+    given = [f"{settings[key]!r} from {settings.source(key)}" for key in _FILTERS if settings[key]]
+    if len(given) == 2:
         raise ConfigurationError(
-            f"DeepSpeed accepts one filter, of hosts to use or to leave out; got {' and '.join(told)}. Leave one out."
+            f"DeepSpeed accepts one filter, of hosts to use or to leave out; got {' and '.join(given)}. Leave one out."
         )
-    if launcher in MPI and told:
+    if launcher in MPI and given:
         raise ConfigurationError(
-            f"The multinode launcher {launcher} accepts no filter; got {told[0]}. Leave those hosts out of the "
+            f"The multinode launcher {launcher} accepts no filter; got {given[0]}. Leave those hosts out of the "
             "hostfile, or use pdsh."
         )
 
 
 def active_slots(settings: Settings) -> Hosts:
-    """Return the hosts and slots that remain after the filters."""
+    """Return the hosts and slots that remain after the given."""
     hosts = read_hosts(Path(str(settings["deepspeed_hostfile"])))
     if settings["deepspeed_inclusion_filter"]:
         named = _filtered(settings, "deepspeed_inclusion_filter", hosts)
@@ -122,9 +122,9 @@ def read_hosts(path: Path) -> Hosts:
 
 def _filtered(settings: Settings, key: str, hosts: Hosts) -> Hosts:
     """Return the slots that a filter such as `w0@w1:0,2` names, all those of a host that it names alone."""
-    said, where = str(settings[key]), settings.source(key)
+    hosts, where = str(settings[key]), settings.source(key)
     named: Hosts = {}
-    for part in said.split("@"):
+    for part in hosts.split("@"):
         host, colon, numbers = part.partition(":")
         if host not in hosts:
             raise ConfigurationError(

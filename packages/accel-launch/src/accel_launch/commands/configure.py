@@ -54,20 +54,20 @@ def configure(args: argparse.Namespace) -> int:
 
 def _merged(pairs: list[str], path: Path) -> dict[str, Any]:
     """Return the existing file, or the usual keys, with the values of `--set`."""
-    said = _said(pairs)
-    found = ConfigFile(Path("--set"), said)
+    values = _parsed(pairs)
+    found = ConfigFile(Path("--set"), values)
     check_keys(found)
     found.settings_of(set())
     usual = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": False}
     file = load(path) if path.is_file() else None
     config = usual if file is None else {key: value for key, value in file.config.items() if key != "schema"}
-    for key, value in said.items():
+    for key, value in values.items():
         group = config.get(key)
         config[key] = {**group, **value} if isinstance(group, dict) and isinstance(value, dict) else value
     return config
 
 
-def _said(pairs: list[str]) -> dict[str, Any]:
+def _parsed(pairs: list[str]) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

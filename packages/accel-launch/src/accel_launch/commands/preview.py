@@ -34,16 +34,16 @@ def explanation(settings: Settings) -> list[dict[str, Any]]:
     rows = [
         {
             "key": key,
-            "value": _shown(key, said.value),
-            "origin": said.origin,
-            "where": said.where,
+            "value": _shown(key, setting.value),
+            "origin": setting.origin,
+            "where": setting.where,
             "over": [
                 {"value": _shown(key, weaker.value), "origin": weaker.origin, "where": weaker.where}
-                for weaker in said.overridden
+                for weaker in setting.overridden
                 if weaker.origin != "default"
             ],
         }
-        for key, said in {**settings.resolved, **_decided_by_files(settings)}.items()
+        for key, setting in {**settings.resolved, **_decided_by_files(settings)}.items()
     ]
     return [*rows, {"key": _ENGINES, "value": _engines(settings), "origin": "installed", "where": "", "over": []}]
 
@@ -84,7 +84,9 @@ def print_explanation(settings: Settings, *, as_json: bool, every: bool = False)
         if BY_KEY[row["key"]].topic != topic:
             topic = BY_KEY[row["key"]].topic
             print(f"\n{paint(f'{topic}:', 'heading', colors)}")
-        weaker = "".join(f"; over {said['value']} ({said['origin']}: {said['where']})" for said in row["over"])
+        weaker = "".join(
+            f"; over {setting['value']} ({setting['origin']}: {setting['where']})" for setting in row["over"]
+        )
         origin = row["origin"] if row["origin"] == "default" else f"{row['origin']}: {row['where']}{weaker}"
         line = f"  {row['key']:<{width}}  {row['value']!s:<14} {origin}"
         print(paint(line, "faint", colors) if row["origin"] == "default" else line)

@@ -114,7 +114,7 @@ class _SupervisedAgent(LocalElasticAgent):
         if self._failing or stale or not self._went_wrong(log):
             return
         self._failing = True  # only the first failure counts
-        self._machines.tell(log.rank)
+        self._machines.announce(log.rank)
         self._supervisor.kill_after(GRACE_S)
 
     def _went_wrong(self, log: RankLog) -> bool:
@@ -163,7 +163,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
                 result: RunResult | None = agent.run(spec.role)  # None if the machines agreed to end without a result
             failed = result is None or result.is_failed()
             if result is not None and failed:
-                machines.tell(min(result.failures))
+                machines.announce(min(result.failures))
         except SignalException as signaled:
             # torch's own handler caught it if it came while the processes were being started.
             supervisor.signals.first = supervisor.signals.first or signal.Signals(signaled.sigval)

@@ -25,7 +25,7 @@ class OtherMachines:
         self._settings = settings
         self._supervisor = supervisor
         self._store: Any = None
-        self._told = False
+        self._announced = False
         self._over = threading.Event()
         self._listener: threading.Thread | None = None
 
@@ -44,10 +44,10 @@ class OtherMachines:
             self._listener = threading.Thread(target=self._listen, name="accel-machines", daemon=True)
             self._listener.start()
 
-    def tell(self, rank: int) -> None:
+    def announce(self, rank: int) -> None:
         """Tell the others that a rank of this machine failed, unless one of theirs failed first."""
         if self._store is not None and not self.failure:
-            self._told = True
+            self._announced = True
             with contextlib.suppress(RuntimeError):
                 self._store.set(_FAILED, f"rank {rank} failed on {socket.gethostname()}")
 
@@ -64,7 +64,7 @@ class OtherMachines:
             failure = self._heard()
             if not failure:
                 continue
-            if self._told:  # it was ours
+            if self._announced:  # it was ours
                 return
             self.failure = failure
             if not self._over.wait(2.0):  # usually the ranks here notice it themselves, and report more about it

@@ -23,12 +23,12 @@ _NOT_FORWARDED = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH"}  # paths of this mach
 
 def flavor(program: str) -> str:
     """Return which MPI a program belongs to."""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     for word in _FLAGS:
-        if word.lower() in said.lower():
+        if word.lower() in version.lower():
             return word
     raise ConfigurationError(
-        f"The MPI of {program} is not known; got {said.strip()[:80]!r} as its version. Use Open MPI, Intel MPI, "
+        f"The MPI of {program} is not known; got {version.strip()[:80]!r} as its version. Use Open MPI, Intel MPI, "
         "MVAPICH2 or MPICH."
     )
 

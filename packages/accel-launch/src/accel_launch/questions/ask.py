@@ -22,7 +22,7 @@ class Asker(Protocol):
             question: The question.
         """
 
-    def told(self, message: str) -> None:
+    def show(self, message: str) -> None:
         """Say why an answer was not accepted.
 
         Args:
@@ -61,7 +61,7 @@ class LineAsker:
         print(line.strip())
         return line.strip()
 
-    def told(self, message: str) -> None:
+    def show(self, message: str) -> None:
         """Remember the message, because a question cannot be repeated on lines of input."""
         self._wrong = message
 
@@ -96,7 +96,7 @@ def ask_all(questions: Sequence[Question], asker: Asker, answers: dict[str, Any]
         try:
             found[question.key] = question.answer(text)
         except ConfigurationError as error:
-            asker.told(str(error))
+            asker.show(str(error))
             continue
         asked.append(place)
         place += 1

@@ -115,7 +115,7 @@ CLUSTER: tuple[Question, ...] = (
         "Train on the CPU, even where there is a GPU?",
         _YES_NO,
         "no",
-        parse=lambda said: said == "yes",
+        parse=lambda answer: answer == "yes",
         when=lambda answers: answers["kind"] == _MACHINES[0],
         path=("use_cpu",),
     ),

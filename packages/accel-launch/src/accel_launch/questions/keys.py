@@ -42,7 +42,7 @@ class TerminalAsker:
         ).unsafe_ask()
         return str(answer)
 
-    def told(self, message: str) -> None:
+    def show(self, message: str) -> None:
         """Print the message before the question comes again."""
         print(message, file=sys.stderr)
 

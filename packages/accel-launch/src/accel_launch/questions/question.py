@@ -67,24 +67,24 @@ class Question:
 
     def answer(self, text: str) -> Any:
         """Read an answer."""
-        said = text.strip() or self.default
-        if not said and self.optional:
+        answer = text.strip() or self.default
+        if not answer and self.optional:
             return None
-        if self.choices and said not in self.choices:
-            if said.isdigit() and int(said) < len(self.choices):
-                said = self.choices[int(said)]
+        if self.choices and answer not in self.choices:
+            if answer.isdigit() and int(answer) < len(self.choices):
+                answer = self.choices[int(answer)]
             else:
                 raise ConfigurationError(
-                    f"{self.text} cannot be answered with {said!r}. Choose one of {', '.join(self.choices)}."
+                    f"{self.text} cannot be answered with {answer!r}. Choose one of {', '.join(self.choices)}."
                 )
-        if not said:
+        if not answer:
             raise ConfigurationError(f"{self.text} needs an answer; got none. Type one.")
         try:
-            return self.parse(said)
+            return self.parse(answer)
         except ConfigurationError:  # a ValueError too, which has said more already
             raise
         except ValueError:
-            raise ConfigurationError(f"{self.text} cannot be answered with {said!r}. Try again.") from None
+            raise ConfigurationError(f"{self.text} cannot be answered with {answer!r}. Try again.") from None
 
 
 def from_setting(
@@ -102,7 +102,7 @@ def from_setting(
         text=text or setting.help.rstrip("."),
         choices=choices,
         default=default if default is not None else str("" if fallback is None else fallback),
-        parse=lambda said: read(setting, said, "the answer"),
+        parse=lambda answer: read(setting, answer, "the answer"),
         when=when,
         path=setting.path,
         optional=optional,
@@ -128,8 +128,10 @@ def from_options(engine: str, *wanted: tuple[str, str]) -> tuple[Question, ...]:
     """Make an engine's questions from the rows of its options, for a run with these answers."""
     found = []
     for setting in BY_KEY.values():
-        asked = setting.option.asked if setting.option is not None and setting.engine == engine else None
-        if asked is not None:
-            when = answered(*wanted, *asked.when)
-            found.append(from_setting(setting, when, text=asked.text, default=asked.default, optional=asked.optional))
+        prompt = setting.option.prompt if setting.option is not None and setting.engine == engine else None
+        if prompt is not None:
+            when = answered(*wanted, *prompt.when)
+            found.append(
+                from_setting(setting, when, text=prompt.text, default=prompt.default, optional=prompt.optional)
+            )
     return tuple(found)

@@ -38,13 +38,13 @@ class StepBatch:
 def batch_of(settings: Settings) -> StepBatch:
     """Return what the settings say about the batch of one optimizer step."""
     ranks = mesh_of(settings).data_parallel
-    told = [load(engine.batch)(settings) for engine in switched(settings) if engine.batch]
-    total, each, steps = told[0] if told else (None, None, _accumulated(settings))
+    batches = [load(engine.batch)(settings) for engine in switched(settings) if engine.batch]
+    total, each, steps = batches[0] if batches else (None, None, _accumulated(settings))
     if total is None and each is not None and steps is not None:
         total = each * steps * ranks
     return StepBatch(total, each, steps, ranks)
 
 
 def _accumulated(settings: Settings) -> int | None:
-    said = settings.inherited.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
-    return int(said) if said.isdecimal() else None
+    text = settings.inherited.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "")
+    return int(text) if text.isdecimal() else None

@@ -52,9 +52,9 @@ def check_settings(settings: Settings) -> None:
     exclusive = [("tpu", engine.switch) for engine in chosen]
     exclusive += [(engine.switch, other) for engine in chosen for other in engine.excludes]
     for keys in (_HARDWARE, *exclusive):
-        said = [key for key in keys if settings[key]]
-        if len(said) > 1:
-            names = " and ".join(f"{key} from {settings.source(key)}" for key in said)
+        set_keys = [key for key in keys if settings[key]]
+        if len(set_keys) > 1:
+            names = " and ".join(f"{key} from {settings.source(key)}" for key in set_keys)
             raise ConfigurationError(f"These settings exclude each other; got {names}. Leave one out.")
     layout = settings.layout
     # A file's distributed_type sets it too, and may be run on one GPU.
@@ -120,8 +120,8 @@ def _check_mesh(settings: Settings, processes: int) -> None:
     sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in MESH_AXES}
     product = math.prod(sizes.values())
     if processes % product:
-        told = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        product = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
         raise ConfigurationError(
-            f"The mesh does not fit the processes; got {told} = {product} for {processes} processes. Change an "
+            f"The mesh does not fit the processes; got {product} = {product} for {processes} processes. Change an "
             "axis, or --num-processes."
         )

@@ -66,9 +66,9 @@ def engine_environment(settings: Settings) -> dict[str, str]:
 
 
 def _threads(settings: Settings) -> int:
-    said = settings["num_cpu_threads_per_process"]
-    if said:
-        return int(said)
+    threads = settings["num_cpu_threads_per_process"]
+    if threads:
+        return int(threads)
     if not settings["cpu"]:  # the work is on the accelerator, as torchrun assumes too
         return 1
     return max(1, physical_cores() // settings.layout.per_machine)

@@ -20,7 +20,7 @@ def recognise(environment: Mapping[str, str]) -> dict[str, Resolved]:
             that counts something is not a number.
     """
     readers = (_inside_torchrun, _torchrun_variables, _slurm, _mpi, _kubernetes)
-    return next((said for reader in readers if (said := reader(environment))), {})
+    return next((found for reader in readers if (found := reader(environment))), {})
 
 
 def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
@@ -77,12 +77,12 @@ def _torchrun_variables(environment: Mapping[str, str]) -> dict[str, Resolved]:
     numbers = {"machine_rank", "main_process_port", "nproc_per_node", "max_restarts"}
     if "PET_NNODES" not in environment:
         return {}
-    said = {}
+    found = {}
     for name, key in names.items():
         text = environment.get(name, "")
         if text and (key not in numbers or text.isdigit()):
-            said[key] = Resolved(int(text) if key in numbers else text, "cluster", name)
-    return said
+            found[key] = Resolved(int(text) if key in numbers else text, "cluster", name)
+    return found
 
 
 def _kubernetes(environment: Mapping[str, str]) -> dict[str, Resolved]:

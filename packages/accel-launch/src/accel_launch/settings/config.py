@@ -79,17 +79,17 @@ class BaseConfig:
 
     @classmethod
     def _of(cls, config: dict[str, Any]) -> "BaseConfig":
-        said = cls.process_config(config)
-        said.pop("schema", None)
+        values = cls.process_config(config)
+        values.pop("schema", None)
         names = {field.name for field in dataclasses.fields(cls)}
         required = [field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING]
-        missing = [name for name in required if said.get(name) is None]
+        missing = [name for name in required if values.get(name) is None]
         if missing:
             raise ConfigurationError(
                 f"A configuration of this kind needs {', '.join(required)}; got no {', no '.join(missing)}. Write "
                 "one with `accel config`."
             )
-        return cls(**{key: value for key, value in said.items() if key in names})
+        return cls(**{key: value for key, value in values.items() if key in names})
 
     def to_json_file(self, json_file: str | Path) -> None:
         """Write the configuration as JSON."""

@@ -255,9 +255,9 @@ def write(config: Mapping[str, Any], path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         place = path.resolve()
-        beside = place.with_name(f".{place.name}.{os.getpid()}")  # the old file stays until the new one is complete
-        beside.write_text(as_document(config, path), encoding="utf-8")
-        beside.replace(place)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")  # the old file stays until the new one is complete
+        temporary.write_text(as_document(config, path), encoding="utf-8")
+        temporary.replace(place)
     except OSError as error:
         raise ConfigurationError(
             f"The configuration file cannot be written; {path} gives: {error.strerror}. Name another with "

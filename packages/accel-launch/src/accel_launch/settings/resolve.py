@@ -153,9 +153,9 @@ def checked(setting: Setting, value: Any, where: str) -> Any:
     raise _not_valid(setting, value, where)
 
 
-def _not_valid(setting: Setting, said: object, where: str) -> ConfigurationError:
+def _not_valid(setting: Setting, value: object, where: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{setting.key} is not valid; got {shortened(str(said))!r} from {where}. Give it {wanted(setting)}."
+        f"{setting.key} is not valid; got {shortened(str(value))!r} from {where}. Give it {wanted(setting)}."
     )
 
 

@@ -160,14 +160,14 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     _close_files(keep=pipe)
-    said = b""
+    received = b""
     while True:
         select.select([pipe], [], [])
         chunk = os.read(pipe, 4096)
         if not chunk:
             break
-        said += chunk  # process ids, until the pipe ends
-    words = said.decode().split()
+        received += chunk  # process ids, until the pipe ends
+    words = received.decode().split()
     if "done" in words:
         return
     pids = [int(word) for word in words]

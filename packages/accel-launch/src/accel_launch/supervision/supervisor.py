@@ -198,7 +198,7 @@ class Supervisor:
             return self.succeed()
         ended = self._outcomes(statuses)
         reason = f"another machine: {self.elsewhere}" if self.elsewhere else next(iter(self._reasons), "failure")
-        self._tell(ended, reason)
+        self._notify(ended, reason)
         if sent is not None and not want_restart(ended):  # preempted runs end with the status to be requeued
             return shell_status(-sent)
         if reason == "watchdog":
@@ -251,7 +251,7 @@ class Supervisor:
                 self.streams.release(log)
         return message
 
-    def _tell(self, ended: Sequence[ExitOutcome], reason: str) -> None:
+    def _notify(self, ended: Sequence[ExitOutcome], reason: str) -> None:
         report = import_module(_REPORT)
         record = report.failure_record(
             ended,

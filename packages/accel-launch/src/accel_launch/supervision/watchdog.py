@@ -24,13 +24,13 @@ _SETTLED = 2
 """Batches and steps after which a rank has been through its first step, which may compile for long."""
 
 
-def progressed_at(heard_at: float, pulse: heartbeat.Pulse | None) -> float:
+def progressed_at(heard_at: float, progress: heartbeat.Progress | None) -> float:
     """Return when a rank last made progress."""
-    if pulse is None or (pulse.beats == 0 and pulse.loops == 0):
+    if progress is None or (progress.beats == 0 and progress.loops == 0):
         return heard_at
-    if pulse.loops and pulse.beats > _SETTLED:
-        return pulse.at
-    return max(heard_at, pulse.at)
+    if progress.loops and progress.beats > _SETTLED:
+        return progress.at
+    return max(heard_at, progress.at)
 
 
 class Watchdog:
@@ -71,7 +71,7 @@ class Watchdog:
         for sensor in self._sensors.values():
             sensor.close()
 
-    def _pulse(self, log: RankLog) -> heartbeat.Pulse | None:
+    def _progress(self, log: RankLog) -> heartbeat.Progress | None:
         sensor = self._sensors.get(log.local_rank)
         return None if sensor is None else sensor.read()
 
@@ -80,26 +80,26 @@ class Watchdog:
             running = [log for log in list(self._ranks()) if log.pid and log.ended_at is None]
             if not running:
                 continue
-            silent = time.monotonic() - max(progressed_at(log.heard_at, self._pulse(log)) for log in running)
+            silent = time.monotonic() - max(progressed_at(log.heard_at, self._progress(log)) for log in running)
             if silent < self._seconds:
                 continue
             self._on_timeout()
-            self._tell(running)
+            self._report(running)
             for number in (signal.SIGABRT, signal.SIGKILL):  # stacks first, then the end
                 for log in running:
                     if log.ended_at is None:
                         signal_group(log.pid, number)
                 self._done.wait(_PRINTING)
 
-    def _tell(self, running: Collection[RankLog]) -> None:
+    def _report(self, running: Collection[RankLog]) -> None:
         if self._quiet:
             return
         now = time.monotonic()
         lines = [f"\naccel launch: no rank made progress for {self._seconds:g} s; what every rank did last:"]
         for log in running:
-            pulse = self._pulse(log)
+            progress = self._progress(log)
             line = f"  rank {log.rank}  printed {now - log.heard_at:.1f} s ago"
-            if pulse is not None and pulse.beats:
-                line += f", batch or optimizer step {pulse.beats} was {now - pulse.at:.1f} s ago"
+            if progress is not None and progress.beats:
+                line += f", batch or optimizer step {progress.beats} was {now - progress.at:.1f} s ago"
             lines.append(line)
         say("\n".join(lines))

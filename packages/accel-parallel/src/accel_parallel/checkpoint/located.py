@@ -36,8 +36,8 @@ def locate_tensor(file: IO[bytes]) -> tuple[torch.Tensor, int] | None:
         member = members[f"data/{storage[2]}"]
         tensor = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         begins = offset * dtype.itemsize
-        alike = tensor.is_contiguous() and not grad and not hooks and not any(rest)
-        if not alike or not 0 <= begins <= member.file_size - tensor.nbytes or member.compress_type:
+        plain = tensor.is_contiguous() and not grad and not hooks and not any(rest)
+        if not plain or not 0 <= begins <= member.file_size - tensor.nbytes or member.compress_type:
             return None
         file.seek(member.header_offset)
         # A member's content begins behind a header of its own, with its own padding.

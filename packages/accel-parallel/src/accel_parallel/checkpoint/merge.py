@@ -235,14 +235,14 @@ def _pieces(folder: ShardFolder, name: str, stored: StoredTensor) -> Iterator[Te
 
 def _ties(folder: ShardFolder, chosen: Mapping[str, str]) -> dict[str, str]:
     """Return the names of matrices whose values lie under an earlier name too, and that name."""
-    alike: dict[object, list[str]] = {}
+    same: dict[object, list[str]] = {}
     for bare, name in chosen.items():
         stored = folder.tensors.get(name)
         if stored is not None and stored.dtype.is_floating_point and len(stored.shape) > 1:
             key = (stored.dtype, stored.shape, tuple(sorted((box.offsets, box.sizes) for box in stored.boxes)))
-            alike.setdefault(key, []).append(bare)
+            same.setdefault(key, []).append(bare)
     found: dict[str, str] = {}
-    for group in alike.values():
+    for group in same.values():
         by_sample: dict[bytes, list[str]] = {}
         for bare in group if len(group) > 1 else ():
             by_sample.setdefault(folder.sample(chosen[bare]), []).append(bare)

@@ -2,7 +2,7 @@
 
 torch's planner decides which rank writes which piece; the ranks tell each other their plans once, before anything is
 written. Then every rank writes its shard alone, also in the background, and tells with its list of files where each
-piece came to lie. The rank that completes the folder (the keeper) writes the list of shards, and then the manifest.
+piece came to lie. The rank that completes the folder (the committer) writes the list of shards, and then the manifest.
 
 Shards add nothing to the states that a crash can leave (see `commit`): they lie in the folder that a save is staged
 in, and are placed like every other file. Where a save of two ranks is stopped, what is left is one of these:
@@ -12,8 +12,8 @@ in, and are placed like every other file. Where a save of two ranks is stopped, 
 | a rank wrote a part of its shard | `__0_0.distcp`, cut off | incomplete (3, 6) | what stood before | deletes it |
 | one rank wrote its shard | `__0_0.distcp` | incomplete (3, 6) | what stood before | deletes it |
 | all ranks wrote theirs | all shards | incomplete (3, 6) | what stood before | deletes it |
-| the keeper wrote the list | shards, `.metadata` | incomplete (3, 6) | what stood before | deletes it |
-| the keeper wrote the manifest | all of it, and manifest | prepared (4, 5, 7) | as for any save | as for any save |
+| the committer wrote the list | shards, `.metadata` | incomplete (3, 6) | what stood before | deletes it |
+| the committer wrote the manifest | all of it, and manifest | prepared (4, 5, 7) | as for any save | as for any save |
 | the commit | the same, committed | 8 | the new save, all of it | places it |
 | a part of the shards was placed | the same, committed | 8, a mixture | the new save, all of it | places it |
 | a save in whole files replaced them | no shards | 8 | the new save, all of it | removes the shards |

@@ -54,7 +54,7 @@ class Attention(ABC):
             EngineUnavailableError: Something that this way to compute it cannot honor.
         """
 
-    def settle(self) -> None:
+    def raise_refusals(self) -> None:
         """Raise, on all ranks, what any of them refused; called where a forward pass is over.
 
         Raises:
@@ -72,7 +72,7 @@ class Attention(ABC):
         """
         self._refusals.append(refusals)
         if refusals.device.type == "cpu":
-            self.settle()
+            self.raise_refusals()
 
     def check(self, query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> None:
         """Refuse keys that are not this rank's part of the sequence, and two masks at once.

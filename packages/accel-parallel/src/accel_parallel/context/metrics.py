@@ -51,7 +51,7 @@ def of_whole_samples(value: _T, group: dist.ProcessGroup) -> _T:
         return value  # whoever gathers names what differs
     means: dict[int, float] = {}
     for leaf, ranks in zip(leaves, zip(*everywhere, strict=True), strict=True):
-        if _alike(ranks):
+        if _same_structure(ranks):
             continue
         losses = [each.loss for each in ranks if each.loss is not None]
         if len(losses) < len(ranks):
@@ -95,7 +95,7 @@ def _loss(value: torch.Tensor) -> float | None:
     return float(first) if value.dim() == 0 or bool((value == first).all()) else None
 
 
-def _alike(ranks: Sequence[_Leaf]) -> bool:
+def _same_structure(ranks: Sequence[_Leaf]) -> bool:
     first = ranks[0]
     limit = _TOLERANCE * first.size
     return all(

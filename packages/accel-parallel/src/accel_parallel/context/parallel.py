@@ -92,7 +92,7 @@ class ContextParallel:
             try:
                 with attending(attention):
                     yield
-                attention.settle()
+                attention.raise_refusals()
             finally:
                 self._attention = None
 
@@ -116,7 +116,7 @@ class ContextParallel:
     def around_backward(self) -> AbstractContextManager[object]:
         """Return the context of a backward pass, which belongs into the block of its forward pass."""
         if self._attention is not None:
-            self._attention.settle()
+            self._attention.raise_refusals()
             self._left_open = False
             return nullcontext()
         # What was computed in a block may be computed again, by activation checkpointing, where no block is open.

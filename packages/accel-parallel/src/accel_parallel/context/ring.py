@@ -60,7 +60,7 @@ class RingAttention(Attention):
             key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
         return cast(torch.Tensor, _Ring.apply(self.group, is_causal, scale, query, key, value))  # type: ignore[no-untyped-call]
 
-    def settle(self) -> None:
+    def raise_refusals(self) -> None:
         """Raise, on all ranks, if any of them had a mask: one exchange for all the attention of a forward pass.
 
         Raises:
@@ -69,7 +69,7 @@ class RingAttention(Attention):
         masked, self._masked = self._masked, []
         if masked:
             self._refusals.append(gather_flags(self.group, any(masked), self._device))
-        super().settle()
+        super().raise_refusals()
 
     def _check_kernel(self, query: torch.Tensor, value: torch.Tensor, dropout_p: float) -> None:
         """Refuse what the kernels of a ring cannot do, which is the same on all ranks.

@@ -25,7 +25,7 @@ from accel_parallel.sharding.guards import refuse_copies
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.sharding.replaced import keeping_marks
 
-__all__ = ["ExpertParallel", "share_out"]
+__all__ = ["ExpertParallel", "spread_experts"]
 
 _BALANCE = "load_balancing_loss_func"
 """How models of transformers call the loss by which routers learn to use all experts alike."""
@@ -79,7 +79,7 @@ class ExpertParallel:
             for module in found.values():
                 if from_main:
                     receive([module], self._world.device)
-                share_out(module, self.mesh, self._world.device, cast=self._cast)
+                spread_experts(module, self.mesh, self._world.device, cast=self._cast)
         _balance_over(model, self._readers)
         refuse_copies(model)  # a copy's forward passes would compute with the experts of this one
         return from_main
@@ -92,7 +92,7 @@ def cut(parameter: nn.Parameter, mesh: DeviceMesh, device: torch.device) -> nn.P
     return nn.Parameter(DTensor.from_local(held, mesh, [Shard(0)], run_check=False), parameter.requires_grad)
 
 
-def share_out(
+def spread_experts(
     module: nn.Module,
     mesh: DeviceMesh,
     device: torch.device,

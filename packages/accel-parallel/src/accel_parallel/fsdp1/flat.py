@@ -36,7 +36,7 @@ def held_state(
     wrapper: torch.nn.Module,
     shapes: Mapping[str, torch.Size],
     whole: Container[int],
-    tell: Callable[[Lengths], list[Lengths]],
+    exchange: Callable[[Lengths], list[Lengths]],
     holders: Sequence[int],
     rank: int,
 ) -> dict[str, Any] | None:
@@ -52,9 +52,11 @@ def held_state(
     usable = usable and all(
         id(value) in known or id(value) in whole for value in state.values() if isinstance(value, torch.nn.Parameter)
     )
-    told = tell([run.numel() for run in runs.values()] if usable else None)
-    lengths = [each for each in (told[holder] for holder in holders) if each is not None]
-    if None in told or any(sum(parts) != math.prod(shapes[name]) for name, *parts in zip(runs, *lengths, strict=True)):
+    answers = exchange([run.numel() for run in runs.values()] if usable else None)
+    lengths = [each for each in (answers[holder] for holder in holders) if each is not None]
+    if None in answers or any(
+        sum(parts) != math.prod(shapes[name]) for name, *parts in zip(runs, *lengths, strict=True)
+    ):
         return None
     place = holders.index(rank)
     parts = {

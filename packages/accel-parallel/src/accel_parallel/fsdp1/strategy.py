@@ -174,7 +174,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def _wrap(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         if self.world.is_main:
-            plan.tell(model, self.plugin.mixed_precision_policy)
+            plan.log(model, self.plugin.mixed_precision_policy)
         self._shapes[model] = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._ties[model] = tied_tensor_groups(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -36,7 +36,7 @@ def shard(
     Where nobody knows yet whether all ranks start from what the first one has, they find out.
     """
     if world.is_main:
-        plan.tell(model, plugin.mixed_precision_policy)
+        plan.log(model, plugin.mixed_precision_policy)
     arguments = arguments_of(plugin, mesh, world.device)
     if from_main is None:
         from_main = starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))

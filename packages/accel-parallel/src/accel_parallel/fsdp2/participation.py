@@ -173,14 +173,14 @@ class Participation:
         """Learn which parameters no rank used; a rank that used all of them tells the others, and waits for none."""
         if all(group.is_complete for group in groups):
             # A copy: the reduction writes what the other ranks did into it.
-            self._tell(complete.clone())
+            self._share(complete.clone())
             return
         flags = torch.tensor([flag for group in groups for flag in group.flags()], dtype=torch.uint8)
         flags = flags.to(self._world.device)
-        self._tell(flags)
+        self._share(flags)
         self._wait()
-        said = iter(flags.tolist())
-        highest = [(group, [next(said) for _ in group.flags()]) for group in groups]
+        values = iter(flags.tolist())
+        highest = [(group, [next(values) for _ in group.flags()]) for group in groups]
         uneven = [group for group, (run, skipped, *_) in highest if run and skipped]
         if uneven:
             own = ", ".join(group.name for group in uneven if not group.is_skipped)
@@ -192,7 +192,7 @@ class Participation:
         for group, (_, _, *used) in highest:
             group.clear(used)
 
-    def _tell(self, flags: torch.Tensor) -> None:
+    def _share(self, flags: torch.Tensor) -> None:
         """Begin to replace numbers by the largest that any rank has."""
         for group in self._groups:
             self._wait()

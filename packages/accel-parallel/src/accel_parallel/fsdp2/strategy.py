@@ -114,7 +114,7 @@ class FullyShardStrategy(ShardedStrategy):
             super().backward(loss, **kwargs)
         self.participation.complete()
         if self.tensor is not None:
-            self.tensor.prove(loss, self.averaging)
+            self.tensor.check_replicas(loss, self.averaging)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Also let ranks use different parameters where a loss was not given to `backward` here."""

@@ -33,7 +33,7 @@ from accel_parallel.sharding.scaler import together
 from accel_parallel.sharding.whole import gather
 from accel_parallel.tensor.parallel import TensorParallel
 from accel_parallel.tensor.plan import TensorPlan
-from accel_parallel.tensor.split import is_split, settle
+from accel_parallel.tensor.split import is_split, move_unsplit
 
 __all__ = ["MeshStrategy"]
 
@@ -162,7 +162,7 @@ class MeshStrategy(SequenceStrategy):
         if self.experts is not None:
             self.experts.split(self._bare(model))
         if is_split(model):
-            settle(model, self.world.device)
+            move_unsplit(model, self.world.device)
         else:
             super().place(model)
 
@@ -210,7 +210,7 @@ class MeshStrategy(SequenceStrategy):
             super().backward(loss, **kwargs)
         self.averaging.complete()
         if self.tensor is not None:
-            self.tensor.prove(loss, self.averaging)
+            self.tensor.check_replicas(loss, self.averaging)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes add up gradients on each rank."""
@@ -222,10 +222,10 @@ class MeshStrategy(SequenceStrategy):
 
     def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, wherever they lie, down to a common norm; returns a plain scalar, equal on all ranks."""
-        self.averaging.settle()
+        self.averaging.reduce_partial()
         return gradients.clip_norm(self._names.trained(clip.parameters), clip.limit, clip.norm_type)
 
     def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element, wherever it lies."""
-        self.averaging.settle()
+        self.averaging.reduce_partial()
         gradients.clip_value(self._names.trained(clip.parameters), clip.limit)

@@ -16,15 +16,15 @@ from accel_core.comm.control import Channel, in_step
 from accel_core.errors import CheckpointMismatchError, PartView, PreparationError
 from accel_core.mesh.tensor import fill, local_part, spread_like
 from accel_core.process.world import World
-from accel_core.strategies.alike import fingerprint
+from accel_core.strategies.fingerprint import fingerprint
 
 __all__ = [
     "Empty",
     "Handover",
+    "load_whole_state",
     "receive",
     "receive_new",
     "refuse_empty",
-    "share_out",
     "starts_from_main",
     "views_in",
     "views_of",
@@ -197,7 +197,7 @@ def _send(tensor: torch.Tensor, sent: set[int]) -> None:
 
 
 @torch.no_grad()
-def share_out(model: nn.Module, state: Mapping[str, torch.Tensor], world: World, device: torch.device) -> None:
+def load_whole_state(model: nn.Module, state: Mapping[str, torch.Tensor], world: World, device: torch.device) -> None:
     """Give a sharded model the whole state that the first rank has, one tensor at a time; every rank calls it.
 
     Values take the dtype that the model has. What is on the meta device gets memory, and with it a new parameter.

@@ -104,8 +104,8 @@ class ShardedStrategy(SequenceStrategy):
         """
         if parallelism is None or parallelism.total_size == 1:
             return cls._without_axes(rank, world_size, plugin)
-        beside = [*parallelism.non_dp_dim_names, *(["ep"] if parallelism.ep_enabled else [])]
-        others = [axis for axis in beside if axis not in cls.combines]
+        axes = [*parallelism.non_dp_dim_names, *(["ep"] if parallelism.ep_enabled else [])]
+        others = [axis for axis in axes if axis not in cls.combines]
         if others:
             raise EngineUnavailableError(
                 f"{cls.name.upper()} is not combined with tensor, expert, context or sequence parallel in this way; "

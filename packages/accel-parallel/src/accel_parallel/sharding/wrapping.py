@@ -57,7 +57,7 @@ class WrapPlan:
                 "found. Name its blocks in transformer_cls_names_to_wrap, or set activation_checkpointing=False."
             )
 
-    def tell(self, model: nn.Module, policy: Any) -> None:
+    def log(self, model: nn.Module, policy: Any) -> None:
         """Log the plan, as a warning where nothing is sharded on its own, and the number formats."""
         name = type(model).__name__
         if self.blocks:
@@ -184,8 +184,8 @@ def _repeated(name: str, module: nn.Module, ignored: set[int]) -> Iterator[tuple
     prefix = f"{name}." if name else ""
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1:
         first = children[0][1]
-        alike = all(type(child) is type(first) for _, child in children) and any(True for _ in first.parameters())
-        if alike and _can_run(first):
+        same_kind = all(type(child) is type(first) for _, child in children) and any(True for _ in first.parameters())
+        if same_kind and _can_run(first):
             yield from {id(block): (prefix + own, block) for own, block in children}.values()
             return
     for own, child in children:

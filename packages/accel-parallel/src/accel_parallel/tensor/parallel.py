@@ -122,7 +122,7 @@ class TensorParallel:
             for parameter, gradient in earlier:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
-    def prove(self, loss: torch.Tensor, averaging: Averaging) -> None:
+    def check_replicas(self, loss: torch.Tensor, averaging: Averaging) -> None:
         """Compare what ranks of one replica hold of the same, for models whose first gradients are complete.
 
         Raises:

@@ -18,7 +18,7 @@ from accel_core.process.world import World
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.tensor.plan import TensorPlan
 
-__all__ = ["check_arrived", "cut", "is_split", "settle", "split"]
+__all__ = ["check_arrived", "cut", "is_split", "move_unsplit", "split"]
 
 
 def is_split(model: nn.Module) -> bool:
@@ -51,7 +51,7 @@ def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
             )
 
 
-def settle(model: nn.Module, device: torch.device) -> None:
+def move_unsplit(model: nn.Module, device: torch.device) -> None:
     """Move what is whole in a model that arrived split; its parts are on the devices of their mesh."""
     for tensor in (*model.parameters(), *model.buffers()):
         if not isinstance(tensor, DTensor) and tensor.device != device:

@@ -137,8 +137,8 @@ class XlaStrategy(MeshStrategy):
 def _is_sharded(model: torch.nn.Module) -> bool:
     """Return whether torch_xla shards a model; its classes are looked up only where they were imported."""
     for wrapper in engines()["xla"].containers:
-        home, _, name = wrapper.partition(":")
-        kind = getattr(sys.modules.get(home), name, None)
+        module, _, name = wrapper.partition(":")
+        kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(model, kind):
             return True
     return False

@@ -67,11 +67,11 @@ class Probe:
             name = self._distributions[module]
             if not error:
                 continue
-            tell = problem if module == "torch" else warning  # a run may do without the others
+            finding = problem if module == "torch" else warning  # a run may do without the others
             remedy = f"Run `pip install --force-reinstall {name}`" + (
                 "." if module == "torch" else ", or uninstall it."
             )
-            findings.append(tell(_LIBRARIES, f"{name} cannot be imported; got {error}", remedy))
+            findings.append(finding(_LIBRARIES, f"{name} cannot be imported; got {error}", remedy))
         whole = [self._distributions[module] for module, error in errors.items() if not error]
         left = [name for module, name in self._distributions.items() if module not in errors]
         if whole:

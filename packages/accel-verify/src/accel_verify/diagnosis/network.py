@@ -41,19 +41,19 @@ def _address(interface: str) -> str:
         return socket.inet_ntoa(found[20:24])
 
 
-def _selection(variable: str, said: str, interfaces: list[str]) -> DoctorFinding:
+def _selection(variable: str, value: str, interfaces: list[str]) -> DoctorFinding:
     """Check that a variable leaves an interface; NCCL takes prefixes of names, = for exact names and ^ to exclude."""
-    words, nccl = said.split(","), variable.startswith("NCCL")
-    others, exact = nccl and said.startswith("^"), not nccl or said.lstrip("^").startswith("=")
+    words, nccl = value.split(","), variable.startswith("NCCL")
+    others, exact = nccl and value.startswith("^"), not nccl or value.lstrip("^").startswith("=")
     words = [word.lstrip("^=") for word in words] if nccl else words
     named = [name for name in interfaces if any(name == word if exact else name.startswith(word) for word in words)]
     missing = [] if nccl else [word for word in words if word not in interfaces]  # gloo needs all of them
     left = [name for name in interfaces if name not in named] if others else named
     if left and not missing:
-        return ok(_TOPIC, f"{variable}={said} leaves {', '.join(left)}")
+        return ok(_TOPIC, f"{variable}={value} leaves {', '.join(left)}")
     return problem(
         _TOPIC,
-        f"{variable} does not name an interface of this machine; got {said}",
+        f"{variable} does not name an interface of this machine; got {value}",
         f"Set it to one of {', '.join(interfaces)}, or unset it.",
     )
 

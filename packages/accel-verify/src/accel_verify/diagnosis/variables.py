@@ -44,8 +44,8 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def check_variables(environment: Mapping[str, str]) -> list[DoctorFinding]:
     """Examine the variables that processes will inherit."""
     found = [*_unknown(environment), *_contradictions(environment)]
-    said = sorted(name for name in environment if name in KNOWN)
-    return found or [ok(_TOPIC, f"no contradiction; accel reads {', '.join(said) or 'none that is set'}")]
+    set_here = sorted(name for name in environment if name in KNOWN)
+    return found or [ok(_TOPIC, f"no contradiction; accel reads {', '.join(set_here) or 'none that is set'}")]
 
 
 def _unknown(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
@@ -86,15 +86,15 @@ def _contradictions(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
 
 def _ranks(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     """Look for variables that a launcher sets for its processes, in a shell that is not one of them."""
-    said = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if environment.get(name)]
-    if not said:
+    set_here = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if environment.get(name)]
+    if not set_here:
         return
-    shown = ", ".join(f"{name}={environment[name]}" for name in said)
+    shown = ", ".join(f"{name}={environment[name]}" for name in set_here)
     rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    unset = f"Run `unset {' '.join(said)}`."
+    unset = f"Run `unset {' '.join(set_here)}`."
     if rank.isdecimal() and size.isdecimal() and int(rank) >= int(size):
         yield problem(_TOPIC, f"RANK has to be below WORLD_SIZE; got {shown}", unset)
-    elif size != "1" or len(said) < 3:
+    elif size != "1" or len(set_here) < 3:
         message = (
             f"this shell has variables of a started process ({shown}): a script run without a launcher waits for others"
         )

@@ -187,11 +187,11 @@ class TrackerConformance:
         source = inspect.getsourcefile(cls)
         seconds = str(cls.timeout * slowness())
         words = [sys.executable, "-c", _SESSION, str(source), cls.__qualname__, str(folder), seconds]
-        said = folder.with_name(f"{folder.name}.printed")
-        with open(said, "wb") as printed:
+        output = folder.with_name(f"{folder.name}.printed")
+        with open(output, "wb") as printed:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
             done = subprocess.run(words, env=os.environ | environment, check=False, **streams)
-        assert done.returncode == 0, said.read_text(errors="replace")
+        assert done.returncode == 0, output.read_text(errors="replace")
         with open(folder / "found.pickle", "rb") as file:
             found: dict[str, Any] = pickle.load(file)
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -92,8 +92,10 @@ class Placement:
         """Return those of some tensors that go to a device."""
         return {name: value for name, value in tensors.items() if str(self.device_of(name)) == place}
 
-    def check_blocks_fit(self, preload_module_classes: list[str] | None, dtype: Dtype | None = None) -> None:
-        """Check that the device of offloaded blocks has memory for the largest of them.
+    def check_blocks_fit(
+        self, preload_module_classes: list[str] | None, dtype: Dtype | None = None, alone: Collection[str] = ()
+    ) -> None:
+        """Check that the device of offloaded blocks has memory for the largest of them; those in `alone` come in parts.
 
         Raises:
             DeviceMapError: When all of its memory is less than one block.
@@ -105,6 +107,7 @@ class Placement:
             self.main,
             preload_module_classes,
             wanted if isinstance(wanted, torch.dtype) else None,
+            alone,
         )
 
     def room_left(self, max_memory: Mapping[int | str, int | str], dtype: Dtype | None) -> int | None:

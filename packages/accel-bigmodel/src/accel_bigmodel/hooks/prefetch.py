@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.experts import ExpertsHook
 from accel_bigmodel.hooks.hook import SequentialHook
 from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
@@ -63,8 +64,10 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
 def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook]]:
     for module in model.modules():
         for residency in residencies_of(module):
-            if residency.slots and isinstance(residency.hook, AlignDevicesHook):
-                yield residency, residency.hook
+            hook = residency.hook
+            # Which experts will be needed is not known before the router ran.
+            if residency.slots and isinstance(hook, AlignDevicesHook) and not isinstance(hook, ExpertsHook):
+                yield residency, hook
 
 
 def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWeightsLoader, str] | None:

@@ -141,18 +141,21 @@ class MappedFile:
         check_booleans(view, self.path)
         return view
 
-    def will_need(self, name: str) -> None:
-        """Ask the kernel to read a tensor's pages ahead."""
-        self._advise(mmap.MADV_WILLNEED, self.entries[name])
+    def will_need(self, name: str, row: int | None = None) -> None:
+        """Ask the kernel to read the pages of a tensor, or of one of its rows, ahead."""
+        self._advise(mmap.MADV_WILLNEED, self.entries[name], row)
 
-    def done_with(self, name: str) -> None:
-        """Release a tensor's pages; touching it again reads the file again."""
-        self._advise(mmap.MADV_DONTNEED, self.entries[name])
+    def done_with(self, name: str, row: int | None = None) -> None:
+        """Release the pages of a tensor, or of one of its rows; touching it again reads the file again."""
+        self._advise(mmap.MADV_DONTNEED, self.entries[name], row)
 
-    def _advise(self, advice: int, entry: StoredTensor) -> None:
+    def _advise(self, advice: int, entry: StoredTensor, row: int | None) -> None:
         if self._map is None or entry.nbytes == 0:
             return
         first, last = entry.start, entry.stop
+        if row is not None:
+            size = entry.nbytes // entry.shape[0]
+            first, last = first + row * size, first + (row + 1) * size
         if advice == mmap.MADV_DONTNEED:
             # Whole pages of this tensor alone: a neighbor may have been written to, in memory.
             first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE

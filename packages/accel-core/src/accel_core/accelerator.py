@@ -207,6 +207,7 @@ class Accelerator(FunctionControl):
         return self
 
     def __copy__(self: _A) -> _A:
+        # Not by `__getstate__`, which `copy.copy` would use: that sets up a second runtime.
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
@@ -843,6 +844,7 @@ class Accelerator(FunctionControl):
         except AccelError:
             raise
         except Exception:
+            # Looked at after a failure only: a check before it would cost every step.
             fits = hasattr(loss, "backward")
             expect(fits, loss, "backward() takes a loss tensor", "Pass the loss itself, before .item() or float().")
             raise
@@ -1453,7 +1455,7 @@ class Accelerator(FunctionControl):
             >>> accelerator.end_training()
         """
         self._runtime.hub.finish()
-        checkpoint.background.finish()
+        checkpoint.background.finish()  # before the process group goes over which its ranks agree
         if self._runtime.world.backend is not None:
             world.destroy()
 

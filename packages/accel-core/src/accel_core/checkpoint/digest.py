@@ -68,7 +68,7 @@ class HashingFile:
     def _append(self, part: memoryview) -> None:
         try:
             while len(part):
-                part = part[os.write(self._descriptor, part) :]
+                part = part[os.write(self._descriptor, part) :]  # a write may take only a part of it
         except OSError as failure:
             self._failure = failure
             raise

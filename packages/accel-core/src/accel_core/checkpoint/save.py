@@ -231,6 +231,7 @@ class Transaction:
         if self.limit is not None:
             if self.completes:
                 commit.prune(self.target, self.limit)
+            # No rank leaves while an old checkpoint is half deleted.
             ranks.exchange(None)
         return self.target
 

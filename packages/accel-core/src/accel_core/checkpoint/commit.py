@@ -115,8 +115,8 @@ def files_in(staging: Path) -> list[str]:
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:
     """Finish what was staged, all of it on disk: from then on it can be published."""
-    (staging / _COMMITTER).unlink(missing_ok=True)
-    if staging.parent != target.parent:
+    (staging / _COMMITTER).unlink(missing_ok=True)  # no part of the checkpoint
+    if staging.parent != target.parent:  # inside of it, where files may have to be replaced
         state_journal(target).prepare(staging)
     # Last: a folder counts as complete from its manifest on.
     manifest.write(staging)
@@ -334,7 +334,7 @@ def _discard(folder: Path, target: Path) -> None:
     try:
         if not folder.name.startswith(GONE):
             gone = sibling_path(folder.parent / target.name, GONE, names.fresh_id())
-            os.rename(folder, gone)
+            os.rename(folder, gone)  # its name says so, whatever becomes of its files
         if gone.is_dir() and not gone.is_symlink():
             deferred_delete.remove(gone)
         else:

@@ -133,7 +133,7 @@ def _read_and_compare(request: LoadRequest) -> Reading:
                 if failure is not None:
                     raise failure
                 return reading
-        time.sleep(_PAUSE * 2**attempt)
+        time.sleep(_PAUSE * 2**attempt)  # the other process may not be done
     raise CheckpointError(
         f"The checkpoint {str(request.input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
         "meanwhile. Load a copy of it, or save less often."

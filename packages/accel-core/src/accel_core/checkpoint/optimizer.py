@@ -110,6 +110,7 @@ def differences(state: Any, optimizer: Any) -> list[str]:
     current = getattr(optimizer, "state", {})
     for key, entries in state["state"].items():
         parameter = parameters.get(key)
+        # Of no parameter: torch keeps such an entry as it is.
         if parameter is None:
             continue
         own_entries = current.get(parameter, {})

@@ -74,7 +74,7 @@ def restore(states: dict[str, Any], world: World) -> None:
 def derive(states: dict[str, Any], world: World) -> None:
     """Seed the generators of a rank that did not save, from the states of a rank that did."""
     words = bytes(states[_TORCH].tolist()) + world.rank.to_bytes(8, "little")
-    seed = int(digest_of_bytes(words)[:15], 16)
+    seed = int(digest_of_bytes(words)[:15], 16)  # 60 bits, which torch takes for a seed
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:

@@ -53,7 +53,7 @@ def parts(run: Run) -> list[Part]:
     found: list[Part] = []
 
     def add(name: str, component: str, state: object) -> None:
-        pickles.prove_readable(state, component)
+        pickles.prove_readable(state, component)  # refused now, and not when it is to be loaded
         found.append(FilePart(name, "object", state))
 
     for index, scheduler in enumerate(run.schedulers):

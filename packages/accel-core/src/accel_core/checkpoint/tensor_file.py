@@ -58,6 +58,7 @@ class TensorFile:
     def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
         self.path = folder / name
         self._descriptor = open_member(folder, name, links=links)
+        # Open as long as it may be read: another save can take its name meanwhile.
         weakref.finalize(self, os.close, self._descriptor)
         self.tensors, metadata = read_header(self._descriptor, self.path)
         self.aliases = {

@@ -166,7 +166,7 @@ def lay_out(nest: object, operation: str, device: torch.device, world_size: int)
     if layout is None:
         check_kinds(nest, operation)
         if len(_layouts) >= _REMEMBERED:
-            _layouts.pop(next(iter(_layouts)))
+            _layouts.pop(next(iter(_layouts)))  # the oldest: ever new shapes must not fill the memory
         layout = _layouts[key] = _lay_out(leaves, spec, device, world_size)
     return leaves, layout
 

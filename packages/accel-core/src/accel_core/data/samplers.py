@@ -86,11 +86,9 @@ def _spec_of(shard: BatchSamplerShard | IterableDatasetShard, *, even: bool = Tr
 
 
 def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
-    """Return the batches of a batch sampler from a position on.
-
-    torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
-    of another class whole batches are drawn and let go.
-    """
+    """Return the batches of a batch sampler from a position on."""
+    # torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
+    # of another class whole batches are drawn and let go.
     if type(batch_sampler) is not BatchSampler:
         return skip_samples(iter(batch_sampler), offset, keep)
     order = iter(batch_sampler.sampler)

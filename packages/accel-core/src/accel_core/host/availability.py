@@ -40,12 +40,7 @@ OLDEST_TORCHAO = "0.6.1"
 
 def has_library(module: str, *distributions: str) -> bool:
     """Return whether a module can be imported and belongs to an installed distribution."""
-    try:
-        if importlib.util.find_spec(module) is None:
-            return False
-    except (ImportError, ValueError):
-        return False
-    return any(version_of(name) is not None for name in distributions or (module,))
+    return has_module(module) and any(version_of(name) is not None for name in distributions or (module,))
 
 
 def _torch() -> ModuleType:
@@ -56,7 +51,7 @@ def has_module(name: str) -> bool:
     """Return whether a module without distribution metadata of a known name can be imported."""
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except (ImportError, ValueError):  # the package above it is not installed, or has no spec
         return False
 
 

@@ -31,11 +31,9 @@ def is_spread(model: torch.nn.Module) -> bool:
 
 
 def move(model: torch.nn.Module, device: torch.device) -> None:
-    """Move a model to the device.
-
-    It stays where it is if a device map placed its parts, or if hooks move its weights and inputs together. A device
-    map with a single device for the whole model does not count.
-    """
+    """Move a model to the device."""
+    # A device map placed the parts, or hooks move weights and inputs together. One with a single device for the whole
+    # model does not count.
     placed = is_spread(model) or (_maps(model) and "_hf_hook" in model.__dict__) or "disk" in devices_of(model)
     if not placed:
         model.to(device)
@@ -77,7 +75,7 @@ def refuse_sharded(model: torch.nn.Module) -> None:
     Raises:
         PreparationError: Some part of it is sharded.
     """
-    library = sys.modules.get("torch.distributed.fsdp")
+    library = sys.modules.get("torch.distributed.fsdp")  # whoever sharded a model has imported it
     if library is None:
         return
     kinds = (library.FSDPModule, library.FullyShardedDataParallel)

@@ -457,6 +457,7 @@ class Strategy(ABC):
         parameters = [p for model in models for p in model.parameters()] or [
             p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
         ]
+        # By identity: a gradient that two models share is scaled once.
         by_type: dict[type, dict[int, torch.Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -173,9 +174,9 @@ def _is_older(version: str, oldest: str) -> bool:
 
 
 def load(path: str) -> Any:
-    """Import what `module:name` names."""
+    """Import what `module:name` names; the name may lead through a class."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 _XLA_FSDP = (

@@ -23,9 +23,8 @@ from accel_core.errors import (
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
-from accel_core.options.enums import PRECISIONS, DistributedType, DynamoBackend
+from accel_core.options.enums import DistributedType, DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
@@ -112,20 +111,8 @@ class DeepSpeedStrategy(Strategy):
         return GroupNeeds(alone=True)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return a precision that changes nothing: the engine casts weights and scales losses.
-
-        Raises:
-            DeviceUnavailableError: The hardware does not support the requested precision.
-            EngineUnavailableError: fp8 was requested.
-        """
-        if PRECISIONS[asked.name].exchanges_layers:
-            raise EngineUnavailableError(
-                f"DeepSpeed cannot train in {asked.name}; got mixed_precision={asked.name!r}. "
-                "Use mixed_precision='bf16'."
-            )
-        # Only to check that the hardware supports it.
-        precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
-        return Precision(asked.name, asked.autocast)
+        """Leave casts of weights and scales of losses to the engine."""
+        return asked.left_to("DeepSpeed", self.world, "Use mixed_precision='bf16'.")
 
     def label(self) -> DistributedType:
         """Return the label of DeepSpeed."""

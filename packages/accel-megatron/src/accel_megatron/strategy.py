@@ -13,9 +13,8 @@ import torch
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
-from accel_core.options.enums import PRECISIONS, DistributedType
+from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies.bundle import Bundle, Kind, Slot
@@ -80,20 +79,9 @@ class MegatronStrategy(Strategy):
         return GroupNeeds(alone=True)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return a precision that changes nothing: megatron-core casts weights and scales losses.
-
-        Raises:
-            DeviceUnavailableError: The hardware does not support the requested precision.
-            EngineUnavailableError: fp8 was requested.
-        """
-        if PRECISIONS[asked.name].exchanges_layers:
-            raise EngineUnavailableError(
-                f"Megatron configures fp8 by an argument of its own; got mixed_precision={asked.name!r}. Use "
-                "mixed_precision='bf16' and other_megatron_args={'fp8': 'hybrid'}."
-            )
-        # Only to check that the hardware supports it.
-        precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
-        return Precision(asked.name, asked.autocast)
+        """Leave casts of weights and scales of losses to megatron-core."""
+        instead = "Use mixed_precision='bf16' and other_megatron_args={'fp8': 'hybrid'}."
+        return asked.left_to("Megatron", self.world, instead)
 
     def label(self) -> DistributedType:
         """Return the label of Megatron."""

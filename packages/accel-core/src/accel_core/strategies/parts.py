@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accel_core._records import record
+from accel_core.errors import EngineUnavailableError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options.enums import PRECISIONS
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision import registry as precisions
+from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 
 if TYPE_CHECKING:
@@ -55,6 +59,21 @@ class PrecisionRequest:
     autocast: AutocastKwargs
     scaler: GradScalerKwargs
     recipes: tuple[KwargsHandler, ...] = ()
+
+    def left_to(self, engine: str, world: World, instead: str) -> Precision:
+        """Return a precision that changes nothing, for an engine that casts weights and scales losses itself.
+
+        Raises:
+            DeviceUnavailableError: The hardware does not support the requested precision.
+            EngineUnavailableError: fp8 was requested, for which the message says what to write `instead`.
+        """
+        if PRECISIONS[self.name].exchanges_layers:
+            raise EngineUnavailableError(
+                f"{engine} cannot train in {self.name} by mixed_precision; got mixed_precision={self.name!r}. {instead}"
+            )
+        # Only to check that the hardware supports it.
+        precisions.choose(self.name, world, self.autocast, self.scaler)
+        return Precision(self.name, self.autocast)
 
 
 @record(frozen=True)

@@ -83,13 +83,11 @@ class Attention(ABC):
             raise EngineUnavailableError(self.refusal)
 
     def _note(self, refusals: torch.Tensor) -> None:
-        """Note which ranks refuse: raise at once where that costs nothing, later where reading would stop a device.
-
-        Masks may differ from rank to rank, with the padding of their tokens. A rank that refuses takes part in the
-        exchange all the same, or the others would wait for it.
-        """
+        """Note which ranks refuse: raise at once where that costs nothing, later where reading would stop a device."""
+        # Masks may differ by rank, with the padding of tokens; a rank that refuses still takes part, or others would
+        # wait.
         self._refusals.append(refusals)
-        if refusals.device.type == "cpu":
+        if refusals.device.type == "cpu":  # elsewhere, reading would stop the device
             self.raise_refusals()
 
     def check(self, query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> None:
@@ -112,7 +110,7 @@ class Attention(ABC):
                 f"{'causal ' * is_causal}attention of {queries} queries to {keys} keys, whose positions in the "
                 "sequence are unknown. Train this model without context parallel."
             )
-        if is_causal and attn_mask is not None:
+        if is_causal and attn_mask is not None:  # torch refuses both as well
             raise EngineUnavailableError(
                 "Attention has a mask or is causal; got is_causal=True beside a mask. Put both in one mask."
             )
@@ -129,7 +127,7 @@ class GatheredAttention(Attention):
 
     def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
         super().__init__(group, share)
-        self._causal: dict[tuple[int, int], torch.Tensor] = {}
+        self._causal: dict[tuple[int, int], torch.Tensor] = {}  # the layers of a model ask for the same
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Return the attention of this rank's queries over all keys."""
@@ -151,6 +149,7 @@ class GatheredAttention(Attention):
     ) -> torch.Tensor:
         """Attend with each piece of this rank's queries to the keys up to its end, and to no others."""
         found: list[torch.Tensor] = []
+        # What comes after a piece costs nothing.
         for piece, own in zip(self.share.pieces, query.chunk(2, -2), strict=True):
             mask: Any = self._causal_mask(own.shape[-2], piece.stop, query.device)
             seen = slice(0, piece.stop)
@@ -173,6 +172,6 @@ class GatheredAttention(Attention):
 def _as_autocast(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the format in which autocast would have attention compute, so that fewer bytes are sent."""
     kind = tensor.device.type
-    if torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64:
+    if torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64:  # which autocast leaves alone
         return tensor.to(torch.get_autocast_dtype(kind))
     return tensor

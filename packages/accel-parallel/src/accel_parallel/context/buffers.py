@@ -29,6 +29,7 @@ def check_buffers(
         )
     lengths: set[int] = set()
     for place, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
+        # Memory is exchanged in place, unseen by autograd.
         if not isinstance(buffer, torch.Tensor) or buffer.requires_grad:
             got = f"a {type(buffer).__name__}" + (" that requires a gradient" * isinstance(buffer, torch.Tensor))
             raise ConfigurationError(
@@ -60,12 +61,10 @@ def check_buffers(
 def split_in_place(
     buffers: Sequence[torch.Tensor], dims: Sequence[int], no_restore: Collection[torch.Tensor], share: Share
 ) -> Iterator[None]:
-    """Let buffers hold this rank's part of the sequence in the block, and put back afterwards what they held.
-
-    Each gets other memory for that time, so views of one tensor (inputs and labels of one batch) do not overwrite one
-    another, and what is put back is what was there.
-    """
+    """Let buffers hold this rank's part of the sequence in the block, and put back afterwards what they held."""
+    # Other memory for that time: views of one tensor (inputs and labels of one batch) do not overwrite one another.
     kept = {id(buffer) for buffer in no_restore}
+    # One that is listed twice is split once.
     by_identity = {id(buffer): (buffer, dim) for buffer, dim in zip(buffers, dims, strict=True)}
     before: list[tuple[torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
@@ -73,8 +72,8 @@ def split_in_place(
     try:
         for key, (buffer, _) in by_identity.items():
             if key not in kept:
-                before.append((buffer, buffer.detach()))
-            _hold(buffer, parts.pop(key))
+                before.append((buffer, buffer.detach()))  # the same memory, to be put back
+            _hold(buffer, parts.pop(key))  # popped, so that only the buffer keeps it alive
         yield
     finally:
         for buffer, whole in before:

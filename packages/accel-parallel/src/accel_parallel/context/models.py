@@ -42,6 +42,7 @@ def find_model(model: nn.Module) -> nn.Module | None:
     """Return the first module that takes transformers' mask and positions, `model` or one inside it, or `None`."""
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "_attn_implementation"):
+            # The outermost module; what it makes goes to those inside.
             names = inspect.signature(module.forward).parameters
             if {"attention_mask", "position_ids"} <= set(names):
                 return module
@@ -81,6 +82,7 @@ class CompleteInputs:
                 f"{None if positions is None else tuple(positions.shape)} for tokens of shape {tuple(tokens.shape)}. "
                 "Pass position_ids, such as torch.arange(length)[None], and split them with the other buffers."
             )
+        # Others are what attention takes, whole.
         if mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 2):
             given["attention_mask"] = self._complete(module, given, tokens, share)
         return (), given
@@ -111,6 +113,7 @@ class CompleteInputs:
         whole_positions = None if cached else gather_whole(self.group, positions, -1)
         causal = any(getattr(part, "is_causal", False) is True for part in module.modules())
         if not causal:
+            # Without a mask, torch can take its faster kernels.
             return None if mask is None or bool(mask.all()) else mask.bool()[:, None, None, :]
         masks = self._masks(module, tokens, mask, whole_positions, share)
         if masks is None and not self.compiled:
@@ -139,6 +142,7 @@ class CompleteInputs:
         make = getattr(library, "create_masks_for_generate", None)
         masks: Any = mask
         if make is not None:
+            # Only its shape, dtype and device are read.
             like = torch.empty(tokens.shape[0], share.length, 1, dtype=module.dtype, device=tokens.device)
             masks = make(module.config, like, mask, None, position_ids=positions)
         if make is None or (isinstance(masks, torch.Tensor) and masks.dim() != 4):

@@ -35,7 +35,7 @@ class ContextParallel:
         self._kind = RingAttention if settings.cp_comm_strategy == "alltoall" else GatheredAttention
         self._attention: Attention | None = None
         self._left_open = False
-        self._watched: WeakSet[torch.nn.Module] = WeakSet()
+        self._watched: WeakSet[torch.nn.Module] = WeakSet()  # prepare may see a model twice
 
     @classmethod
     def of(cls, parts: Parts) -> ContextParallel | None:
@@ -88,11 +88,11 @@ class ContextParallel:
         share = check_buffers(given, dims, kept, self.group.rank(), self.group.size())
         attention = self._kind(self.group, share)
         with split_in_place(given, dims, kept, share):
-            self._attention, self._left_open = attention, True
+            self._attention, self._left_open = attention, True  # stays open until backward was called in a block
             try:
                 with attending(attention):
                     yield
-                attention.raise_refusals()
+                attention.raise_refusals()  # what no backward pass raised
             finally:
                 self._attention = None
 

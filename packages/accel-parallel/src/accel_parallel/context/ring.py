@@ -45,7 +45,7 @@ class RingAttention(Attention):
         """Return the attention of this rank's queries over all keys."""
         query, key, value = call.query, call.key, call.value
         self._check_kernel(query, value, call.dropout_p)
-        self._masked.append(call.mask is not None)
+        self._masked.append(call.mask is not None)  # told to others later, once for all layers
         self._device = query.device
         if call.enable_gqa:  # the kernels of a ring want as many heads of keys as of queries
             key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
@@ -115,7 +115,7 @@ class _Ring(torch.autograd.Function):
                 group,
                 _SEQUENCE_DIM,
                 kernel,
-                grad_out=gradients[0].contiguous(),
+                grad_out=gradients[0].contiguous(),  # what goes round is sent as it lies in memory
                 grad_out_name="grad_out",
                 query=query,
                 key=key,
@@ -133,7 +133,7 @@ class _Ring(torch.autograd.Function):
 def _options(is_causal: bool) -> Iterator[Any]:
     """Let torch's ring send from rank to rank, in the order in which a causal mask is shared evenly, for one call."""
     ring = _torch.ring_attention()
-    options = vars(ring._cp_options)
+    options = vars(ring._cp_options)  # settings of the process, so they hold for one call only
     before = options.copy()
     options.update(rotate_method=ring._RotateMethod.ALL_TO_ALL, enable_load_balance=is_causal)
     try:

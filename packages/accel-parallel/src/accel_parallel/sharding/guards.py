@@ -30,7 +30,7 @@ def cut_what_is_loaded(model: torch.nn.Module) -> None:
 def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         value = state.get(prefix + name)
-        if is_spread(parameter) and isinstance(value, torch.Tensor):
+        if is_spread(parameter) and isinstance(value, torch.Tensor):  # torch does not copy a whole tensor into parts
             state[prefix + name] = placed_like(value.detach(), parameter)
 
 
@@ -47,10 +47,8 @@ def _refuse_copy(kind: str, memo: object) -> None:
 
 
 def refuse_resizing(model: torch.nn.Module) -> None:
-    """Let transformers' `resize_token_embeddings` of a model, or of one inside it, end in an error that names the way.
-
-    It would make whole embeddings of what shards and optimizers go on with.
-    """
+    """Let `resize_token_embeddings` of a model, or of one inside it, end in an error that names the way."""
+    # It would make whole embeddings of what shards and optimizers go on with.
     for module in model.modules():
         if hasattr(module, "resize_token_embeddings"):
             module.__dict__["resize_token_embeddings"] = partial(_refuse_resizing, type(module).__name__)

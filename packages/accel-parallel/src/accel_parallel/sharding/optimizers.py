@@ -66,7 +66,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, forms: Iterable[str]) -> N
         PreparationError: It is one of `REFUSED`.
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)
-    for kind in type(optimizer).__mro__:
+    for kind in type(optimizer).__mro__:  # what derives from a refused one fails alike
         name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         refused = REFUSED.get(name)
         if refused is not None and not set(forms).isdisjoint(refused.forms):

@@ -215,11 +215,7 @@ class MegatronStrategy(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Return an engine unchanged; refuse any other model, which needs `prepare` with its optimizer and loaders.
-
-        Raises:
-            PreparationError: The model is not an engine.
-        """
+        """Return an engine unchanged; refuse any other model, which needs `prepare` with its optimizer and loaders."""
         if isinstance(model, MegatronEngine):
             return model
         raise PreparationError(
@@ -262,11 +258,7 @@ class MegatronStrategy(Strategy):
         return torch.tensor(0.0 if last is None else last.grad_norm or 0.0, device=self.world.device)
 
     def clip_grad_value_(self, clip: Clip) -> None:
-        """Refuse: the step was taken when the model was called.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: the step was taken when the model was called."""
         raise PreparationError(
             f"Megatron takes its step when the model is called; got clip_grad_value_({clip.limit}) after it. Set "
             "gradient_clipping of MegatronLMPlugin, which clips by the norm."
@@ -277,22 +269,14 @@ class MegatronStrategy(Strategy):
         return super().no_sync(model)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Refuse: no rank holds the whole model.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: no rank holds the whole model."""
         raise PreparationError(
             "Each Megatron rank holds only a part of the model; got a request for the whole state. Call "
             "accelerator.save_state, whose folder megatron.core.dist_checkpointing reads on any number of ranks."
         )
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-        """Refuse: no rank holds the whole model.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: no rank holds the whole model."""
         return self.state_dict(model).items()
 
 

@@ -122,11 +122,7 @@ class Averaging:
                 _reduce_partial(parameters)
 
     def refuse_unaveraged(self) -> None:
-        """Refuse a step with gradients that were not averaged.
-
-        Raises:
-            StateError: There are such gradients.
-        """
+        """Refuse a step with gradients that were not averaged."""
         if self._groups and any(_news[model].unaveraged for model in self._parameters):
             raise StateError(
                 "Gradients of parameters that every rank holds were not averaged over the ranks; got a step after "

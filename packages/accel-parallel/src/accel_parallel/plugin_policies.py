@@ -39,11 +39,7 @@ def member(field: str, value: object, enumeration: Any) -> Any:
 
 
 def check_kind(field: str, value: object, kind: type[Any], version: object, instead: str) -> None:
-    """Refuse an object of another class than the version needs.
-
-    Raises:
-        ConfigurationError: It is that of the other version, or none at all.
-    """
+    """Refuse an object of another class than the version needs."""
     if not isinstance(value, kind):
         raise ConfigurationError(
             f"{field} does not fit FSDP{version}; got {value!r}. "

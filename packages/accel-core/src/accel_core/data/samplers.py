@@ -55,11 +55,7 @@ class SeedableRandomSampler(RandomSampler):
 
 
 def check_split(batch_size: int | None, ranks: int) -> None:
-    """Refuse to cut batches in unequal parts.
-
-    Raises:
-        ConfigurationError: `batch_size` is not a multiple of `ranks`, or is not fixed.
-    """
+    """Refuse to cut batches in unequal parts."""
     if batch_size is None:
         raise ConfigurationError(
             "With split_batches=True each batch is cut in one part a rank, so all have one size; got a batch sampler "

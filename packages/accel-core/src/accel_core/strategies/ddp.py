@@ -80,11 +80,7 @@ class DataParallelStrategy(Strategy):
         return None if kept is None else kept()
 
     def _refuse_new_parameters(self, model: torch.nn.Module) -> None:
-        """Refuse a bare model that trains parameters which its wrapper, if it has one, does not know.
-
-        Raises:
-            PreparationError: There are such parameters.
-        """
+        """Refuse a bare model that trains parameters which its wrapper, if it has one, does not know."""
         if self._wrapper_of(model) is None:
             return
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}

@@ -40,11 +40,7 @@ def move(model: torch.nn.Module, device: torch.device) -> None:
 
 
 def refuse_empty(model: torch.nn.Module) -> None:
-    """Refuse a model that would be moved, and has parameters or buffers on the meta device.
-
-    Raises:
-        PreparationError: It has, and no hooks that fetch them.
-    """
+    """Refuse a model that would be moved, and has parameters or buffers on the meta device."""
     if _maps(model) or any("_hf_hook" in vars(module) for module in model.modules()):
         return
     found = next((name for name, each in (*model.named_parameters(), *model.named_buffers()) if each.is_meta), None)
@@ -57,11 +53,7 @@ def refuse_empty(model: torch.nn.Module) -> None:
 
 
 def refuse_offloaded(model: torch.nn.Module) -> None:
-    """Refuse to train a model with weights on disk; one that is frozen as a whole may be used.
-
-    Raises:
-        PreparationError: The device map names the disk, and some parameter is trained.
-    """
+    """Refuse to train a model with weights on disk; one that is frozen as a whole may be used."""
     if "disk" in devices_of(model) and any(parameter.requires_grad for parameter in model.parameters()):
         raise PreparationError(
             "A model with weights on disk cannot be trained, as their updates would be lost; got a device map that "
@@ -70,11 +62,7 @@ def refuse_offloaded(model: torch.nn.Module) -> None:
 
 
 def refuse_sharded(model: torch.nn.Module) -> None:
-    """Refuse a model that torch's FSDP has sharded, where the run trains whole copies.
-
-    Raises:
-        PreparationError: Some part of it is sharded.
-    """
+    """Refuse a model that torch's FSDP has sharded, where the run trains whole copies."""
     library = sys.modules.get("torch.distributed.fsdp")  # whoever sharded a model has imported it
     if library is None:
         return

@@ -23,11 +23,7 @@ __all__ = ["CompleteInputs", "check_attention", "find_model"]
 
 
 def check_attention(model: nn.Module) -> None:
-    """Refuse a model whose attention is not torch's `scaled_dot_product_attention`.
-
-    Raises:
-        PreparationError: Its configuration, or that of a part, names another implementation.
-    """
+    """Refuse a model whose attention is not torch's `scaled_dot_product_attention`."""
     for name, module in model.named_modules():
         kind = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if isinstance(kind, str) and kind != "sdpa":
@@ -88,11 +84,7 @@ class CompleteInputs:
         return (), given
 
     def _check_labels(self, module: nn.Module, given: dict[str, Any]) -> None:
-        """Refuse labels that the model would shift within each rank's part.
-
-        Raises:
-            EngineUnavailableError: A causal language model got labels, and not the shifted ones.
-        """
+        """Refuse labels that the model would shift within each rank's part."""
         shifts = getattr(module, "loss_type", None) == "ForCausalLM" and given.get("labels") is not None
         if shifts and given.get("shift_labels") is None:
             raise EngineUnavailableError(

@@ -32,11 +32,7 @@ class Share:
     size: int
 
     def check(self) -> None:
-        """Refuse a length that ranks cannot share evenly.
-
-        Raises:
-            ConfigurationError: It is not divisible by twice the number of ranks.
-        """
+        """Refuse a length that ranks cannot share evenly."""
         if self.length % (2 * self.size) or not self.length:  # a head and a tail piece for each
             raise ConfigurationError(
                 f"Context parallel over {self.size} ranks takes sequences whose length is divisible by "

@@ -50,11 +50,7 @@ class ContextParallel:
         return None if self._attention is None else self._attention.share
 
     def check(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose configuration names an attention that would not go over all ranks.
-
-        Raises:
-            PreparationError: It has another attention than torch's.
-        """
+        """Refuse a model whose configuration names an attention that would not go over all ranks."""
         check_attention(model)
 
     def watch(self, model: torch.nn.Module, *, compiled: bool = False) -> None:

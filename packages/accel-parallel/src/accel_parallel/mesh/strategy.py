@@ -76,11 +76,7 @@ class MeshStrategy(SequenceStrategy):
         return super().lay_out(rank, world_size, parallelism, plugin)
 
     def check(self, bundle: Bundle) -> None:
-        """Also refuse a model that is to be sharded: one that arrives sharded had another strategy take it.
-
-        Raises:
-            ConfigurationError: The run has an axis along which parameters are sharded, and no plugin of FSDP.
-        """
+        """Also refuse a model that is to be sharded: one that arrives sharded had another strategy take it."""
         if bundle.models and self.layout.size("dp_shard") > 1:
             raise ConfigurationError(
                 "FSDP shards parameters along an axis of a mesh; got the axes "

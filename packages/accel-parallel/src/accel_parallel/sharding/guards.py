@@ -83,11 +83,7 @@ def _refuse_graph(gradient: torch.Tensor) -> None:
 
 
 def refuse_sparse_gradients(model: torch.nn.Module) -> None:
-    """Refuse layers whose gradients are sparse, which neither version of FSDP reduces.
-
-    Raises:
-        PreparationError: It has such layers, and they train.
-    """
+    """Refuse layers whose gradients are sparse, which neither version of FSDP reduces."""
     layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)}
     found = [name for name, each in layers.items() if each.sparse and each.weight.requires_grad]
     if found:

@@ -49,11 +49,7 @@ def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
 
 
 def refuse_empty(model: nn.Module, world: World) -> None:
-    """Refuse a model without weights; every rank calls it.
-
-    Raises:
-        PreparationError: Not even the first rank has them.
-    """
+    """Refuse a model without weights; every rank calls it."""
     if Channel(world, "prepare: weights").broadcast(_has_no_values(model)):
         raise PreparationError(
             f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "

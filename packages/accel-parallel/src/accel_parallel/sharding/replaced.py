@@ -33,11 +33,7 @@ def keeping_marks(model: nn.Module) -> Iterator[None]:
 
 
 def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse hooks on parameters that training will no longer use, because they would never be called.
-
-    Raises:
-        PreparationError: Some have hooks.
-    """
+    """Refuse hooks on parameters that training will no longer use, because they would never be called."""
     # Not carried over: nobody can tell whether a hook made for a whole gradient is right for a part of it.
     found = [name for name, parameter in parameters if has_gradient_hooks(parameter)]
     if found:
@@ -49,11 +45,7 @@ def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def refuse_mixed(reason: str, block: str, dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
-    """Refuse parameters of a block that do not have one number format.
-
-    Raises:
-        PreparationError: They have several.
-    """
+    """Refuse parameters of a block that do not have one number format."""
     names: dict[str, list[str]] = {}
     for name, dtype in dtypes:
         names.setdefault(str(dtype).removeprefix("torch."), []).append(name)

@@ -217,12 +217,7 @@ class ShardedStrategy(SequenceStrategy):
         return ("distributed", "several") if self.world.size > 1 else ("distributed",)
 
     def plan(self, model: torch.nn.Module) -> wrapping.WrapPlan:
-        """Return how a model will be taken apart; refuse one that cannot be.
-
-        Raises:
-            ConfigurationError: The plugin does not fit the model.
-            PreparationError: The model cannot be sharded.
-        """
+        """Return how a model will be taken apart; refuse one that cannot be."""
         bare = self._bare(model)
         if self.is_prepared(recipe.inside(model)):
             return wrapping.WrapPlan((), ())
@@ -272,11 +267,7 @@ class ShardedStrategy(SequenceStrategy):
         return torch.float32 if masters else parameter.dtype
 
     def _check_spread(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with.
-
-        Raises:
-            PreparationError: Parts of it are sharded already.
-        """
+        """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with."""
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise PreparationError(
                 f"A model is sharded whole or not at all; got {type(model).__name__}, parts of which are sharded. "

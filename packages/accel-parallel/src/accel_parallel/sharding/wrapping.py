@@ -46,11 +46,7 @@ class WrapPlan:
         return [model.get_parameter(name) for name in self.replicated]
 
     def refuse_one_piece(self, model: nn.Module) -> None:
-        """Refuse to checkpoint activations where there are no blocks.
-
-        Raises:
-            PreparationError: No block was found.
-        """
+        """Refuse to checkpoint activations where there are no blocks."""
         if not self.blocks:
             raise PreparationError(
                 f"Activation checkpointing works block by block; got {type(model).__name__}, in which no block was "

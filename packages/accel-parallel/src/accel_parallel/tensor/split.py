@@ -27,11 +27,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
-    """Refuse a model that arrived split over other ranks than those of tensor parallel.
-
-    Raises:
-        PreparationError: It is split over others.
-    """
+    """Refuse a model that arrived split over other ranks than those of tensor parallel."""
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             continue

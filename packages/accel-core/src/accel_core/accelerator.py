@@ -45,7 +45,7 @@ from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement
-from accel_core.strategies.parts import Clip
+from accel_core.strategies.parts import Clip, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -1011,7 +1011,8 @@ class Accelerator(FunctionControl):
             >>> with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[1]):
             ...     length = tokens.shape[1]  # with cp_size=2: 4
         """
-        return self._runtime.strategy.split_context(buffers, buffer_seq_dims, no_restore_buffers)
+        given = SequenceBuffers(buffers or (), buffer_seq_dims or (), no_restore_buffers or ())
+        return self._runtime.strategy.split_context(given)
 
     def deepspeed_ulysses_dl_adapter(self, dl: _T, model: torch.nn.Module) -> _T:
         """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from accel_core._records import record
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
-__all__ = ["Clip", "Kit", "Parts", "PrecisionRequest"]
+__all__ = ["Clip", "Kit", "Parts", "PrecisionRequest", "SequenceBuffers"]
 
 
 class Clip(NamedTuple):
@@ -42,6 +42,20 @@ class Clip(NamedTuple):
     limit: float
     norm_type: float = 2.0
     models: Sequence[torch.nn.Module] = ()
+
+
+class SequenceBuffers(NamedTuple):
+    """Tensors of whole sequences, to be split in place for a while.
+
+    Attributes:
+        buffers: The tensors.
+        dims: The dim of each along which its tokens lie.
+        stay_split: Those of them that need not be put back together.
+    """
+
+    buffers: Sequence[torch.Tensor]
+    dims: Sequence[int]
+    stay_split: Collection[torch.Tensor] = ()
 
 
 @record(frozen=True)

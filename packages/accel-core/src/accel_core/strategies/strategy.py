@@ -30,7 +30,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe, slips
 from accel_core.strategies.bundle import Bundle, Kind
-from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest, SequenceBuffers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -504,18 +504,11 @@ class Strategy(ABC):
             'Use DataLoaderConfiguration(uneven_end="empty") or even batches instead of join_uneven_inputs.'
         )
 
-    def split_context(
-        self,
-        buffers: list[torch.Tensor] | None,
-        buffer_seq_dims: list[int] | None,
-        no_restore_buffers: set[torch.Tensor] | None,
-    ) -> AbstractContextManager[None]:
-        """Return a context that splits buffers along their sequence dims; without context parallelism, it does nothing.
+    def split_context(self, given: SequenceBuffers) -> AbstractContextManager[None]:
+        """Return a context that splits tensors along their sequence dims; without context parallelism, it does nothing.
 
         Args:
-            buffers: Tensors of whole sequences, split in place for the length of the context.
-            buffer_seq_dims: The sequence dim of each buffer.
-            no_restore_buffers: Buffers that need not be restored afterwards.
+            given: Tensors of whole sequences, split in place for the length of the context.
         """
         return nullcontext()
 

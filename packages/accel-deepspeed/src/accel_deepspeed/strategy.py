@@ -295,7 +295,7 @@ class DeepSpeedStrategy(Strategy):
         elif type(schedule).__module__.startswith("deepspeed."):
             arguments["lr_scheduler"] = schedule
         if plugin.hf_ds_config.is_zero3():
-            plugin.set_moe_leaf_modules(model)
+            plugin.set_moe_leaf_modules(model)  # before DeepSpeed puts its hooks in
         if self._sequences is not None:
             arguments["mpu"] = self._sequences.join(arguments["model"])
         made, *_ = deepspeed.initialize(**arguments)
@@ -348,7 +348,7 @@ class DeepSpeedStrategy(Strategy):
         """Return the batch size of a loader on this rank; `None` for a loader without one."""
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
-        if not isinstance(size, int):
+        if not isinstance(size, int):  # it comes from the configuration then
             return None
         return size // self.layout.replicas if self.parts.data.split_batches else size
 
@@ -490,7 +490,8 @@ class DeepSpeedStrategy(Strategy):
         if not complete:
             return torch.tensor(float(engines[0].deepspeed.get_global_grad_norm() or 0.0), device=self.world.device)
         norms = [gradients.norm_of(engine.deepspeed) for engine in complete]
-        total = math.hypot(*norms)
+        total = math.hypot(*norms)  # as one norm of all gradients
+        # As torch does; a step with infinite ones is skipped.
         factor = min(1.0, float(clip.limit) / (total + 1e-6)) if math.isfinite(total) else 1.0
         for engine, norm in zip(complete, norms, strict=True):
             engine.clip(factor, total, norm)
@@ -509,6 +510,7 @@ def _plugins(parts: Parts) -> list[DeepSpeedPlugin]:
 
 
 def _is_engine(model: object) -> bool:
+    # By name, as importing DeepSpeed takes seconds.
     return any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__)
 
 
@@ -524,7 +526,7 @@ def _schedule_of(bundle: Bundle, optimizer: Slot | None) -> Slot | None:
     if optimizer is None:
         return None
     for slot in bundle.schedulers:
-        if isinstance(slot.given, AcceleratedScheduler):
+        if isinstance(slot.given, AcceleratedScheduler):  # prepared before
             continue
         if getattr(slot.given, "optimizer", None) is optimizer.given:
             return slot
@@ -534,4 +536,4 @@ def _schedule_of(bundle: Bundle, optimizer: Slot | None) -> Slot | None:
 def _follow(schedule: Any, optimizer: object) -> None:
     """Let a schedule of torch move the optimizer that takes the place of its own."""
     if schedule is not None and not isinstance(schedule, DummyScheduler):
-        schedule.optimizer = optimizer
+        schedule.optimizer = optimizer  # or it would go on setting rates that no step reads

@@ -23,7 +23,6 @@ __all__ = [
     "is_cuda_available",
     "is_deepspeed_available",
     "is_hpu_available",
-    "is_megatron_core_available",
     "is_msamp_available",
     "is_timm_available",
     "is_torchao_available",
@@ -92,11 +91,6 @@ def is_torchao_available() -> bool:
 def is_deepspeed_available() -> bool:
     """Return whether DeepSpeed is installed."""
     return has_library("deepspeed")
-
-
-def is_megatron_core_available() -> bool:
-    """Return whether megatron-core is installed, by itself or as a part of Megatron-LM."""
-    return has_library("megatron.core", "megatron-core", "megatron-lm")
 
 
 def is_transformers_available() -> bool:

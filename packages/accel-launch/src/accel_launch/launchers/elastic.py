@@ -89,7 +89,7 @@ class _SupervisedAgent(LocalElasticAgent):
         try:
             pids: dict[int, int] = super()._start_workers(worker_group)
         except OSError as error:
-            raise cannot_start(str(worker_group.spec.entrypoint), error) from None  # torch's own names no program
+            raise cannot_start(str(worker_group.spec.entrypoint), error) from None  # an OSError says not what to do
         for worker in worker_group.workers:
             self._supervisor.started(worker.global_rank, pids[worker.local_rank])
         self._supervisor.signals.install()  # only now: torch takes over the signals whenever it starts processes

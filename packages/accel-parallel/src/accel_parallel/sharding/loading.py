@@ -91,7 +91,7 @@ class Empty:
             if parameter is not None and parameter.is_meta and id(parameter) not in self._but:
                 if id(parameter) not in self._made:
                     real = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
-                    real.__dict__.update(parameter.__dict__)  # marks of libraries, such as of what to shard
+                    real.__dict__.update(parameter.__dict__)  # what libraries note on parameters
                     self._made[id(parameter)] = parameter, real  # the first keeps the parameter, and so its id, alive
                 module._parameters[name] = self._made[id(parameter)][1]
         for name, buffer in module._buffers.items():

@@ -167,7 +167,7 @@ def test_a_lane_beside_training():
 def test_a_lane_that_one_rank_alone_opens():
     """A rank that opens a lane while another gathers is named, where making a group would wait for ever."""
     here = ensure()
-    with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: opening the lane 'a lane' at"):
+    with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: opening the group 'a lane' at"):
         Channel(here, "beside", group_name="another") if here.rank else collectives.gather(torch.ones(1))
 
 

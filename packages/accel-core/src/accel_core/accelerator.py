@@ -27,7 +27,6 @@ from accel_core.errors import (
     StateError,
     expect,
 )
-from accel_core.kit import AcceleratorKit
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -45,7 +44,7 @@ from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement
-from accel_core.strategies.parts import Clip, SequenceBuffers
+from accel_core.strategies.parts import Clip, Kit, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -569,8 +568,9 @@ class Accelerator(FunctionControl):
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             >>> test_loader = accelerator.prepare(test_loader)
         """
-        kit = AcceleratorKit(self._runtime, self._prepare_one, self.prepare_data_loader)
-        prepared = self._runtime.prepare(args, device_placement, kit)
+        runtime = self._runtime
+        kit = Kit(runtime.optimizers, runtime.keep_model, self._prepare_one, self.prepare_data_loader)
+        prepared = runtime.prepare(args, device_placement, kit)
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
 
     def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:

@@ -335,7 +335,7 @@ def _dispatch(
             logger.warning(
                 "Some parameters are on the meta device because they were offloaded to the %s.", " and ".join(empty)
             )
-        retie_parameters(model, placement.tied)
+        retie_parameters(model, placement.tied)  # hooks gave each name a tensor of its own
         for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
             if hasattr(model, method):
                 object.__setattr__(model, method, _Refusal(model, method))
@@ -351,15 +351,13 @@ def _dispatch(
 
 
 def _extra_in_memory(placement: Placement, weights: OffloadedWeightsLoader) -> dict[str, torch.Tensor]:
-    """Return the weights in memory that hooks ask for beside the offloaded ones.
-
-    They are tied to a tensor that stays, or lie in one module with a tensor that has an entry of its own in the map.
-    """
+    """Return the weights in memory that hooks ask for beside the offloaded ones."""
     model, away = placement.model, placement.away
     modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
     mixed = {name.rpartition(".")[0] for name in away if away[name] and name not in modules}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        # Tied to a tensor that stays, or in one module with a tensor that has an entry of its own in the map.
         asked = name.rpartition(".")[0] in mixed or device_of(name, away)
         if asked and name not in weights and not tensor.is_meta and packed.find(tensor) is None:
             found[name] = tensor.detach()
@@ -464,6 +462,7 @@ def load_checkpoint_and_dispatch(
     Examples:
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
+    # Limits bound what is prefetched only where they decided the map, and nobody chose a window.
     limits = max_memory if isinstance(device_map, str) and prefetch is None else None
     if isinstance(device_map, str):
         choice = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)

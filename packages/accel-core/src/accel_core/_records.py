@@ -97,7 +97,10 @@ else:
         """
         if cls is None:
             return lambda cls: record(cls, frozen=frozen)
+        # As the standard decorator does: what can change has no hash.
         shared = {"__eq__": _equal, "__hash__": _hash if frozen else None, "__repr__": _represent}
+        # The standard decorator refuses to mix frozen classes with others that are not, so it has to see both as
+        # frozen.
         alone = frozen and not any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])
         for name, function in shared.items():
             if name not in vars(cls):

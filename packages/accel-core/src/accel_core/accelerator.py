@@ -27,7 +27,6 @@ from accel_core.errors import (
     StateError,
     expect,
 )
-from accel_core.kit import AcceleratorKit
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -45,7 +44,7 @@ from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement
-from accel_core.strategies.parts import Clip
+from accel_core.strategies.parts import Clip, Kit, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -207,6 +206,7 @@ class Accelerator(FunctionControl):
         return self
 
     def __copy__(self: _A) -> _A:
+        # Not by `__getstate__`, which `copy.copy` would use: that sets up a second runtime.
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
@@ -568,8 +568,9 @@ class Accelerator(FunctionControl):
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             >>> test_loader = accelerator.prepare(test_loader)
         """
-        kit = AcceleratorKit(self._runtime, self._prepare_one, self.prepare_data_loader)
-        prepared = self._runtime.prepare(args, device_placement, kit)
+        runtime = self._runtime
+        kit = Kit(runtime.optimizers, runtime.keep_model, self._prepare_one, self.prepare_data_loader)
+        prepared = runtime.prepare(args, device_placement, kit)
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
 
     def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:
@@ -843,6 +844,7 @@ class Accelerator(FunctionControl):
         except AccelError:
             raise
         except Exception:
+            # Looked at after a failure only: a check before it would cost every step.
             fits = hasattr(loss, "backward")
             expect(fits, loss, "backward() takes a loss tensor", "Pass the loss itself, before .item() or float().")
             raise
@@ -1009,7 +1011,8 @@ class Accelerator(FunctionControl):
             >>> with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[1]):
             ...     length = tokens.shape[1]  # with cp_size=2: 4
         """
-        return self._runtime.strategy.split_context(buffers, buffer_seq_dims, no_restore_buffers)
+        given = SequenceBuffers(buffers or (), buffer_seq_dims or (), no_restore_buffers or ())
+        return self._runtime.strategy.split_context(given)
 
     def deepspeed_ulysses_dl_adapter(self, dl: _T, model: torch.nn.Module) -> _T:
         """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back.
@@ -1453,7 +1456,7 @@ class Accelerator(FunctionControl):
             >>> accelerator.end_training()
         """
         self._runtime.hub.finish()
-        checkpoint.background.finish()
+        checkpoint.background.finish()  # before the process group goes over which its ranks agree
         if self._runtime.world.backend is not None:
             world.destroy()
 

@@ -197,6 +197,7 @@ class Runtime:
                 f"A model is a torch.nn.Module; got {type(model).__name__}. Pass it to prepare() to let it through."
             )
         self._receive([model])
+        # What is only evaluated need not be trainable, which is what `check` looks at.
         new = Bundle.sort([] if evaluation else [model], [] if evaluation else [placement])
         with nullcontext() if self.strategy.has_planned(model) else self._checked(new):
             prepared = self.strategy.prepare_model(model, device_placement=placement, evaluation=evaluation)

@@ -171,11 +171,7 @@ def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
 
 
 def refuse_unhonored(plugin: MegatronLMPlugin) -> None:
-    """Refuse options that megatron-core does not support, or whose library is not installed.
-
-    Raises:
-        ConfigurationError: An option would have no effect.
-    """
+    """Refuse options that megatron-core does not support, or whose library is not installed."""
     for name, (reason, advice) in _REFUSED.items():
         if (value := plugin.megatron_lm_default_args.get(name)) is not None and value is not False:
             raise ConfigurationError(f"{reason}; got {name}={value!r}. {advice}.")

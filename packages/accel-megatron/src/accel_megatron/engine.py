@@ -198,22 +198,14 @@ class MegatronEngine(nn.Module):
         self._eval_losses = {}
 
     def save_checkpoint(self, output_dir: object) -> None:
-        """Refuse: an engine is saved together with its run.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: an engine is saved together with its run."""
         raise PreparationError(
             f"An engine is saved and loaded together with its run; got save_checkpoint({str(output_dir)!r}). Call "
             "accelerator.save_state."
         )
 
     def load_checkpoint(self, input_dir: object) -> None:
-        """Refuse: an engine is loaded together with its run.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: an engine is loaded together with its run."""
         raise PreparationError(
             f"An engine is saved and loaded together with its run; got load_checkpoint({str(input_dir)!r}). Call "
             "accelerator.load_state."

@@ -23,6 +23,7 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchContextParall
 from accel_core.process.world import ensure
 from accel_core.random import set_seed
 from accel_core.state import reset_all
+from accel_core.strategies.parts import SequenceBuffers
 from accel_core.testing import requires, world
 from accel_parallel.context import shift_labels
 from accel_parallel.context.order import Share, in_order
@@ -361,7 +362,7 @@ def test_packed_documents_do_not_see_one_another() -> None:
     for split in (False, True):
         parallel, model, held = context(), Packed(), mask.clone()
         buffers, dims = [tokens, labels, places, *([held] * split)], [1, 1, 1, *([2] * split)]
-        with parallel.split(buffers, dims, None):
+        with parallel.split(SequenceBuffers(buffers, dims)):
             own = loss(model, mask=held)
             own.backward()  # type: ignore[no-untyped-call]
         dist.all_reduce(own.detach())
@@ -369,7 +370,7 @@ def test_packed_documents_do_not_see_one_another() -> None:
         torch.testing.assert_close(averaged(model), [p.grad for p in alone.parameters() if p.grad is not None])
     buffers = [tokens, labels, places]
     for more, words in (({}, "own tokens alone"), ({"one_by_one": True}, "attends to the tokens that it splits")):
-        with pytest.raises(EngineUnavailableError, match=words), context().split(buffers, [1, 1, 1], None):
+        with pytest.raises(EngineUnavailableError, match=words), context().split(SequenceBuffers(buffers, [1, 1, 1])):
             loss(Packed(), **more)
 
 

@@ -51,7 +51,7 @@ SUFFIX = ".spool.jsonl"
 
 _BLOCK = 1 << 16
 _LARGEST = 2**63
-_YEAR_10000 = 253_402_300_800
+_YEAR_10000 = 253_402_300_800  # Python's dates end there
 
 Line = dict[str, Any]
 
@@ -129,7 +129,7 @@ class SpoolWriter:
         if keep:
             return
         self.path.unlink(missing_ok=True)
-        shutil.rmtree(files_of(self.path), ignore_errors=True)
+        shutil.rmtree(files_of(self.path), ignore_errors=True)  # many runs have none
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()  # if it is empty
 
@@ -140,7 +140,7 @@ def make_own(folder: Path) -> None:
     Raises:
         OSError: That part belongs to another user, who could read and change what is written there.
     """
-    if not hasattr(os, "getuid"):
+    if not hasattr(os, "getuid"):  # Windows has no such folders
         return
     for above, place in pairwise((*reversed(folder.parents), folder)):
         if not above.is_dir():
@@ -218,7 +218,7 @@ class SpoolFile:
 
 def find(place: Path) -> list[Path]:
     """Return the spool files at a path, oldest first."""
-    if not place.is_dir():
+    if not place.is_dir():  # a file that is named is read, whatever its name
         return [place]
     return sorted(place.rglob(f"*{SUFFIX}"), key=lambda path: (_changed(path), path.name))
 

@@ -91,7 +91,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
         )
     missing = [name for name in names if device_of(name, device_map) is None]
     if missing:
-        scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)
+        scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)  # only now: it walks over all modules
         missing = [name for name in missing if name not in scratch]
     if missing:
         raise DeviceMapError(

@@ -46,7 +46,7 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
             blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, spec), store, prefix))
         largest = max(block.nbytes for _, _, block, _, _ in blocks)
         budget = _budget(device, largest, prefetch)
-        if budget is None and device.type != "cpu":
+        if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
             continue
         transport: Transport[Weights] = MapTransport() if device.type == "cpu" else StreamTransport(device)
         schedule = Schedule(transport, budget, None if device.type == "cpu" else functools.partial(_has_room, device))

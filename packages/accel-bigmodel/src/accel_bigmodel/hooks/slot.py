@@ -82,11 +82,9 @@ class Slot:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the place holds the placeholder or what was loaded for it, and not a tensor from elsewhere.
-
-        A parameter that was assigned to the module, or swapped in by `torch.func.functional_call`, is computed with as
-        it is; the weight comes again once its placeholder is back.
-        """
+        """Whether the place holds the placeholder or what was loaded for it, and not a tensor from elsewhere."""
+        # A parameter that was assigned to the module, or swapped in by `torch.func.functional_call`, is computed with
+        # as it is; the weight comes again once its placeholder is back.
         present = self.store.get(self.key)
         return present is not None and (present is self.placeholder or present is self.placed)
 
@@ -138,7 +136,7 @@ class Slot:
         if data.dtype != self.dtype:  # its transfer began before the model was cast
             data = data.to(self.dtype)
         made = self.wrapped(data.detach())
-        if share_memory(data, value):
+        if share_memory(data, value):  # kept for the next forward: it takes no memory of its own
             self.source, self.cached = value, made
         return made
 

@@ -87,7 +87,7 @@ class TrainingWorkload:
         """Make the optimizer of a model's parameters that train."""
         cls, arguments = optimizer_named(self.optimizer), dict(self.optimizer_arguments)
         if self.foreach and "foreach" in inspect.signature(cls).parameters:
-            arguments = {"foreach": True, **arguments}
+            arguments = {"foreach": True, **arguments}  # torch's default on accelerators
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             return cls(trained, **arguments)
@@ -106,7 +106,7 @@ class TrainingWorkload:
             return own
         for leaf in tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-                return leaf.float().mean()
+                return leaf.float().mean()  # any number that all outputs go into
         raise ConfigurationError(
             f"A loss is computed from the numbers that a model returns; got a {type(output).__name__} without any. "
             "Name a function of the output and the batch with --loss MODULE:NAME."

@@ -166,17 +166,13 @@ def lay_out(nest: object, operation: str, device: torch.device, world_size: int)
     if layout is None:
         check_kinds(nest, operation)
         if len(_layouts) >= _REMEMBERED:
-            _layouts.pop(next(iter(_layouts)))
+            _layouts.pop(next(iter(_layouts)))  # the oldest: ever new shapes must not fill the memory
         layout = _layouts[key] = _lay_out(leaves, spec, device, world_size)
     return leaves, layout
 
 
 def check_kinds(nest: object, operation: str, *, allow_nested: bool = False) -> None:
-    """Refuse tensors that have no memory with one value after the other, before anything is sent.
-
-    Raises:
-        UnsupportedTypeError: A tensor is of such a kind.
-    """
+    """Refuse tensors that have no memory with one value after the other, before anything is sent."""
     for path, leaf in leaf_paths(nest):
         kind, remedy = _kind_of(leaf)
         if kind and not (allow_nested and kind == "nested"):

@@ -118,11 +118,9 @@ class RollCall:
         return [rank for rank, word in answers.items() if word in (_PAST, _ENDED)]
 
     def _begin(self, kind: str, place: tuple[int, dict[str, int]] | None = None) -> int:
-        """Answer the next call of a kind by being here, or at another place, and return its number.
-
-        A rank that waits in a frame asks, and comes to no call meanwhile; who calls comes to no frame. So the first one
-        to use a number says which of the two it is, and who wants the other answers that it is elsewhere.
-        """
+        """Answer the next call of a kind by being here, or at another place, and return its number."""
+        # A rank that waits in a frame asks, and comes to no call meanwhile; who calls comes to no frame. So the first
+        # one to use a number says which of the two it is, and who wants the other answers that it is elsewhere.
         while True:
             with self._changed:
                 number, self._number = self._number, self._number + 1

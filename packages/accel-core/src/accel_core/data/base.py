@@ -98,7 +98,7 @@ class DataLoaderStateMixin:
     def begin(self) -> None:
         """Note that an iteration begins."""
         self.reset()
-        with contextlib.suppress(TypeError, AttributeError):
+        with contextlib.suppress(TypeError, AttributeError):  # not every dataset knows its length
             if not getattr(self, "_drop_last", False):
                 length = getattr(self, "total_dataset_length", -1)
                 size = getattr(self, "total_batch_size", None)
@@ -255,6 +255,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         holder: object = self.batch_sampler if self.batch_sampler is not None else self
         while isinstance(inner := getattr(holder, "batch_sampler", None), BatchSampler) and holder is not self:
             holder = inner
+        # Past `DataLoader.__setattr__`, which refuses a new sampler once the loader is made.
         holder.__dict__["sampler"] = sampler
         if holder is not self:
             self.__dict__["sampler"] = sampler

@@ -96,10 +96,7 @@ def shard_batches(
 
 
 def _whole_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[_T], note: Note) -> Iterator[list[_T]]:
-    """Give each rank every `ranks`-th batch.
-
-    Of the other ranks' batches only the lengths are kept: thousands of ranks have thousands of batches in every step.
-    """
+    """Give each rank every `ranks`-th batch."""
     ranks, rank, size = spec.ranks, spec.rank, spec.batch_size
     fills = spec.even and not spec.drop_last
     wanted = ranks * size if size is not None else 0
@@ -117,6 +114,8 @@ def _whole_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[
         indices = batch if isinstance(batch, (list, tuple)) else list(batch)
         if len(lengths) == rank:
             own = list(indices)
+        # Of the other ranks' batches only the lengths are kept: thousands of ranks have thousands of batches in every
+        # step.
         lengths.append(len(indices))
         if fills and len(pool) < wanted:
             pool.extend(indices[: wanted - len(pool)])
@@ -166,7 +165,7 @@ def _split_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[
             yield indices[rank * each : (rank + 1) * each]
             step += 1
         else:
-            held = indices
+            held = indices  # the last batch is cut in another way, and whether it is shows only with the next
     if held is None:
         return
     part, counts = _split(held, spec, pool, last=True)
@@ -176,11 +175,9 @@ def _split_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[
 
 
 def _split(batch: list[_T], spec: ShardSpec, pool: list[_T], *, last: bool) -> tuple[list[list[_T]], StepCounts]:
-    """Cut a batch of any size in one part a rank.
-
-    Only the last batch may leave a rank without a part: after any other, ranks would be at different steps.
-    """
+    """Cut a batch of any size in one part a rank."""
     ranks, length = spec.ranks, len(batch)
+    # Only the last batch may leave a rank without a part: after any other, ranks would be at different steps.
     if spec.even or (not last and length < ranks):
         each = -(-max(length, (spec.batch_size or 0) if last else 0) // ranks)
         real = tuple(max(0, min(each, length - rank * each)) for rank in range(ranks))

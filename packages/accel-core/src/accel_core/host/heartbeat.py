@@ -101,6 +101,7 @@ class Sensor:
 def _attach(path: str) -> mmap.mmap | None:
     """Map the record, if what `path` leads to is one: in another container it may lead to a stranger's file."""
     with contextlib.suppress(OSError):
+        # Whatever lies at the path: opening it must not wait, nor make it the terminal of this process.
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             found = os.fstat(descriptor)

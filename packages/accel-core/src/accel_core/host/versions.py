@@ -68,11 +68,7 @@ TORCH_FEATURES = {
 
 
 def require_torch(feature: str) -> None:
-    """Refuse what the installed torch lacks.
-
-    Raises:
-        TorchVersionError: The installed torch is older than the first that has it.
-    """
+    """Refuse what the installed torch lacks."""
     needed = TORCH_FEATURES[feature]
     if is_torch_version("<", needed.since):
         raise TorchVersionError(needed.name, str(installed_version("torch")), needed.since, needed.instead)

@@ -84,14 +84,12 @@ def whole(value: _T) -> _T:
 
 
 def whole_on_first(value: torch.Tensor) -> torch.Tensor:
-    """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it.
-
-    On a CPU each part is sent to rank 0 from where it lies, so the others need no memory for the whole.
-    """
+    """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it."""
     mesh, placements = value.device_mesh, value.placements  # type: ignore[attr-defined]
     copied = all(each.is_replicate() for each in placements[:-1])
     if mesh.device_type != "cpu" or not copied or type(placements[-1]).__name__ != "Shard" or 0 not in mesh.mesh:
         return whole(value)
+    # On a CPU each part is sent to rank 0 from where it lies, so the others need no memory for the whole.
     dist = torch.distributed
     part, rank, size = local_part(value).detach().contiguous(), dist.get_rank(), mesh.size(mesh.ndim - 1)
     (holders,) = [row.tolist() for row in mesh.mesh.reshape(-1, size) if 0 in row]
@@ -100,6 +98,7 @@ def whole_on_first(value: torch.Tensor) -> torch.Tensor:
     if rank != 0:
         return part
     found = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+    # Not strict: a dim shorter than the mesh leaves the last ranks without a piece.
     for piece, holder in zip(found.chunk(size, placements[-1].dim), holders, strict=False):
         if holder == 0:
             piece.copy_(part)
@@ -120,6 +119,7 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return like.part_of(value)
     module = sys.modules["torch.distributed.tensor"]
     mesh = like.device_mesh  # type: ignore[attr-defined]
+    # Unchecked, as values are equal on all ranks: the check would broadcast them.
     everywhere = module.DTensor.from_local(
         value if like.is_meta else value.to(like.device), mesh, [module.Replicate()] * mesh.ndim, run_check=False
     )

@@ -141,7 +141,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.defaults = defaults
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer" or name.startswith("__"):
+        if name == "optimizer" or name.startswith("__"):  # while it is unpickled there is no optimizer to ask
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -153,11 +154,7 @@ class Engine:
         return Presence(version)
 
     def require(self) -> None:
-        """Refuse a run with this engine where its library is missing or too old, without importing it.
-
-        Raises:
-            MissingDependencyError: The library is not installed, or is too old.
-        """
+        """Refuse a run with this engine where its library is missing or too old, without importing it."""
         found = self.presence()
         if found.problem:
             raise MissingDependencyError(
@@ -173,9 +170,9 @@ def _is_older(version: str, oldest: str) -> bool:
 
 
 def load(path: str) -> Any:
-    """Import what `module:name` names."""
+    """Import what `module:name` names; the name may lead through a class."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 _XLA_FSDP = (
@@ -296,11 +293,7 @@ def absent(*words: str) -> list[Public]:
 
 
 def require(word: str, asked: str) -> None:
-    """Refuse an engine of Accelerate's API whose package is not installed; any other word passes.
-
-    Raises:
-        MissingDependencyError: The package is not installed.
-    """
+    """Refuse an engine of Accelerate's API whose package is not installed; any other word passes."""
     for known in absent(word):
         raise MissingDependencyError(
             f"{known.package} is not installed, which has {known.title}; got {asked}. "
@@ -309,11 +302,7 @@ def require(word: str, asked: str) -> None:
 
 
 def require_switched(settings: Mapping[str, Any]) -> None:
-    """Refuse engines of Accelerate's API that settings of the launcher turn on, and whose packages are not installed.
-
-    Raises:
-        MissingDependencyError: A package is not installed.
-    """
+    """Refuse engines of Accelerate's API that settings of the launcher turn on and whose package is missing."""
     for known in PUBLIC:
         if settings.get(f"use_{known.word}"):
             require(known.word, f"the setting use_{known.word}")

@@ -71,7 +71,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
 
 _FIRST_PORT, _PORTS = 20000, 20000
 _MOST_HOSTS = 100_000
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)  # `\d` alone takes digits of every script
 
 
 def locate() -> ProcessEnv:
@@ -165,6 +165,7 @@ def expand_hosts(text: str) -> list[str]:
                     f"A SLURM node list has ranges of rising numbers; got {text!r}. Set MASTER_ADDR by hand."
                 )
             rests = expand_hosts(tail) or [""]
+            # Before they are written out: a few characters can stand for a list that fills the memory.
             if len(hosts) + count * len(rests) > _MOST_HOSTS:
                 raise ConfigurationError(
                     f"A run has at most {_MOST_HOSTS:,} hosts; got the node list {text!r}. Set MASTER_ADDR by hand."

@@ -37,12 +37,10 @@ def loopback_store(port: int, timeout: timedelta, host: str = "127.0.0.1", size:
 
 
 def listens_on_loopback(place: ProcessEnv) -> bool:
-    """Return whether this process starts the store of a run on one machine that meets at a loopback address.
-
-    Not where the launcher has the store, nor where the environment does not say that all ranks are on this machine:
-    schedulers may give a loopback address to rank 0 alone.
-    """
-    served = environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    """Return whether this process starts the store of a run on one machine that meets at a loopback address."""
+    served = environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by the launcher, which has the store
+    # Schedulers may give a loopback address to rank 0 alone, so the environment has to say that all ranks are on this
+    # machine.
     together = place.counted and place.local_size == place.size
     return place.rank == 0 and together and not served and environ.text("MASTER_ADDR") in _LOOPBACK
 

@@ -160,6 +160,7 @@ class AcceleratorState(ProcessControl):
         is_set = self.initialized
         if PartialState._shared_state == {}:
             PartialState(cpu, **kwargs)
+        # All but the label: that of the run stays, which the process alone may not know.
         self.__dict__.update({k: v for k, v in PartialState._shared_state.items() if k != "distributed_type"})
         self.__dict__.setdefault("distributed_type", PartialState().distributed_type)
         if is_set:
@@ -209,11 +210,9 @@ class AcceleratorState(ProcessControl):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays.
-
-        The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
-        """
+        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays."""
         global _decision
+        # The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
         if _decision is not None:
             environ.remove(_decision.flag)
         _decision = None

@@ -141,6 +141,7 @@ def choose(request: Request) -> Choice:
         )
     own = row.own(request.plugins) or ((load(row.plugin)(),) if row.plugin and not row.claims else ())
     home = load(row.strategy)
+    # An engine with several strategies chooses by its plugin.
     strategy: type[Strategy] = home if isinstance(home, type) else load(home(own[0]))
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
     return Choice(strategy, (*own, *others), row, not by_machine)
@@ -153,13 +154,11 @@ def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any,
 
 
 def _claimant(request: Request) -> Engine:
-    """Return the engine that claims a request: by a plugin that was given, else by its variable, else by the processes.
-
-    Packages are looked for only where a plugin, a variable or an axis asks for one: that reads many files.
-    """
+    """Return the engine that claims a request: by its plugin, else by its variable, else by the processes."""
     handlers = (DistributedDataParallelKwargs,)
     plugins = any(not isinstance(plugin, handlers) for plugin in request.plugins)
     axes = needs_mesh(request)
+    # Packages are looked for only where a plugin, a variable or an axis asks for one: that reads many files.
     rows = tuple(engines().values()) if plugins or axes else BUILT_IN
     given = [row for row in rows if row.strategy and not row.claims and row.own(request.plugins)]
     if len(given) > 1:

@@ -30,7 +30,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe, slips
 from accel_core.strategies.bundle import Bundle, Kind
-from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest, SequenceBuffers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -457,6 +457,7 @@ class Strategy(ABC):
         parameters = [p for model in models for p in model.parameters()] or [
             p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
         ]
+        # By identity: a gradient that two models share is scaled once.
         by_type: dict[type, dict[int, torch.Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:
@@ -503,18 +504,11 @@ class Strategy(ABC):
             'Use DataLoaderConfiguration(uneven_end="empty") or even batches instead of join_uneven_inputs.'
         )
 
-    def split_context(
-        self,
-        buffers: list[torch.Tensor] | None,
-        buffer_seq_dims: list[int] | None,
-        no_restore_buffers: set[torch.Tensor] | None,
-    ) -> AbstractContextManager[None]:
-        """Return a context that splits buffers along their sequence dims; without context parallelism, it does nothing.
+    def split_context(self, given: SequenceBuffers) -> AbstractContextManager[None]:
+        """Return a context that splits tensors along their sequence dims; without context parallelism, it does nothing.
 
         Args:
-            buffers: Tensors of whole sequences, split in place for the length of the context.
-            buffer_seq_dims: The sequence dim of each buffer.
-            no_restore_buffers: Buffers that need not be restored afterwards.
+            given: Tensors of whole sequences, split in place for the length of the context.
         """
         return nullcontext()
 

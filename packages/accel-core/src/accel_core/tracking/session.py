@@ -69,6 +69,7 @@ class TrackerSession:
         self.dropped = 0
         self._make = make
         self._on_outcome = on_outcome
+        # Libraries keep their run in context variables, which a new thread does not have.
         self._context = contextvars.copy_context()
         self._worker = TrackerWorker(f"tracker-{name}")
 
@@ -103,14 +104,12 @@ class TrackerSession:
         return done
 
     def call(self, call: Call, on_caller: bool = False) -> None:
-        """Make a call in this thread, and report its outcome.
-
-        A tracker must not end its thread or the run, so SystemExit and the like count as failures. Only in the user's
-        own thread is KeyboardInterrupt raised again: there it may be the user's Ctrl-C.
-        """
+        """Make a call in this thread, and report its outcome."""
         error: BaseException | None = None
         try:
             self._context.run(self._carry_out, call)
+        # A tracker must not end its thread or the run, so SystemExit and the like count as failures. Only in the user's
+        # own thread is KeyboardInterrupt raised again: there it may be the user's Ctrl-C.
         except KeyboardInterrupt as interrupt:
             if on_caller:
                 raise

@@ -98,7 +98,7 @@ class Streams:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()  # interrupts `select` when a stream is added
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # streams are added while the thread reads
         self._stopping = False
         self._followed: list[Followed] = []
         self._thread = threading.Thread(target=self._read_all, name="accel-streams", daemon=True)
@@ -237,7 +237,7 @@ class Streams:
     def _pass_on(self, followed: Followed) -> bool:
         try:
             chunk = os.read(followed.source, _CHUNK)
-        except OSError:
+        except OSError:  # a terminal ends with an error, a pipe with nothing
             return False
         if not chunk:
             return False
@@ -267,12 +267,12 @@ def _write_some(descriptor: int, view: memoryview) -> int | None:
     except BlockingIOError:
         time.sleep(0.005)
         return 0
-    except OSError:
+    except OSError:  # nobody reads it any more, which must not end the run
         return None
 
 
 def _like_terminal(descriptor: int, model: int) -> None:
-    with contextlib.suppress(OSError, termios.error):
+    with contextlib.suppress(OSError, termios.error):  # sizes are for looks only
         size = fcntl.ioctl(model, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
         fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)
     attributes = termios.tcgetattr(descriptor)

@@ -32,12 +32,8 @@ class Share:
     size: int
 
     def check(self) -> None:
-        """Refuse a length that ranks cannot share evenly.
-
-        Raises:
-            ConfigurationError: It is not divisible by twice the number of ranks.
-        """
-        if self.length % (2 * self.size) or not self.length:
+        """Refuse a length that ranks cannot share evenly."""
+        if self.length % (2 * self.size) or not self.length:  # a head and a tail piece for each
             raise ConfigurationError(
                 f"Context parallel over {self.size} ranks takes sequences whose length is divisible by "
                 f"{2 * self.size} (a head and a tail piece for each); got a length of {self.length}. "

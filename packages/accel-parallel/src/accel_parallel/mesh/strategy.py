@@ -76,11 +76,7 @@ class MeshStrategy(SequenceStrategy):
         return super().lay_out(rank, world_size, parallelism, plugin)
 
     def check(self, bundle: Bundle) -> None:
-        """Also refuse a model that is to be sharded: one that arrives sharded had another strategy take it.
-
-        Raises:
-            ConfigurationError: The run has an axis along which parameters are sharded, and no plugin of FSDP.
-        """
+        """Also refuse a model that is to be sharded: one that arrives sharded had another strategy take it."""
         if bundle.models and self.layout.size("dp_shard") > 1:
             raise ConfigurationError(
                 "FSDP shards parameters along an axis of a mesh; got the axes "
@@ -201,7 +197,7 @@ class MeshStrategy(SequenceStrategy):
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self._spreads)
+        step_one_by_one(optimizer, lambda: self._spreads)  # asked at each step, as meshes mix after `prepare` only
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
@@ -222,7 +218,7 @@ class MeshStrategy(SequenceStrategy):
 
     def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, wherever they lie, down to a common norm; returns a plain scalar, equal on all ranks."""
-        self.averaging.reduce_partial()
+        self.averaging.reduce_partial()  # norms of sums that are not complete would be wrong
         return gradients.clip_norm(self._names.trained(clip.parameters), clip.limit, clip.norm_type)
 
     def clip_grad_value_(self, clip: Clip) -> None:

@@ -31,10 +31,10 @@ def clip_norm(
     shared_by: Callable[[torch.Tensor], Groups] | None = None,
 ) -> torch.Tensor:
     """Scale gradients down to a common norm of `max_norm` at most."""
-    unique = _unique(parameters)
+    unique = _unique(parameters)  # a tied one counts once
     norm = _total_norm(unique, float(norm_type), shared_by or groups_of)
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch does, so that norms of zero divide
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}  # what foreach takes in one call
     for gradient in _shards(unique):
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     for (device, _), own in by_kind.items():
@@ -66,7 +66,7 @@ def _unique(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def _shards(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of gradients that this rank holds, without empty ones."""
     found = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    return [shard for shard in found if shard.numel()]
+    return [shard for shard in found if shard.numel()]  # the infinity norm of nothing is an error
 
 
 def _total_norm(parameters: list[torch.Tensor], p: float, shared_by: Callable[[torch.Tensor], Groups]) -> torch.Tensor:
@@ -98,7 +98,7 @@ def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.
     groups = tuple(group for group in groups if group.size() > 1)
     if not groups:
         return norm
-    norm = norm if math.isinf(p) else norm.pow(p)
+    norm = norm if math.isinf(p) else norm.pow(p)  # powers add up over ranks, norms do not
     for group in groups:
         dist.all_reduce(norm, dist.ReduceOp.MAX if math.isinf(p) else dist.ReduceOp.SUM, group=group)
     return norm if math.isinf(p) else norm.pow(1.0 / p)

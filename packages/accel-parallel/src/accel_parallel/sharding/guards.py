@@ -30,7 +30,7 @@ def cut_what_is_loaded(model: torch.nn.Module) -> None:
 def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         value = state.get(prefix + name)
-        if is_spread(parameter) and isinstance(value, torch.Tensor):
+        if is_spread(parameter) and isinstance(value, torch.Tensor):  # torch does not copy a whole tensor into parts
             state[prefix + name] = placed_like(value.detach(), parameter)
 
 
@@ -47,10 +47,8 @@ def _refuse_copy(kind: str, memo: object) -> None:
 
 
 def refuse_resizing(model: torch.nn.Module) -> None:
-    """Let transformers' `resize_token_embeddings` of a model, or of one inside it, end in an error that names the way.
-
-    It would make whole embeddings of what shards and optimizers go on with.
-    """
+    """Let `resize_token_embeddings` of a model, or of one inside it, end in an error that names the way."""
+    # It would make whole embeddings of what shards and optimizers go on with.
     for module in model.modules():
         if hasattr(module, "resize_token_embeddings"):
             module.__dict__["resize_token_embeddings"] = partial(_refuse_resizing, type(module).__name__)
@@ -85,11 +83,7 @@ def _refuse_graph(gradient: torch.Tensor) -> None:
 
 
 def refuse_sparse_gradients(model: torch.nn.Module) -> None:
-    """Refuse layers whose gradients are sparse, which neither version of FSDP reduces.
-
-    Raises:
-        PreparationError: It has such layers, and they train.
-    """
+    """Refuse layers whose gradients are sparse, which neither version of FSDP reduces."""
     layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)}
     found = [name for name, each in layers.items() if each.sparse and each.weight.requires_grad]
     if found:

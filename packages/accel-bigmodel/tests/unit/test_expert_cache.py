@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_core.errors import ConfigurationError, OffloadError
+from accel_core.testing.requires import requires
 
 WIDTH, COUNT, CHOICES, LAYERS = 16, 6, 3, 3
 ONE = 2 * WIDTH * 2 * WIDTH * 4
@@ -98,8 +100,10 @@ def chosen(model: nn.Module, tokens: torch.Tensor) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("size", [ONE, 2 * ONE, 4 * ONE + 1, "1MiB"])
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(
+    ("size", "mode"),
+    [(ONE, torch.inference_mode), (2 * ONE, torch.no_grad), (4 * ONE + 1, torch.enable_grad), ("1MiB", torch.no_grad)],
+)
 def test_outputs_are_those_in_memory(
     load: Callable[..., nn.Module], size: int | str, mode: Callable[..., object]
 ) -> None:
@@ -245,3 +249,53 @@ def test_a_router_that_names_no_expert_is_refused(load: Callable[..., nn.Module]
     numbers, weights = torch.full((2, 1), COUNT), torch.ones(2, 1)
     with pytest.raises(OffloadError, match=r"6 to 6 for 6 experts of 0\.experts"):
         model[0].experts(TOKENS[:2], numbers, weights)  # type: ignore[index,operator]
+
+
+_SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "num_experts_per_tok": 2,
+}  # fmt: skip
+_LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+SHAPES = {
+    "MixtralConfig": {"num_local_experts": 8},
+    "Qwen3MoeConfig": {"num_experts": 8, "moe_intermediate_size": 8, "head_dim": 8},
+    "DeepseekV3Config": {
+        "n_routed_experts": 8, "moe_intermediate_size": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        **_LATENT,
+    },  # fmt: skip
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        **_LATENT,
+    },
+    "GptOssConfig": {"num_local_experts": 8, "head_dim": 8},
+}
+
+
+@requires("transformers")
+@pytest.mark.parametrize("name", SHAPES)
+def test_models_of_transformers_generate_the_same(name: str, tmp_path: Path) -> None:
+    """Bit for bit with transformers' own loop over experts, and in less memory than all experts take."""
+    import transformers
+
+    config = getattr(transformers, name)(**_SIZES, **SHAPES[name])
+
+    def made() -> Any:
+        return transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+
+    torch.manual_seed(0)
+    whole = made()
+    save_file({key: value.clone() for key, value in whole.state_dict().items()}, tmp_path / "model.safetensors")
+    with init_empty_weights():
+        model = made()
+    model = load_checkpoint_and_dispatch(model, tmp_path, device_map="auto", expert_cache="8KiB")
+    words = torch.arange(6)[None]
+    with torch.inference_mode():
+        assert torch.equal(model(words).logits, whole(words).logits)
+        arguments = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(model.generate(words, **arguments), whole.generate(words, **arguments))
+    report = model.expert_report()
+    assert report.misses > 0
+    assert report.held <= 8192

@@ -260,9 +260,6 @@ SHAPES = {
     "MixtralConfig": {"num_local_experts": 8},
     "Qwen3MoeConfig": {"num_experts": 8, "moe_intermediate_size": 8, "head_dim": 8},
     "DeepseekV3Config": {
-        "n_routed_experts": 8, "moe_intermediate_size": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
-        **_LATENT,
-    },  # fmt: skip
         "n_routed_experts": 8,
         "moe_intermediate_size": 8,
         "n_group": 2,

@@ -266,7 +266,7 @@ class Runtime:
         own = [kept for kept in self.optimizers if moved is not None and (kept is moved or kept.optimizer is moved)]
         wrapper = AcceleratedScheduler(
             scheduler,
-            own or list(self.optimizers),
+            own or self.optimizers,  # the list itself: its own may be prepared after it
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.data.split_batches,
             replicas=self.layout.replicas,

@@ -12,7 +12,7 @@ from accel_core.logging import get_logger
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.bundle import Bundle, kind_of
 
-__all__ = ["warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
+__all__ = ["models_of", "warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
 
 logger = get_logger(__name__)
 
@@ -37,6 +37,18 @@ def _warn(found: str, advice: str) -> None:
         "prepare() prepares models, optimizers, loaders and schedules; got %s, which comes back as it is. %s",
         *(found, advice),
     )
+
+
+def models_of(given: tuple[object, ...]) -> tuple[Module, ...]:
+    """Return the models that `accumulate` was given, with one warning of what else is among them."""
+    for each in given:
+        if not isinstance(each, Module):
+            advice = "accumulate(*models)" if isinstance(each, list | tuple) else "accumulate(model)"
+            logger.warning_once(
+                f"accumulate() takes models; got an object of type {type(each).__name__}, which is left "
+                f"out. Pass what prepare() returned for the models: {advice}."
+            )
+    return tuple(each for each in given if isinstance(each, Module))
 
 
 def warn_of_no_model(ranks: int) -> None:

@@ -155,10 +155,10 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
     ("save_model the wrong way round", lambda a: a.save_model("out", Net()), UnsupportedTypeError, r"got a Net.*path"),
     (
         "a flag as text",
-        lambda _: Accelerator(cpu=True, split_batches="yes"),
+        lambda _: Accelerator(cpu=True, split_batches="yes"),  # type: ignore[arg-type]
         UnsupportedTypeError,
         r"split_batches.*'yes'",
-    ),  # type: ignore[arg-type]
+    ),
     ("cpu as text", lambda _: Accelerator(cpu="no"), UnsupportedTypeError, r"cpu is True or False; got 'no'"),  # type: ignore[arg-type]
     (
         "a flag of loaders",
@@ -168,10 +168,10 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
     ),
     (
         "a flag as list",
-        lambda _: DataLoaderConfiguration(dispatch_batches=[True]),
+        lambda _: DataLoaderConfiguration(dispatch_batches=[True]),  # type: ignore[arg-type]
         UnsupportedTypeError,
         r"got \[True\]",
-    ),  # type: ignore[arg-type]
+    ),
     ("a flag of projects", lambda _: ProjectConfiguration(save_on_each_node=2), UnsupportedTypeError, r"got 2 \(int\)"),  # type: ignore[arg-type]
     (
         "a flag of DDP",

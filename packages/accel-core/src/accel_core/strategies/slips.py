@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from accel_core.logging import get_logger
+from accel_core.modules.compilation import is_compiled_module
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.bundle import Bundle, kind_of
 
-__all__ = ["models_of", "warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
+__all__ = ["models_of", "warn_of_bypassed", "warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
 
 logger = get_logger(__name__)
 
@@ -57,6 +59,18 @@ def warn_of_no_model(ranks: int) -> None:
         f"Ranks train together through prepared models; got none on {ranks} ranks: nothing averages their gradients. "
         "Pass the model to prepare(), with its optimizer and loader."
     )
+
+
+def warn_of_bypassed(models: Sequence[Module]) -> None:
+    """Warn of a loss that no prepared model computed: the script goes on with what it passed to `prepare`."""
+    wrapped = [each for each in models if isinstance(each, DistributedDataParallel)]
+    traced = any(is_compiled_module(each) or getattr(each, "_compiled_call_impl", None) for each in models)
+    # torch's own mark of a first forward pass, which it does not set in one that it compiles
+    if wrapped and not traced and not any(getattr(each, "_lazy_init_ran", True) for each in wrapped):
+        logger.warning(
+            "backward() got a loss that no prepared model computed, so ranks do not average its gradients. Use what "
+            "prepare() returns: model, optimizer, loader = accelerator.prepare(model, optimizer, loader)."
+        )
 
 
 def warn_of_strange(bundle: Bundle, names: ParameterNames) -> None:

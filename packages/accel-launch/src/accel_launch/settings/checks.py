@@ -111,8 +111,8 @@ def _check_machines(settings: Settings) -> None:
     missing = [f"--{key.replace('_', '-')}" for key in wanted if settings[key] is None]
     if missing:
         raise ConfigurationError(
-            f"Several machines have to find one another; got no {' and no '.join(missing)}. Pass it, or start under a "
-            "scheduler that sets it (SLURM, MPI, Kubernetes)."
+            f"A run on several machines is not fully described; got no {' and no '.join(missing)}. Pass what is "
+            "missing, or start under a scheduler that sets it (SLURM, MPI, Kubernetes)."
         )
 
 
@@ -120,8 +120,8 @@ def _check_mesh(settings: Settings, processes: int) -> None:
     sizes = {axis: int(settings[f"parallelism_config_{axis}_size"]) for axis in MESH_AXES}
     product = math.prod(sizes.values())
     if processes % product:
-        product = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+        mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
         raise ConfigurationError(
-            f"The mesh does not fit the processes; got {product} = {product} for {processes} processes. Change an "
+            f"The mesh does not fit the processes; got {mesh} = {product} for {processes} processes. Change an "
             "axis, or --num-processes."
         )

@@ -220,7 +220,8 @@ def gallery() -> str:
         text = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
         printed = results.with_suffix(".txt").read_text()
         lines += [f"## {printed.splitlines()[0]}", "", text[0], "", *text[2:], ""]
-        lines += ["```text", printed.rstrip(), "```", "", f"![Curve of {script.stem}](gallery/{script.stem}.png)", ""]
+        lines += ["```{.text .result}", printed.rstrip(), "```", ""]
+        lines += [f"![Curve of {script.stem}](gallery/{script.stem}.png)", ""]
         shown = textwrap.indent(f"```python\n{source}```", "    ")
         lines += [f'??? "examples/gallery/{script.name}"', "", shown, ""]
     return "\n".join(lines)

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import generated
 import plots
 import reference
+import searches
 
 ROOT = Path(__file__).resolve().parents[2]
 log = logging.getLogger("mkdocs.hooks.accel")
@@ -46,6 +47,7 @@ PAGES = {
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _MARK = re.compile(r"^<!-- accel: (\w+) -->$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2$", re.MULTILINE | re.DOTALL)
+_LINE = re.compile(r'(<span id="__span-[\d-]+")>(?:( +)|<span class="w">( +)</span>)')
 _LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".sh": "bash", ".yaml": "yaml", ".txt": "text"}
 
 _sources: dict[str, str] = {}  # page of the site -> path in the repository, for pages that do not lie in docs/
@@ -161,6 +163,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         parts += [_LINK.sub(linked, markdown[end : block.start()]), _colored(block[0])]
         end = block.end()
     return "".join([*parts, _LINK.sub(linked, markdown[end:])])
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark how far each line of code is indented, so that what wraps of it is indented further."""
+    return _LINE.sub(
+        lambda line: (
+            f'{line[1]} style="--indent: {len(line[2] or line[3])}"><span class="accel-indent">'
+            f"{line[2] or line[3]}</span>"
+        ),
+        html,
+    )
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Warn of what readers search for and do not find first."""
+    for problem in searches.problems(Path(config.site_dir) / "search" / "search_index.json"):
+        log.warning(problem)
 
 
 def _search(page: str) -> dict[str, Any]:

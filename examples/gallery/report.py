@@ -58,6 +58,7 @@ def draw(path: Path, title: str, curves: Mapping[str, Sequence[float]]) -> None:
         elif name != "x":
             axes.plot(curves.get("x", range(1, len(values) + 1)), values, label=name)
     axes.set(title=title, xlabel="fold" if "fold" in curves else "step" if "x" in curves else "epoch")
+    axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=110)

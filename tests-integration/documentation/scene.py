@@ -198,11 +198,13 @@ def run_session(blocks: list[tuple[str, str]], folder: Path, variables: dict[str
 def run_blocks(blocks: list[tuple[str, str]], folder: Path, variables: dict[str, str]) -> None:
     """Run blocks of [title, source] inside a folder, each in a namespace of its own, and leave this process.
 
+    One that has the name of a file takes no names of the scene: it is copied as it is.
+
     `folder/printed` then holds what they printed, the title of each that ran to its end, and what the last one raised.
     """
     enter(folder, variables)
     for title, source in blocks:
         keep_as_file(source, folder)
-        names = scene(folder, title) | {"__name__": "__main__"}
+        names = ({} if name_of(source) else scene(folder, title)) | {"__name__": "__main__"}
         exec(compile(source, title, "exec"), names)
         print(f"ran {title}", flush=True)

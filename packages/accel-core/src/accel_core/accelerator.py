@@ -43,7 +43,7 @@ from accel_core.profiling import profile
 from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
-from accel_core.strategies import placement
+from accel_core.strategies import placement, slips
 from accel_core.strategies.parts import Clip, Kit, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
@@ -773,6 +773,10 @@ class Accelerator(FunctionControl):
             ...         optimizer.zero_grad()
         """
         runtime = self._runtime
+        for model in models:
+            if not isinstance(model, torch.nn.Module):
+                models = slips.models_of(models)
+                break
         return Batch(runtime.accumulation, models, runtime.strategy.no_sync)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:

@@ -38,6 +38,7 @@ expect, so that `except ValueError` keeps working.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "UnsafeCheckpointError",
     "UnsupportedTypeError",
     "expect",
+    "expect_flags",
 ]
 
 _PLAIN = (str, bytes, int, float, list, tuple, dict)
@@ -352,6 +354,21 @@ def expect(fits: bool, value: object, needed: str, todo: str) -> None:
     """
     if not fits:
         raise UnsupportedTypeError(f"{needed}; got {_shown(value)}. {todo}") from None
+
+
+def expect_flags(kind: type, values: Mapping[str, object]) -> None:
+    """Refuse, for the fields of a dataclass that are declared `bool`, what only counts as true, such as the text "no".
+
+    0, 1 and scalars of array libraries pass, and `None`, which stands for a default.
+
+    Raises:
+        UnsupportedTypeError: A value is neither true nor false.
+    """
+    for field in fields(kind):
+        value = values.get(field.name)
+        if field.type in ("bool", "bool | None") and value is not True and value is not False:
+            fits = not getattr(value, "shape", ()) and value in (None, 0, 1)
+            expect(fits, value, f"{field.name} is True or False", f"Write {field.name}=True or {field.name}=False.")
 
 
 def _shown(value: object) -> str:

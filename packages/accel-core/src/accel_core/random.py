@@ -93,7 +93,7 @@ def synchronize_rng_states(rng_types: Sequence[str | RNGType], generator: torch.
     Examples:
         >>> synchronize_rng_states(["torch", "generator"], torch.Generator())
     """
-    kinds = [_kind(rng_type) for rng_type in rng_types]
+    kinds = [RNGType(rng_type) for rng_type in rng_types]
     # Read on one process too, where a wrong kind is as wrong as on several.
     states = [_state(kind, generator) for kind in kinds]
     if ensure().size == 1:
@@ -101,15 +101,6 @@ def synchronize_rng_states(rng_types: Sequence[str | RNGType], generator: torch.
     collectives.broadcast(states, from_process=0)
     for kind, state in zip(kinds, states, strict=True):
         _set_state(kind, state, generator)
-
-
-def _kind(rng_type: str | RNGType) -> RNGType:
-    try:
-        return RNGType(rng_type)
-    except ValueError:
-        raise ConfigurationError(
-            f"No generator is called {rng_type!r}. Use one of {', '.join(RNGType.list())}."
-        ) from None
 
 
 def _state(kind: RNGType, generator: torch.Generator | None) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from accel_core._records import record
 from accel_core.comm import roll_call
-from accel_core.errors import ConfigurationError, expect
+from accel_core.errors import ConfigurationError, expect, expect_flags
 from accel_core.host import environ
 from accel_core.optim.accumulation import Accumulation
 from accel_core.options.engines import engines, require
@@ -351,6 +351,11 @@ def _check_types(given: Arguments) -> None:
     """Refuse plain values in the place of a configuration, which would be ignored, or fail later on."""
     fits = not isinstance(given.device_placement, str)
     expect(fits, given.device_placement, "device_placement is True or False", "Pass cpu=True to compute on the CPU.")
+    expect_flags(Arguments, {name: value for name, value in vars(given).items() if value is not UNSET})
+    named = given.rng_types or []
+    expect(not isinstance(named, str), named, "rng_types is a list", f"Write rng_types=[{named!r}].")
+    for each in named:
+        RNGType(each)  # raises
     kinds = {name: kind.__name__ for name, kind in _CONFIGURATIONS.items()}
     if given.plugins:
         kinds |= {engine.argument: engine.plugin.partition(":")[2] for engine in engines().values()}

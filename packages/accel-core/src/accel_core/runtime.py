@@ -59,6 +59,7 @@ class Runtime:
         handlers: The keyword handlers that the user passed, by type name.
         rng_types: Generators that are made equal on all ranks at the start of each epoch.
         step_scheduler_with_optimizer: Whether schedules move with their optimizers.
+        has_trained: Whether a backward pass has begun.
         models: Prepared models, and so on for the other lists.
     """
 
@@ -71,6 +72,7 @@ class Runtime:
     handlers: dict[str, KwargsHandler]
     rng_types: list[Any]
     step_scheduler_with_optimizer: bool
+    has_trained: bool = False
     models: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
@@ -267,7 +269,7 @@ class Runtime:
         own = [kept for kept in self.optimizers if moved is not None and (kept is moved or kept.optimizer is moved)]
         wrapper = AcceleratedScheduler(
             scheduler,
-            own or list(self.optimizers),
+            own or self.optimizers,  # the list itself: its own may be prepared after it
             step_with_optimizer=self.step_scheduler_with_optimizer,
             split_batches=self.data.split_batches,
             replicas=self.layout.replicas,
@@ -319,6 +321,10 @@ class Runtime:
             return
         if not self.models and self.world.size > 1:
             slips.warn_of_no_model(self.world.size)
+        elif not self.has_trained:
+            self.has_trained = True
+            if self.world.size > 1:
+                slips.warn_of_bypassed(self.models)
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
         if weight is not None and self.gradient_state.sync_gradients:

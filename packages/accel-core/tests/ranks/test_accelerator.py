@@ -298,8 +298,8 @@ def test_released_models_go_while_the_accelerator_lives() -> None:
 
 
 @world(2)
-def test_ranks_that_prepare_no_model_are_told() -> None:
-    """Gradients that nobody averages are warned of once, on the main process; a prepared model is not."""
+def test_gradients_that_nobody_averages_are_warned_of() -> None:
+    """One warning on the main process where no model was prepared, or the loss went around those that were."""
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
@@ -315,3 +315,9 @@ def test_ranks_that_prepare_no_model_are_told() -> None:
     prepared = accelerator.prepare(model)
     accelerator.backward(prepared(torch.ones(1, 3)).sum())
     assert told == []
+    again, model = Accelerator(), _model()
+    again.prepare(model)  # and its result is dropped
+    for _ in range(2):
+        again.backward(model(torch.ones(3)).sum())
+    assert len(told) == int(again.is_main_process), told
+    assert all("model, optimizer, loader = accelerator.prepare(" in text for text in told)

@@ -23,6 +23,7 @@ from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointError,
     CheckpointMismatchError,
+    CheckpointNotFoundError,
     ConfigurationError,
 )
 from accel_core.process.world import ensure
@@ -328,6 +329,9 @@ def test_what_all_ranks_meet_is_said_once(tmp_path: Path) -> None:
     assert errors[0] == errors[1]
     assert errors[0][0] == "CheckpointNotFoundError"
     assert errors[0][1].startswith("There is no complete checkpoint_<number>")
+    with pytest.raises(CheckpointNotFoundError) as caught:
+        load_state(own, tmp_path / "nothing")
+    assert caught.value.__cause__ is None  # a traceback that shows the error once
     assert "rank 0:" not in errors[0][1]
     own.project.automatic_checkpoint_naming = False
     with pytest.raises(ConfigurationError, match=r"^load_state was not given a folder"):

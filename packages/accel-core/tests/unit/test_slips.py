@@ -16,6 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import AccelError, ConfigurationError, UnsupportedTypeError, expect
+from accel_core.options.enums import RNGType
+from accel_core.plugins.handlers import DistributedDataParallelKwargs
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.random import set_seed
 from accel_core.tracking.tracker import GeneralTracker
@@ -67,6 +70,29 @@ def _tracked() -> None:
     accelerator = Accelerator(cpu=True, log_with=Silent())
     for step in range(3):
         accelerator.log({"loss": 1.0}, step=step)
+
+
+def _schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+    for _ in range(2):
+        optimizer.step()
+        schedule.step()
+
+
+def _other_schedule(accelerator: Accelerator) -> None:
+    model = Net()
+    other = _sgd(model)
+    schedule = _schedule(other)
+    other.step()  # torch warns by itself of an optimizer that never steps
+    _stepped(*accelerator.prepare(model, _sgd(model), schedule)[1:])
+
+
+def _schedule_alone(accelerator: Accelerator) -> None:
+    optimizer = _sgd(Net())
+    _stepped(optimizer, accelerator.prepare(_schedule(optimizer)))
 
 
 Slip = Callable[[Accelerator], object]
@@ -127,6 +153,39 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
     ("skip less than none", lambda a: a.skip_first_batches(DataLoader(Numbers()), -1), UnsupportedTypeError, r"got -1"),
     ("skip text", lambda a: a.skip_first_batches(DataLoader(Numbers()), "2"), UnsupportedTypeError, r"got '2'"),
     ("save_model the wrong way round", lambda a: a.save_model("out", Net()), UnsupportedTypeError, r"got a Net.*path"),
+    (
+        "a flag as text",
+        lambda _: Accelerator(cpu=True, split_batches="yes"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"split_batches.*'yes'",
+    ),
+    ("cpu as text", lambda _: Accelerator(cpu="no"), UnsupportedTypeError, r"cpu is True or False; got 'no'"),  # type: ignore[arg-type]
+    (
+        "a flag of loaders",
+        lambda _: DataLoaderConfiguration(even_batches="false"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"even_batches is True or False; got 'false' \(str\)\. Write even_batches=True or even_batches=False\.",
+    ),
+    (
+        "a flag as list",
+        lambda _: DataLoaderConfiguration(dispatch_batches=[True]),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"got \[True\]",
+    ),
+    ("a flag of projects", lambda _: ProjectConfiguration(save_on_each_node=2), UnsupportedTypeError, r"got 2 \(int\)"),  # type: ignore[arg-type]
+    (
+        "a flag of DDP",
+        lambda _: DistributedDataParallelKwargs(find_unused_parameters="no"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"find_unused_parameters is True or False; got 'no'",
+    ),
+    (
+        "rng_types",
+        lambda _: Accelerator(cpu=True, rng_types=["numpy"]),
+        ConfigurationError,
+        r"'numpy'.*torch.*set_seed\(",
+    ),
+    ("a text as rng_types", lambda _: Accelerator(cpu=True, rng_types="torch"), UnsupportedTypeError, r"=\['torch'\]"),  # type: ignore[arg-type]
     ("reduce a number", lambda a: a.reduce(1.0), UnsupportedTypeError, r"`reduce` works on tensors"),
     ("pad a number", lambda a: a.pad_across_processes(1.0), UnsupportedTypeError, r"`pad_across_processes` works on"),
 ]
@@ -137,6 +196,10 @@ WARNED: list[tuple[str, Slip, str]] = [
     ("a class", lambda a: a.prepare(Net), r"got the class Net.*Net\("),
     ("a dataset", lambda a: a.prepare(Numbers()), r"Numbers.*DataLoader\("),
     ("an optimizer of another model", lambda a: a.prepare(Net(), _sgd(Net())), r"SGD.*Net.*model\.parameters\(\)"),
+    ("a schedule of another optimizer", _other_schedule, r"StepLR.*not prepared \(SGD\).*prepare\(\)"),
+    ("a schedule alone", _schedule_alone, r"StepLR.*not prepared \(SGD\)"),
+    ("accumulating a number", lambda a: a.accumulate(5).__enter__(), r"type int.*accumulate\(model\)"),  # type: ignore[arg-type]
+    ("accumulating a list", lambda a: a.accumulate([Net()]).__enter__(), r"type list.*accumulate\(\*models\)"),  # type: ignore[arg-type]
     ("logging before init_trackers", lambda _: _tracked(), r"before init_trackers"),
     ("gathering a text", lambda a: a.gather("x"), r"several processes.*gather_object"),
     ("gathering a number", lambda a: a.gather({"loss": torch.ones(1), "step": 3}), r"several processes.*gather_object"),
@@ -188,7 +251,48 @@ def _one_after_the_other(accelerator: Accelerator) -> None:
     accelerator.prepare(Net().requires_grad_(False), optimizer)
 
 
+def _schedule_first(accelerator: Accelerator) -> None:
+    optimizer = _sgd(Net())
+    schedule = accelerator.prepare(_schedule(optimizer))
+    _stepped(accelerator.prepare(optimizer), schedule)
+
+
+class _Around(torch.optim.Optimizer):
+    """An optimizer around another, as libraries of optimizers have them."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.state, self.param_groups, self.defaults = inner, inner.state, inner.param_groups, {}
+
+    def step(self, closure: Any = None) -> Any:
+        """Step the other."""
+        return self.inner.step(closure)
+
+
+def _schedule_inside(accelerator: Accelerator) -> None:
+    inner = _sgd(Net())
+    _stepped(*accelerator.prepare(_Around(inner), _schedule(inner)))
+
+
+def _own_schedule(accelerator: Accelerator) -> None:
+    """A loop in which the user steps both the optimizer and its schedule."""
+    optimizer = _sgd(Net())
+    free = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
+    _stepped(optimizer, free.prepare(_schedule(optimizer)))
+
+
+def _flags(accelerator: Accelerator) -> None:
+    Accelerator(cpu=1, split_batches=None, device_placement=torch.tensor(True))  # type: ignore[arg-type]
+    DataLoaderConfiguration(split_batches=0, use_seedable_sampler=None)  # type: ignore[arg-type]
+
+
 RIGHT: list[tuple[str, Slip]] = [
+    ("a schedule before its optimizer", _schedule_first),
+    ("a schedule after its optimizer", lambda a: _stepped(o := a.prepare(_sgd(Net())), a.prepare(_schedule(o)))),
+    ("a schedule of the optimizer in a wrapper", _schedule_inside),
+    ("a schedule that is stepped by hand", _own_schedule),
+    ("flags of other types", _flags),
+    ("generators of devices", lambda a: Accelerator(cpu=True, rng_types=["torch", "cuda", RNGType.XPU, "generator"])),
+    ("accumulating", lambda a: [a.accumulate().__enter__(), a.accumulate(Net(), Net()).__enter__()]),
     ("other objects", lambda a: a.prepare(None, 3, "x", [1, 2], {"rate": 0.1}, [torch.ones(2)])),
     ("a parameter beside a frozen model", _frozen_beside),
     ("two models", _two_models),
@@ -214,6 +318,14 @@ def test_a_refused_clip_changes_no_gradient() -> None:
         with pytest.raises(ConfigurationError):
             clip(model.parameters(), -1.0)
     assert all(bool((parameter.grad == 1).all()) for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_a_flag_of_numpy_is_a_flag() -> None:
+    """What a comparison of arrays gives counts as true or false."""
+    numpy = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
+    assert Accelerator(cpu=numpy.True_, split_batches=numpy.arange(2)[1] == 1).split_batches
+    with pytest.raises(UnsupportedTypeError, match="even_batches is True or False"):
+        DataLoaderConfiguration(even_batches=numpy.ones(2) == 1)
 
 
 def test_errors_of_torch_in_backward_pass_through() -> None:

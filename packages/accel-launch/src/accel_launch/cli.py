@@ -36,7 +36,9 @@ BUILT_IN: dict[str, _Entry] = {
         package="accel-verify",
     ),
     "test": _Entry(
-        "Run", "Check that processes start, gather, split data, and train as one would.", "accel_launch.commands.test"
+        "Run",
+        "Check that processes start, gather, split data, and train as one process does.",
+        "accel_launch.commands.test",
     ),
     "verify-parallel": _Entry(
         "Run", "Check that a script trains on layouts of ranks as on one process.", package="accel-verify"
@@ -52,16 +54,18 @@ BUILT_IN: dict[str, _Entry] = {
     ),
     "completion": _Entry("Configure", "Print the completion script for your shell."),
     "merge-weights": _Entry(
-        "Convert", "Merge the pieces of a checkpoint's weights into whole files.", package="accel-parallel"
+        "Convert", "Merge a sharded checkpoint into ordinary weight files.", package="accel-parallel"
     ),
     "to-fsdp2": _Entry("Convert", "Turn a configuration for FSDP1 into one for FSDP2.", package="accel-parallel"),
-    "estimate-memory": _Entry("Look", "Estimate how much memory a model needs.", package="accel-bigmodel"),
-    "plan": _Entry("Look", "Plan where a model's weights go.", package="accel-bigmodel"),
-    "trackers": _Entry("Look", "Show and replay what trackers recorded.", package="accel-trackers"),
+    "estimate-memory": _Entry("Inspect", "Estimate how much memory a model needs.", package="accel-bigmodel"),
+    "plan": _Entry("Inspect", "Plan where a model's weights go.", package="accel-bigmodel"),
+    "trackers": _Entry("Inspect", "Show and replay what trackers recorded.", package="accel-trackers"),
     "doctor": _Entry(
-        "Look", "Examine this machine for what makes runs fail, with remedies for findings.", package="accel-verify"
+        "Inspect", "Check this machine for problems that make runs fail, and name remedies.", package="accel-verify"
     ),
-    "env": _Entry("Look", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"),
+    "env": _Entry(
+        "Inspect", "Show versions, devices and configuration, for a bug report.", "accel_launch.commands.env"
+    ),
 }
 """Commands of the help: topic, one sentence, the module that holds `COMMAND`, and the package that offers it."""
 

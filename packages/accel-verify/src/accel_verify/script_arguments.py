@@ -67,7 +67,7 @@ class ScriptArguments(argparse.Action):
         options: Callable[[argparse.ArgumentParser], None],
         **settings: Any,
     ) -> None:
-        super().__init__(option_strings, dest, **settings)
+        super().__init__(option_strings, dest, **settings | {"required": False})
         self._needed, self._options = needed, options
 
     def __call__(

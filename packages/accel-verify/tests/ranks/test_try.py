@@ -91,7 +91,7 @@ def test_a_gather_on_one_rank_alone_is_found(tmp_path: Path, accel) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     gather = LONELY.splitlines().index("        print(accelerator.gather(loss))") + 1
     assert f"rank 0 at lonely.py:{gather}" in found["failed"]
-    assert "Is a call there that not all ranks make?" in found["failed"]
+    assert "Is there a call that only some ranks make?" in found["failed"]
     assert found["launch"] == "accel launch --num-processes 1 lonely.py, until that is fixed"
 
 

@@ -42,11 +42,12 @@ def test_either_of_several_needed_options_begins_them() -> None:
     ("line", "message"),
     [
         ("verify-parallel train.py --layouts dp2 --stepz 3", "unknown option --stepz. Did you mean --steps?"),
+        ("try", "arguments are required: script\n"),
         ("check-resume --steps 3 train.py --at 2", "--at comes after the script. Write it before"),
     ],
 )
 def test_what_is_wrong_is_named(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown option behind the script, and one apart from the others."""
+    """An unknown option behind the script, one apart from the others, and no script."""
     with pytest.raises(SystemExit) as ended:
         parsed(line)
     assert ended.value.code == 2

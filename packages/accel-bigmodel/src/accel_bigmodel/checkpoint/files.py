@@ -25,7 +25,7 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
     path = standing_weights(Path(checkpoint))
     if not os.path.exists(path):
         raise CheckpointNotFoundError(
-            f"A checkpoint is missing; got {str(path)!r}. Check the path, or fetch the files again."
+            f"No checkpoint at {str(path)!r}; nothing is there. Check the path, or fetch the files again."
         )
     if path.is_dir():
         return _find_in_folder(path)

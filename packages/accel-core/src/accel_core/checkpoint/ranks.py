@@ -73,8 +73,9 @@ class Ranks:
                 raise failure
             kind, message = next(iter(failed.values()))
             if len(failed) == self.size and len(set(failed.values())) == 1:
-                own = isinstance(failure, AccelError)
-                raise known_to_all(kind(message if own else f"{doing} failed; got {message}. {advice}")) from failure
+                if isinstance(failure, AccelError):
+                    raise known_to_all(failure)
+                raise known_to_all(kind(f"{doing} failed; got {message}. {advice}")) from failure
             text = "\n".join(listed_failures({rank: message for rank, (_, message) in failed.items()}))
             raise known_to_all(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
         finished = [rank for rank, (ended, _, _) in enumerate(answers) if ended]

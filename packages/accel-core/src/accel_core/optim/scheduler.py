@@ -54,7 +54,7 @@ class AcceleratedScheduler:
         self.step_with_optimizer = step_with_optimizer
         self.gradient_state = GradientState() if gradient_state is None else gradient_state
         self._replicas = replicas
-        self._announced_end = False
+        self._begun = False
         # A schedule of the user's own may name its end and count no steps: it knows itself what follows its end.
         self._has_end = getattr(scheduler, "total_steps", None) is not None and hasattr(scheduler, "_step_count")
 
@@ -75,11 +75,11 @@ class AcceleratedScheduler:
             return
         if not self.gradient_state.sync_gradients:
             return
+        if not self._begun:
+            self._begin()
         for optimizer in self.optimizers:
             if optimizer.step_was_skipped:
                 return
-        if not self._announced_end:
-            self._announce_end()
         times = self._times
         if times == 1 and not self._has_end:
             self.scheduler.step(*args, **kwargs)
@@ -96,9 +96,22 @@ class AcceleratedScheduler:
             return 1
         return world.ensure().size if self._replicas is None else self._replicas
 
-    def _announce_end(self) -> None:
-        """Log, once, the optimizer step at which a schedule of known length ends."""
-        self._announced_end = True
+    def _begin(self) -> None:
+        """Find the schedule's own optimizer among those prepared by now, and log where a schedule of known length ends.
+
+        A wrapper around an optimizer shares its parameter groups, which are what a schedule writes to.
+        """
+        self._begun = True
+        own = getattr(self.scheduler, "optimizer", None)
+        groups = {id(group) for group in getattr(own, "param_groups", ())}
+        moved = [each for each in self.optimizers if not groups.isdisjoint(map(id, each.param_groups))]
+        self.optimizers = moved or self.optimizers
+        if groups and not moved and world.ensure().is_main:
+            _logger.warning(
+                "The schedule %s sets the learning rate of an optimizer that was not prepared (%s); the prepared "
+                "optimizers keep theirs. Pass that optimizer to prepare(), or make the schedule from one of them.",
+                *(type(self.scheduler).__name__, type(own).__name__),
+            )
         total = getattr(self.scheduler, "total_steps", None) or getattr(self.scheduler, "T_max", None)
         if isinstance(total, int) and total > 0 and world.ensure().is_main:
             _logger.info(

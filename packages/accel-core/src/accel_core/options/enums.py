@@ -7,6 +7,8 @@ Member names, values and the textual form of each member are public: configurati
 import enum
 from typing import Any, NamedTuple
 
+from accel_core.errors import ConfigurationError
+
 __all__ = [
     "AUTOCAST_PRECISIONS",
     "CUDA_DISTRIBUTED_TYPES",
@@ -192,6 +194,13 @@ class RNGType(BaseEnum):
     HPU = "hpu"
     NEURON = "neuron"
     GENERATOR = "generator"
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ConfigurationError(
+            f"No generator is called {value!r}. Use one of {', '.join(cls.list())} in rng_types; set_seed() seeds "
+            "those of Python and numpy."
+        )
 
 
 class CustomDtype(enum.Enum):

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.options.enums import DDPCommunicationHookType
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class KwargsHandler:
         >>> GradScalerKwargs(init_scale=1024.0).to_kwargs()
         {'init_scale': 1024.0}
     """
+
+    def __post_init__(self) -> None:
+        """Refuse a text where true or false belongs."""
+        expect_flags(type(self), vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return a deep copy of all fields."""
@@ -118,6 +122,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
     def __post_init__(self) -> None:
         """Refuse a hook or wrapper that would later be ignored silently."""
+        super().__post_init__()
         if self.comm_hook not in DDPCommunicationHookType:
             raise ConfigurationError(
                 f"The communication hook is not known; got {self.comm_hook!r}. "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.host import environ
 
 __all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration", "set_default_restore_position"]
@@ -56,6 +56,7 @@ class DataLoaderConfiguration:
 
     Raises:
         ConfigurationError: `uneven_end` is none of the three.
+        UnsupportedTypeError: A text stands where true or false belongs.
 
     Examples:
         >>> configuration = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
@@ -76,6 +77,7 @@ class DataLoaderConfiguration:
 
     def __post_init__(self) -> None:
         """Refuse an unknown way of ending."""
+        expect_flags(type(self), vars(self))
         if self.uneven_end not in UNEVEN_ENDS:
             raise ConfigurationError(
                 f"uneven_end is not one of its choices; got {self.uneven_end!r}. Use one of {list(UNEVEN_ENDS)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_flags
 
 __all__ = ["ProjectConfiguration"]
 
@@ -24,6 +24,7 @@ class ProjectConfiguration:
 
     Raises:
         ConfigurationError: `total_limit` is no number, or below 0.
+        UnsupportedTypeError: A text stands where true or false belongs.
 
     Examples:
         >>> project = ProjectConfiguration("run", automatic_checkpoint_naming=True, total_limit=2)
@@ -40,6 +41,7 @@ class ProjectConfiguration:
 
     def __post_init__(self) -> None:
         """Fill the logging folder."""
+        expect_flags(type(self), vars(self))
         limit = self.total_limit
         if limit is not None and not (hasattr(limit, "__index__") and limit >= 0):
             raise ConfigurationError(

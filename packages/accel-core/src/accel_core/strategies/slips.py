@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from accel_core.logging import get_logger
+from accel_core.modules.compilation import is_compiled_module
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.bundle import Bundle, kind_of
 
-__all__ = ["warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
+__all__ = ["models_of", "warn_of_bypassed", "warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
 
 logger = get_logger(__name__)
 
@@ -39,12 +41,36 @@ def _warn(found: str, advice: str) -> None:
     )
 
 
+def models_of(given: tuple[object, ...]) -> tuple[Module, ...]:
+    """Return the models that `accumulate` was given, with one warning of what else is among them."""
+    for each in given:
+        if not isinstance(each, Module):
+            advice = "accumulate(*models)" if isinstance(each, list | tuple) else "accumulate(model)"
+            logger.warning_once(
+                f"accumulate() takes models; got an object of type {type(each).__name__}, which is left "
+                f"out. Pass what prepare() returned for the models: {advice}."
+            )
+    return tuple(each for each in given if isinstance(each, Module))
+
+
 def warn_of_no_model(ranks: int) -> None:
     """Warn of ranks that compute gradients and prepared no model: nobody averages them."""
     logger.warning_once(
         f"Ranks train together through prepared models; got none on {ranks} ranks: nothing averages their gradients. "
         "Pass the model to prepare(), with its optimizer and loader."
     )
+
+
+def warn_of_bypassed(models: Sequence[Module]) -> None:
+    """Warn of a loss that no prepared model computed: the script goes on with what it passed to `prepare`."""
+    wrapped = [each for each in models if isinstance(each, DistributedDataParallel)]
+    traced = any(is_compiled_module(each) or getattr(each, "_compiled_call_impl", None) for each in models)
+    # torch's own mark of a first forward pass, which it does not set in one that it compiles
+    if wrapped and not traced and not any(getattr(each, "_lazy_init_ran", True) for each in wrapped):
+        logger.warning(
+            "backward() got a loss that no prepared model computed, so ranks do not average its gradients. Use what "
+            "prepare() returns: model, optimizer, loader = accelerator.prepare(model, optimizer, loader)."
+        )
 
 
 def warn_of_strange(bundle: Bundle, names: ParameterNames) -> None:

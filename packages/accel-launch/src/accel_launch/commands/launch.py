@@ -15,29 +15,29 @@ __all__ = ["COMMAND", "add_settings", "launch_command_parser"]
 _EXAMPLES = """Examples:
   {0} train.py --lr 0.1                     one process, or one per GPU
   {0} --cpu -n 2 train.py                   two processes on the CPU
-  {0} --use-fsdp --fsdp-version 2 train.py  the model in shards
+  {0} --use-fsdp --fsdp-version 2 train.py  the model sharded by FSDP2
   {0} --num-machines 2 --machine-rank 0 --main-process-ip 10.0.0.1 \\
       --main-process-port 29500 train.py             on each machine
 """
 _MOST_USED = {
-    "num_processes": "Processes over all machines; one for each GPU.",
+    "num_processes": "Processes on all machines; one per GPU if unset.",
     "gpu_ids": "GPUs to use, as in 0,2; all of them if unset.",
     "cpu": "",
     "num_machines": "",
     "machine_rank": "",
     "main_process_ip": "",
-    "main_process_port": "Port of rank 0; on one machine a free one.",
+    "main_process_port": "Port of rank 0; one machine picks a free one.",
     "mixed_precision": "Precision of the computation: no, fp16, bf16, fp8.",
-    "dynamo_backend": "Compile the model, as with inductor.",
+    "dynamo_backend": "Compile the model with torch.compile.",
     "use_fsdp": "",
     "fsdp_version": "FSDP version: 2 shards in place, 1 wraps modules.",
     "use_deepspeed": "",
     "zero_stage": "ZeRO: 1 shards optimizer, 2 gradients, 3 all.",
     "config_file": "Configuration file; `accel config` writes one.",
     "module": "",
-    "tee": "Prefix lines by rank: 1 out, 2 err, 3 both.",
+    "tee": "Prefix lines with the rank: 1 out, 2 err, 3 both.",
     "log_dir": "Folder for the output of each rank.",
-    "watchdog": "End a run that stalls for so many seconds.",
+    "watchdog": "End a run without progress for this long.",
     "max_restarts": "How many times to restart after a failure.",
     "explain": "Show settings and their sources; start nothing.",
     "dry_run": "Show commands and variables; start nothing.",

@@ -40,5 +40,5 @@ def check(args: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "test", "Check that processes start, gather, split data, and train as one would.", _add_arguments, check
+    "test", "Check that processes start, gather, split data, and train as one process does.", _add_arguments, check
 )

@@ -111,8 +111,8 @@ def _check_machines(settings: Settings) -> None:
     missing = [f"--{key.replace('_', '-')}" for key in wanted if settings[key] is None]
     if missing:
         raise ConfigurationError(
-            f"Several machines have to find one another; got no {' and no '.join(missing)}. Pass it, or start under a "
-            "scheduler that sets it (SLURM, MPI, Kubernetes)."
+            f"A run on several machines is not fully described; got no {' and no '.join(missing)}. Pass what is "
+            "missing, or start under a scheduler that sets it (SLURM, MPI, Kubernetes)."
         )
 
 

@@ -7,8 +7,9 @@ _METAVARS = {
     "_names": "NAMES", "_to_wrap": "NAMES", "_filter": "HOSTS", "_function": "NAME", "_size": "N", "_degree": "N",
     "_id": "ID", "_backend": "NAME", "_dropout": "P", "_modules": "REGEX", "_num_layers": "N", "_batches": "N",
     "env": "NAME=VALUE", "vm": "NAME", "role": "NAME", "_conf": "KEY=VALUE,...", "nnodes": "N|MIN:MAX", "tee": "N",
-    "watchdog": "SECONDS", "_interval": "SECONDS", "timeout": "SECONDS", "_key": "KEY", "_zone": "ZONE", "_steps": "N",
-    "_linear_precision": "A,B,C", "_length": "N", "_granularity": "full|selective", "_method": "uniform|block",
+    "watchdog": "SECONDS", "monitor_interval": "SECONDS", "timeout": "SECONDS", "_key": "KEY", "_zone": "ZONE",
+    "_linear_precision": "A,B,C", "_granularity": "full|selective", "_method": "uniform|block", "_clipping": "NORM",
+    "_length": "N", "_steps": "N",
 }  # fmt: skip
 """Placeholder of the value in the help, by the ending of the option's name."""
 

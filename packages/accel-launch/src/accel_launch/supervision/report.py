@@ -127,8 +127,9 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
     lines = [f"accel launch: the run ended after {seconds:.1f} s"]
     if facts.get("samples") and facts.get("seconds"):
         share = min(float(facts.get("waited", 0.0)) / facts["seconds"], 1.0)
+        rate = facts["samples"] / facts["seconds"]
         lines.append(
-            f"  speed       {facts['samples'] / facts['seconds']:.4g} samples/s on all ranks together, "
+            f"  speed       {rate:,.{0 if rate >= 100 else 2}f} samples/s on all ranks together, "
             f"{share:.0%} of the time waiting for data"
         )
     # In bytes on macOS, in KiB elsewhere.

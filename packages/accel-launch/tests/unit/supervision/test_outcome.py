@@ -17,7 +17,13 @@ from accel_launch.supervision.outcome import (
     shell_status,
     want_restart,
 )
-from accel_launch.supervision.report import failure_record, forget_old_failures, report_failure, report_stacks
+from accel_launch.supervision.report import (
+    failure_record,
+    forget_old_failures,
+    report_card,
+    report_failure,
+    report_stacks,
+)
 from accel_launch.supervision.streams import RankLog
 
 PLAIN = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: one\n'
@@ -125,3 +131,10 @@ def test_stacks_name_their_rank(capsys: pytest.CaptureFixture[str]) -> None:
     """Stacks are shown below the number of the rank, without the heading of a crash."""
     report_stacks(3, b'Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  File "a.py"\n\nExtension modules: a\n')
     assert capsys.readouterr().err == '\nStacks of rank 3:\nCurrent thread 0x1:\n  File "a.py"\n'
+
+
+@pytest.mark.parametrize(("samples", "shown"), [(1_234_567, "1,234,567"), (154, "154"), (0.5, "0.50")])
+def test_the_speed_of_a_run_is_written_out(samples: float, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fast run has no exponent, a slow one two decimals."""
+    report_card({"samples": samples, "seconds": 1.0}, 2.0, "train.py")
+    assert f"  speed       {shown} samples/s on all ranks together, 0% of the time" in capsys.readouterr().err

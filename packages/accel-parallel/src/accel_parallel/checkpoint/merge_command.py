@@ -8,7 +8,7 @@ LARGEST_FILE = "10GB"
 """Size of the largest file of merged weights, where nobody asks for another."""
 
 name = "merge-weights"
-help = "Merge the pieces of a checkpoint's weights into whole files."
+help = "Merge a sharded checkpoint into ordinary weight files."
 run = "accel_parallel.checkpoint.merge:merge_command"
 
 

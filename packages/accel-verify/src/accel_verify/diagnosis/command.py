@@ -33,7 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     "doctor",
-    "Examine this machine for what makes runs fail, with a remedy for each finding.",
+    "Check this machine for problems that make runs fail, and name remedies.",
     _add_arguments,
     "accel_verify.diagnosis.examine:diagnose",
     "Each finding is ok, a warning or a problem; the exit status is 1 where there is a problem. Libraries are imported "

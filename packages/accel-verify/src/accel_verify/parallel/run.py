@@ -146,7 +146,7 @@ def check_one_process(request: VerifyRequest, ended: RanksEnded, found: Recorded
         return
     if ended.timed_out:
         raise LaunchError(
-            f"The script did not finish its steps on one process in time; got {request.timeout:g} s for "
+            f"The script did not finish its steps on one process in time; got {request.timeout:.3g} s for "
             f"{request.steps} optimizer steps. Pass a longer --timeout, or fewer --steps."
         )
     if ended.failed is not None:
@@ -184,7 +184,7 @@ def verdict_on(
         about |= {"findings": findings, "largest": largest, "note": note, "note_of_one": of_one}
         return Verdict(**about, state=state, message=message)
     if ended.timed_out:
-        message = f"it made {len(found.steps)} of {request.steps} steps in {request.timeout:g} s"
+        message = f"it made {len(found.steps)} of {request.steps} steps in {request.timeout:.3g} s"
         standing = _standing(request, ended)
         log = "" if standing else ended.tail(0)
         return Verdict(**about, state="failed", message=message + standing, log=log)
@@ -205,7 +205,7 @@ def _standing(request: VerifyRequest, ended: RanksEnded) -> str:
     ]
     found = [f"rank {rank} at {name}:{line[1]}" for rank, line in enumerate(stood) if line]
     found += [f"rank {rank} had ended" for rank, code in enumerate(ended.codes) if code == 0]
-    return f"; {', '.join(found)}. Is a call there that not all ranks make?" if any(stood) else ""
+    return f"; {', '.join(found)}. Is there a call that only some ranks make?" if any(stood) else ""
 
 
 def _state_of(one: RecordedRun, found: RecordedRun, findings: Sequence[Finding]) -> tuple[str, str]:

@@ -86,7 +86,7 @@ def _clocked(args: argparse.Namespace, limit: int) -> dict[str, Any]:
         ended = run_ranks([command], [environment], place, args.timeout)
         if ended.timed_out or ended.failed is not None:
             raise LaunchError(
-                f"The script does not end on one process; got exit code {ended.codes[0]} after:\n{ended.tail(0)}\n"
+                f"The script did not finish on one process; got exit code {ended.codes[0]} after:\n{ended.tail(0)}\n"
                 "Make it run by itself first."
             )
         found: dict[str, Any] = json.loads((place / "clock.json").read_text())
@@ -97,7 +97,8 @@ def _speed(clocked: dict[str, Any]) -> str:
     if clocked["steps"] < 1 or not clocked["samples"]:
         return "unknown: the script made too few steps with a prepared loader"
     share = clocked["waited"] / clocked["seconds"]
-    rate = f"{clocked['samples'] / clocked['seconds']:.4g} samples/s on one process"
+    speed = clocked["samples"] / clocked["seconds"]
+    rate = f"{speed:,.{0 if speed >= 100 else 2}f} samples/s on one process"
     advice = "; give the DataLoader (more) workers" if share > 0.2 else ""
     return f"{rate}, {share:.0%} of the time waiting for data{advice}"
 

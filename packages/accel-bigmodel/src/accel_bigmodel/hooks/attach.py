@@ -184,9 +184,7 @@ class HookSettings:
         """Put a hook on every module, at any depth, that holds tensors itself."""
         if offload and self.expert_cache is not None and can_come_alone(module):
             weights = self._weights_below(name)
-            attach_experts_hook(
-                module, ExpertsHook(self.expert_cache, name, execution_device=device, weights_map=weights)
-            )
+            attach_experts_hook(module, ExpertsHook(self.expert_cache, name, device, weights))
             return
         no_split = offload and loads_whole(module, self.preload_module_classes)
         if no_split or any(value is not None for value in (*module._parameters.values(), *module._buffers.values())):

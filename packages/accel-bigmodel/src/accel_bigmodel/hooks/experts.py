@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
-from accel_bigmodel.hooks.residency import residency_of
+from accel_bigmodel.hooks.residency import Residency, residency_of
+from accel_bigmodel.hooks.slot import Slot
 from accel_bigmodel.offload.experts import ExpertCache
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import normal_tensors
@@ -20,6 +21,8 @@ from accel_core.modules import packed
 from accel_core.modules.experts import is_experts, standing_in
 
 __all__ = ["ExpertsHook", "attach_experts_hook", "can_come_alone"]
+
+Device = int | str | torch.device | None
 
 
 def can_come_alone(module: nn.Module) -> bool:
@@ -39,11 +42,14 @@ class ExpertsHook(AlignDevicesHook):
     Args:
         cache: The cache, one for all experts of a model.
         name: The module's dotted name, for the report.
-        settings: What `AlignDevicesHook` takes.
+        device: Where the experts compute.
+        weights_map: Offloaded weights by name in the module.
     """
 
-    def __init__(self, cache: ExpertCache, name: str, **settings: Any) -> None:
-        super().__init__(offload=True, **settings)
+    def __init__(
+        self, cache: ExpertCache, name: str, device: Device, weights_map: Mapping[str, torch.Tensor] | None
+    ) -> None:
+        super().__init__(execution_device=device, offload=True, weights_map=weights_map)
         self.cache = cache
         self.name = name
 
@@ -103,7 +109,7 @@ class _ChosenExperts:
         """The module's own forward, for `inspect.signature`."""
         return self.forward
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         """Run the experts that tokens chose; compiled graphs are left meanwhile, for the experts are read."""
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
@@ -127,11 +133,15 @@ class _ChosenExperts:
         return output
 
     @property
-    def slots(self) -> Any:
-        """The places of the module's weights."""
+    def _residency(self) -> Residency:
         residency = residency_of(self.module, self.hook)
-        assert residency is not None
-        return residency.slots
+        assert residency is not None  # the hook made it when it was attached
+        return residency
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        """The places of the module's weights."""
+        return self._residency.slots
 
     @property
     def nbytes(self) -> int:
@@ -147,9 +157,7 @@ class _ChosenExperts:
         return tuple(found), self.hook.device
 
     def _store(self) -> tuple[Mapping[str, torch.Tensor], str]:
-        residency = residency_of(self.module, self.hook)
-        assert residency is not None
-        weights = residency.weights()
+        weights = self._residency.weights()
         return (weights.dataset, weights.prefix) if isinstance(weights, PrefixedDataset) else (weights, "")
 
     def _stored(self, name: str) -> torch.Tensor:

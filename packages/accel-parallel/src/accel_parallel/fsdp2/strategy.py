@@ -18,7 +18,7 @@ from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import is_sharded, shard
 from accel_parallel.fsdp2.participation import Participation
-from accel_parallel.sharding.guards import cut_what_is_loaded
+from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference
 from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.methods import GatheringMethods
 from accel_parallel.sharding.replaced import keeping_marks
@@ -138,9 +138,10 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _watch(self, model: torch.nn.Module) -> None:
         """Follow what a model that was sharded in place computes, and when."""
-        self.participation.watch(model)
         if model not in self._methods and is_sharded(model):
             self._methods[model] = GatheringMethods(model)
+            gather_outside_inference(model)
+        self.participation.watch(model)
         if model in self._methods:
             self._methods[model].watch(model)
 

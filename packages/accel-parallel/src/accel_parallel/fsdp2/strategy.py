@@ -43,7 +43,7 @@ class FullyShardStrategy(ShardedStrategy):
         super().__init__(parts)
         self.experts = ExpertParallel.of(parts, getattr(self.plugin.mixed_precision_policy, "param_dtype", None))
         self.context = ContextParallel.of(parts)
-        self.participation = Participation(self.world, self._readers(parts))
+        self.participation = Participation(self.world, self._readers(parts), self.mesh)
         self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
 
     def precision(self, asked: PrecisionRequest) -> Precision:

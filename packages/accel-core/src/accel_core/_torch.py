@@ -204,6 +204,14 @@ PRIVATE_NAMES = (
         "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
     ),
     PrivateName(
+        "torch.distributed.fsdp._flat_param:FlatParamHandle.unshard",
+        "What a pass under inference_mode gathers into has to be memory that later passes can write to.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._flat_param:FlatParamHandle.init_flat_param_attributes",
+        "The same, where that memory is taken.",
+    ),
+    PrivateName(
         "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
         "The gradients that ranks reduce together have to be those of the same parameters; from torch 2.13 on a public "
         "switch fills in zeros, and does not tell which parameters no rank used.",

@@ -18,6 +18,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
+from accel_core.modules import joined
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -327,6 +328,8 @@ class Runtime:
                 slips.warn_of_bypassed(self.models)
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
+        if joined.noted and self.world.size > 1:
+            joined.refuse_unaveraged()
         if weight is not None and self.gradient_state.sync_gradients:
             factor = accumulation.close_weighted(self.world)
             if factor is not None:

@@ -19,6 +19,7 @@ from accel_core.data.position import (
     Cursor,
     Indices,
     capture_order,
+    drawing_once,
     is_exact,
     keeps_default_generator,
     replay_order,
@@ -263,7 +264,8 @@ class PreparedLoader(LoaderBase):
         # The run that took the position kept its workers, so the seed for these must not come from the same generator.
         own, self.generator, self._seedless = self.generator, torch.Generator(), False
         try:
-            return iter(super().__iter__())
+            with drawing_once(self):
+                return iter(super().__iter__())
         finally:
             self.generator = own
 

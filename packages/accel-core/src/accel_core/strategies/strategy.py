@@ -20,6 +20,7 @@ from accel_core.data.presharded import check_read_alike
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import whole
+from accel_core.modules import joined
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
 from accel_core.optim.rebind import ParameterNames
@@ -593,3 +594,4 @@ class Strategy(ABC):
         """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)
         self._names.release(self._bare(model))
+        joined.watch(self._bare(model))

@@ -42,6 +42,7 @@ from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.fsdp1.states import in_shards, inside
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients
+from accel_parallel.sharding.guards import gather_outside_inference
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
 from accel_parallel.sharding.replaced import refuse_mixed
@@ -197,6 +198,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                     self._flattened[parameter] = ref(model)
         self._wrappers[model] = ref(wrapper)
         RefusingMethods(model, wrapper)
+        gather_outside_inference(wrapper)
         self.averaging.watch(model, whole)
         self._names.remember(model)
         return wrapper

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from accel_core._torch import shard_groups
 from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import is_spread, placed_like
 
 __all__ = [
     "cut_what_is_loaded",
+    "gather_outside_inference",
     "refuse_copies",
     "refuse_gradients_of_gradients",
     "refuse_resizing",
@@ -32,6 +36,28 @@ def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object)
         value = state.get(prefix + name)
         if is_spread(parameter) and isinstance(value, torch.Tensor):  # torch does not copy a whole tensor into parts
             state[prefix + name] = placed_like(value.detach(), parameter)
+
+
+def gather_outside_inference(model: torch.nn.Module) -> None:
+    """Let a forward pass under `torch.inference_mode` gather into memory that a later pass can write to as well."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            _outside(shard_groups(module), "pre_forward")
+        elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            _outside([module._handle], "init_flat_param_attributes", "unshard")
+
+
+def _outside(records: list[Any], *methods: str) -> None:
+    for record in records:
+        for method in methods:
+            setattr(record, method, partial(_gather, getattr(record, method)))
+
+
+def _gather(method: Callable[..., Any], *args: object) -> object:
+    if not torch.is_inference_mode_enabled():
+        return method(*args)
+    with torch.inference_mode(False), torch.no_grad():
+        return method(*args)
 
 
 def refuse_copies(model: torch.nn.Module) -> None:

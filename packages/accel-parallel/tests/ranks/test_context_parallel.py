@@ -154,10 +154,8 @@ def test_a_mask_of_a_ranks_own_tokens_is_refused_on_all_ranks() -> None:
             F.scaled_dot_product_attention(*local, attn_mask=square if dist.get_rank() else None)
 
     ring = context("alltoall")
-    with (
-        pytest.raises(EngineUnavailableError, match="allgather"),
-        ring.split(SequenceBuffers([torch.zeros(1, LENGTH)], [1])),
-    ):  # noqa: PT012
+    tokens = SequenceBuffers([torch.zeros(1, LENGTH)], [1])
+    with pytest.raises(EngineUnavailableError, match="allgather"), ring.split(tokens):  # noqa: PT012
         F.scaled_dot_product_attention(*local, attn_mask=square if dist.get_rank() else None)
         with ring.around_backward():
             pytest.fail("a backward pass began")
@@ -419,10 +417,8 @@ def test_blocks_that_cannot_be_opened_change_nothing() -> None:
     version_1 = FullyShardedDataParallelPlugin(fsdp_version=1)
     with pytest.raises(EngineUnavailableError, match=r"FSDP1 .*\['cp'\]"):
         Accelerator(cpu=True, fsdp_plugin=version_1, parallelism_config=ParallelismConfig(cp_size=2))
-    with (
-        pytest.raises(ConfigurationError, match="divisible by 4"),
-        parallel.split(SequenceBuffers([tokens[:, :6]], [1])),
-    ):
+    uneven = SequenceBuffers([tokens[:, :6]], [1])
+    with pytest.raises(ConfigurationError, match="divisible by 4"), parallel.split(uneven):
         pass
     assert tokens.shape == (BATCH, LENGTH)
 

@@ -39,21 +39,13 @@ class ProcessEnv:
 
 @record(frozen=True)
 class Launcher:
-    """The variables by which a launcher tells a process its place.
+    """The variables by which a launcher tells a process its place."""
 
-    Attributes:
-        name: The launcher, as `ProcessEnv.source` names it.
-        rank: Variable of the process's number.
-        size: Variable of the number of processes.
-        local_rank: Variable of the process's number on its machine.
-        local_size: Variable of the number of processes on its machine.
-    """
-
-    name: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
+    name: str  # the launcher, as `ProcessEnv.source` names it
+    rank: str  # variable of the process's number
+    size: str  # variable of the number of processes
+    local_rank: str  # variable of the process's number on its machine
+    local_size: str  # variable of the number of processes on its machine
 
     @classmethod
     def with_prefix(cls, name: str, prefix: str) -> Launcher:

@@ -42,14 +42,10 @@ class ShardSpec:
 
 @record(frozen=True)
 class StepCounts:
-    """What each part of one step holds.
+    """What each part of one step holds."""
 
-    Attributes:
-        rows: Samples in the batch of each part; 0 for one that gets none.
-        real: How many of them, counted from the first, are there for the first time; the others are repeats.
-    """
-
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # samples in the batch of each part; 0 for one that gets none
+    # How many of them, counted from the first, are there for the first time; the others are repeats.
     real: tuple[int, ...]
 
     @property

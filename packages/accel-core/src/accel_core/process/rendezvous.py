@@ -18,22 +18,14 @@ __all__ = ["LAUNCHERS", "Launcher", "ProcessEnv", "expand_hosts", "locate", "pub
 
 @record(frozen=True)
 class ProcessEnv:
-    """Where a process stands among its fellows.
+    """Where a process stands among its fellows."""
 
-    Attributes:
-        rank: Number of the process, from 0 to `size` - 1.
-        size: Number of processes.
-        local_rank: Number of the process on its machine.
-        local_size: Number of processes on its machine.
-        source: Who said so: `torchrun`, `openmpi`, `pmi`, `mvapich2`, `xla`, `slurm` or `alone`.
-        counted: Whether the environment gives `local_size`; otherwise it assumes that all processes are on one machine.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    source: str
+    rank: int  # number of the process, from 0 to `size` - 1
+    size: int  # number of processes
+    local_rank: int  # number of the process on its machine
+    local_size: int  # number of processes on its machine
+    source: str  # who said so: `torchrun`, `openmpi`, `pmi`, `mvapich2`, `xla`, `slurm` or `alone`
+    # Whether the environment gives `local_size`; otherwise it assumes that all processes are on one machine.
     counted: bool = True
 
 

@@ -136,17 +136,11 @@ def storage_info(file: str, offset: int, length: int) -> Any:
 
 
 class PrivateName(NamedTuple):
-    """A private name of torch.
+    """A private name of torch."""
 
-    Attributes:
-        path: Where torch has it, as `module:name`.
-        reason: Why it is needed.
-        renamed: Where later versions have it instead, in the same form.
-    """
-
-    path: str
-    reason: str
-    renamed: str = ""
+    path: str  # where torch has it, as `module:name`
+    reason: str  # why it is needed
+    renamed: str = ""  # where later versions have it instead, in the same form
 
 
 PRIVATE_NAMES = (

@@ -48,33 +48,19 @@ _REGISTERED = ("custom_objects", "save_state_pre_hooks", "load_state_pre_hooks")
 
 @record
 class Runtime:
-    """Everything that one Accelerator works with; made by `resolve`, passed to everybody else.
+    """Everything that one Accelerator works with; made by `resolve`, passed to everybody else."""
 
-    Attributes:
-        world: The processes.
-        strategy: How models live across them.
-        gradient_state: Where the step stands.
-        accumulation: The accumulation window.
-        project: Where files go.
-        hub: The trackers.
-        handlers: The keyword handlers that the user passed, by type name.
-        rng_types: Generators that are made equal on all ranks at the start of each epoch.
-        step_scheduler_with_optimizer: Whether schedules move with their optimizers.
-        has_trained: Whether a backward pass has begun.
-        models: Prepared models, and so on for the other lists.
-    """
-
-    world: World
-    strategy: Strategy
-    gradient_state: GradientState
-    accumulation: Accumulation
-    project: ProjectConfiguration
-    hub: TrackerHub
-    handlers: dict[str, KwargsHandler]
-    rng_types: list[Any]
-    step_scheduler_with_optimizer: bool
-    has_trained: bool = False
-    models: list[Any] = field(default_factory=list)
+    world: World  # the processes
+    strategy: Strategy  # how models live across them
+    gradient_state: GradientState  # where the step stands
+    accumulation: Accumulation  # the accumulation window
+    project: ProjectConfiguration  # where files go
+    hub: TrackerHub  # the trackers
+    handlers: dict[str, KwargsHandler]  # the keyword handlers that the user passed, by type name
+    rng_types: list[Any]  # generators that are made equal on all ranks at the start of each epoch
+    step_scheduler_with_optimizer: bool  # whether schedules move with their optimizers
+    has_trained: bool = False  # whether a backward pass has begun
+    models: list[Any] = field(default_factory=list)  # prepared models, and so on for the other lists
     optimizers: list[Any] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     dataloaders: list[Any] = field(default_factory=list)

@@ -31,19 +31,12 @@ _OUTPUTS = {
 
 
 class StepResult(NamedTuple):
-    """The result of a training step.
+    """The result of a training step."""
 
-    Attributes:
-        losses: The losses by name, averaged over the data-parallel ranks.
-        skipped: Whether the update was skipped because of infinite or NaN gradients.
-        grad_norm: Norm of all gradients before clipping.
-        num_zeros_in_grad: Number of zero gradients, where they are counted.
-    """
-
-    losses: dict[str, torch.Tensor]
-    skipped: bool
-    grad_norm: float | None
-    num_zeros_in_grad: int | None
+    losses: dict[str, torch.Tensor]  # the losses by name, averaged over the data-parallel ranks
+    skipped: bool  # whether the update was skipped because of infinite or NaN gradients
+    grad_norm: float | None  # norm of all gradients before clipping
+    num_zeros_in_grad: int | None  # number of zero gradients, where they are counted
 
 
 class MegatronEngine(nn.Module):

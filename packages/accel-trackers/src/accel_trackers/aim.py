@@ -87,12 +87,6 @@ class AimTracker(WriterTracker):
         self.writer.log_artifact(local_path, name=artifact_path or os.path.basename(local_path))
 
     @on_main_process
-    def finish(self) -> None:
-        """Close the run; a second call does nothing."""
-        if self.writer is not None:
-            self.writer.close()
-
-    @on_main_process
     def state_dict(self) -> dict[str, Any]:
         """Return the run's hash."""
         return {"hash": self.writer.hash} if self.writer is not None else {}

@@ -39,17 +39,11 @@ _ARRAY_KINDS = "?biufcSUMm"
 
 @record(frozen=True)
 class Described:
-    """What is known about a value whose class is not imported when it is read back.
+    """What is known about a value whose class is not imported when it is read back."""
 
-    Attributes:
-        type: Dotted name of its class.
-        kind: `enum`, `dataclass` or `repr`.
-        content: For an enumeration its member's name and value, for a dataclass its fields, else its text.
-    """
-
-    type: str
-    kind: str
-    content: object
+    type: str  # dotted name of its class
+    kind: str  # `enum`, `dataclass` or `repr`
+    content: object  # for an enumeration its member's name and value, for a dataclass its fields, else its text
 
 
 def dumps(value: object) -> str:

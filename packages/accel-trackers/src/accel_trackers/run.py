@@ -27,6 +27,12 @@ class WriterTracker(GeneralTracker):
         """The writer, once started."""
         return self.writer
 
+    @on_main_process
+    def finish(self) -> None:
+        """Close the writer; a second call does nothing."""
+        if self.writer is not None:
+            self.writer.close()
+
 
 class RunTracker(GeneralTracker):
     """A tracker that logs to one run of its library, which has `init`, `Image` and a run with `log` and `finish`."""

@@ -161,35 +161,20 @@ def files_of(path: Path) -> Path:
 
 @record
 class SpoolFile:
-    """What a spool file holds.
+    """What a spool file holds."""
 
-    Attributes:
-        path: The file.
-        run_id: The run that wrote it.
-        project: Name given to `init_trackers`.
-        trackers: Names of the run's trackers.
-        started: When, in seconds since 1970.
-        host: Name of the machine.
-        pid: Number of the process.
-        ended: Whether the run came to its end.
-        entries: Lines that go to trackers, with decoded values, in order.
-        sent: By tracker, the numbers of the entries that it has.
-        errors: By tracker, the last error that it raised.
-        states: By tracker, what it stored of the run that it opened.
-    """
-
-    path: Path
-    run_id: str
-    project: str
-    trackers: list[str]
-    started: float
-    host: str = ""
-    pid: int = 0
-    ended: bool = False
-    entries: list[Line] = field(default_factory=list)
-    sent: dict[str, set[int]] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    states: dict[str, Line] = field(default_factory=dict)
+    path: Path  # the file
+    run_id: str  # the run that wrote it
+    project: str  # name given to `init_trackers`
+    trackers: list[str]  # names of the run's trackers
+    started: float  # when, in seconds since 1970
+    host: str = ""  # name of the machine
+    pid: int = 0  # number of the process
+    ended: bool = False  # whether the run came to its end
+    entries: list[Line] = field(default_factory=list)  # lines that go to trackers, with decoded values, in order
+    sent: dict[str, set[int]] = field(default_factory=dict)  # by tracker, the numbers of the entries that it has
+    errors: dict[str, str] = field(default_factory=dict)  # by tracker, the last error that it raised
+    states: dict[str, Line] = field(default_factory=dict)  # by tracker, what it stored of the run that it opened
 
     @property
     def is_written(self) -> bool:

@@ -92,12 +92,6 @@ class TensorBoardTracker(WriterTracker):
         self.writer.flush()
 
     @on_main_process
-    def finish(self) -> None:
-        """Close the event file; a second call does nothing."""
-        if self.writer is not None:
-            self.writer.close()
-
-    @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue in the same folder; what lies after the stored step is dropped by TensorBoard when it reads."""
         if state.get("step", -1) >= 0:

@@ -28,25 +28,16 @@ __all__ = ["Placement"]
 
 @record(frozen=True)
 class Placement:
-    """A model, and where each of its tensors goes.
+    """A model, and where each of its tensors goes."""
 
-    Attributes:
-        model: The model.
-        given: The device map as the caller wrote it, which the model shows as `hf_device_map`.
-        devices: The same under the model's own names.
-        tied: Groups of names of one parameter, before loading or hooks put tensors of their own in their place.
-        main: Where parts that wait on "cpu" or "disk" compute.
-        away: Whether the weights of an entry are away between forwards.
-        compute: Where an entry computes.
-    """
-
-    model: nn.Module
-    given: Mapping[str, AnyDevice]
-    devices: Mapping[str, AnyDevice]
+    model: nn.Module  # the model
+    given: Mapping[str, AnyDevice]  # the device map as the caller wrote it, which the model shows as `hf_device_map`
+    devices: Mapping[str, AnyDevice]  # the same under the model's own names
+    # Groups of names of one parameter, before loading or hooks put tensors of their own in their place.
     tied: list[list[str]]
-    main: AnyDevice
-    away: dict[str, bool]
-    compute: dict[str, AnyDevice]
+    main: AnyDevice  # where parts that wait on "cpu" or "disk" compute
+    away: dict[str, bool]  # whether the weights of an entry are away between forwards
+    compute: dict[str, AnyDevice]  # where an entry computes
 
     @classmethod
     def of(

@@ -31,38 +31,23 @@ _split_copy: Callable[..., Any] = torch.split_with_sizes_copy
 
 @record(frozen=True)
 class Block:
-    """Neighbors in a segment: a stack of tensors of one shape, or tensors of any shapes.
+    """Neighbors in a segment: a stack of tensors of one shape, or tensors of any shapes."""
 
-    Attributes:
-        members: Their places among the leaves of the nest.
-        sizes: Their numbers of elements.
-        shape: The shape that all have, or `None`.
-        first: Where they begin in the segment, in elements.
-        last: Where they end in the segment, in elements.
-    """
-
-    members: tuple[int, ...]
-    sizes: tuple[int, ...]
-    shape: torch.Size | None
-    first: int
-    last: int
+    members: tuple[int, ...]  # their places among the leaves of the nest
+    sizes: tuple[int, ...]  # their numbers of elements
+    shape: torch.Size | None  # the shape that all have, or `None`
+    first: int  # where they begin in the segment, in elements
+    last: int  # where they end in the segment, in elements
 
 
 @record(frozen=True)
 class Segment:
-    """The tensors of one dtype, one after the other.
+    """The tensors of one dtype, one after the other."""
 
-    Attributes:
-        dtype: Their dtype.
-        blocks: Who they are.
-        start: First byte in the buffer.
-        stop: Byte after the last one.
-    """
-
-    dtype: torch.dtype
-    blocks: tuple[Block, ...]
-    start: int
-    stop: int
+    dtype: torch.dtype  # their dtype
+    blocks: tuple[Block, ...]  # who they are
+    start: int  # first byte in the buffer
+    stop: int  # byte after the last one
 
 
 @record(frozen=True)

@@ -104,16 +104,11 @@ def largest_frame(world_size: int) -> int:
 
 
 class Message(NamedTuple):
-    """What a rank brings to an operation.
+    """What a rank brings to an operation."""
 
-    Attributes:
-        digest: 16 bytes that have to be equal on all ranks.
-        nbytes: Length of the payload in bytes; it may differ between ranks.
-        describe: Makes, when ranks disagree, this rank's view: what each part is, by its path.
-    """
-
-    digest: bytes = _NO_DIGEST
-    nbytes: int = 0
+    digest: bytes = _NO_DIGEST  # 16 bytes that have to be equal on all ranks
+    nbytes: int = 0  # length of the payload in bytes; it may differ between ranks
+    # Makes, when ranks disagree, this rank's view: what each part is, by its path.
     describe: Callable[[], dict[str, PartView]] = dict
 
 

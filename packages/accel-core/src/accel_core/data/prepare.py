@@ -191,16 +191,11 @@ def _check_words(sharding: str, uneven_end: str) -> None:
 
 @record(frozen=True)
 class _Place:
-    """Where this rank stands among those that share the data.
+    """Where this rank stands among those that share the data."""
 
-    Attributes:
-        ranks: Number of parts that the data has.
-        rank: The part of this rank.
-        parts: For each rank of the world, its part; `None` where every rank has one of its own, or that is not known.
-    """
-
-    ranks: int
-    rank: int
+    ranks: int  # number of parts that the data has
+    rank: int  # the part of this rank
+    # For each rank of the world, its part; `None` where every rank has one of its own, or that is not known.
     parts: tuple[int, ...] | None = None
 
     @property

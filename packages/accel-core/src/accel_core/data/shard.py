@@ -23,23 +23,14 @@ _T = TypeVar("_T")
 
 @record(frozen=True)
 class ShardSpec:
-    """How batches are shared out, and the part asked for.
+    """How batches are shared out, and the part asked for."""
 
-    Attributes:
-        ranks: Number of ranks that share the data.
-        rank: The rank whose part it is.
-        batch_size: Samples in a full batch of the loader; `None` where batches have no fixed size.
-        split: Cut each batch in `ranks` parts, instead of giving each rank a batch of its own.
-        even: Fill the last global batch with samples from the start, so that all ranks read equally many.
-        drop_last: Leave out the last global batch if it is not full.
-    """
-
-    ranks: int = 1
-    rank: int = 0
-    batch_size: int | None = None
-    split: bool = False
-    even: bool = True
-    drop_last: bool = False
+    ranks: int = 1  # number of ranks that share the data
+    rank: int = 0  # the rank whose part it is
+    batch_size: int | None = None  # samples in a full batch of the loader; `None` where batches have no fixed size
+    split: bool = False  # cut each batch in `ranks` parts, instead of giving each rank a batch of its own
+    even: bool = True  # fill the last global batch with samples from the start, so that all ranks read equally many
+    drop_last: bool = False  # leave out the last global batch if it is not full
 
     @property
     def step_samples(self) -> int | None:
@@ -51,14 +42,10 @@ class ShardSpec:
 
 @record(frozen=True)
 class StepCounts:
-    """What each part of one step holds.
+    """What each part of one step holds."""
 
-    Attributes:
-        rows: Samples in the batch of each part; 0 for one that gets none.
-        real: How many of them, counted from the first, are there for the first time; the others are repeats.
-    """
-
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # samples in the batch of each part; 0 for one that gets none
+    # How many of them, counted from the first, are there for the first time; the others are repeats.
     real: tuple[int, ...]
 
     @property

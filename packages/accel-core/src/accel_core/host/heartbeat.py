@@ -33,17 +33,11 @@ _SIZE = _BEGIN + _RECORD.size
 
 @record(frozen=True)
 class Progress:
-    """What a process wrote.
+    """What a process wrote."""
 
-    Attributes:
-        at: When it last wrote, on the monotonic clock in seconds.
-        beats: Number of batches and optimizer steps so far, 0 where the process has not come to its first.
-        loops: Number of prepared loaders that are being read.
-    """
-
-    at: float
-    beats: int
-    loops: int
+    at: float  # when it last wrote, on the monotonic clock in seconds
+    beats: int  # number of batches and optimizer steps so far, 0 where the process has not come to its first
+    loops: int  # number of prepared loaders that are being read
 
 
 class Heartbeat:

@@ -37,17 +37,11 @@ STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], Any]] = {
 
 @record(frozen=True)
 class TorchFeature:
-    """Something that accel does with the torch that has it, and refuses with one that has not.
+    """Something that accel does with the torch that has it, and refuses with one that has not."""
 
-    Attributes:
-        name: What it is, as the beginning of a sentence.
-        since: The first version of torch that has it.
-        instead: What else may be done, as the end of a sentence.
-    """
-
-    name: str
-    since: str
-    instead: str
+    name: str  # what it is, as the beginning of a sentence
+    since: str  # the first version of torch that has it
+    instead: str  # what else may be done, as the end of a sentence
 
 
 TORCH_FEATURES = {

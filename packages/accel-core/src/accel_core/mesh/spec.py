@@ -37,19 +37,13 @@ _MOST_RANKS = 2**20
 
 @record(frozen=True)
 class LayoutSpec:
-    """How many ranks share what, and by which engine.
+    """How many ranks share what, and by which engine."""
 
-    Attributes:
-        name: How it was written.
-        engine: The strategy that trains so: "single", "ddp", "fsdp", "mesh" or "deepspeed".
-        sizes: For each axis that was named, outermost first, its name and its number of ranks.
-        zero_stage: The stage of ZeRO; `None` for other engines.
-    """
-
-    name: str
-    engine: str
+    name: str  # how it was written
+    engine: str  # the strategy that trains so: "single", "ddp", "fsdp", "mesh" or "deepspeed"
+    # For each axis that was named, outermost first, its name and its number of ranks.
     sizes: tuple[tuple[str, int], ...]
-    zero_stage: int | None = None
+    zero_stage: int | None = None  # the stage of ZeRO; `None` for other engines
 
     @property
     def ranks(self) -> int:

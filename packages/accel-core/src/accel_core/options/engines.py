@@ -46,17 +46,11 @@ _NO_ENGINES = {"ACCELERATE_USE_CPU", "ACCELERATE_USE_PARALLELISM_CONFIG"}
 
 @record(frozen=True)
 class Presence:
-    """Whether an engine can be used here.
+    """Whether an engine can be used here."""
 
-    Attributes:
-        version: Version of its library; `None` where that is not installed.
-        problem: What is missing, empty where nothing is.
-        remedy: The command that mends it, empty where nothing is missing.
-    """
-
-    version: str | None
-    problem: str = ""
-    remedy: str = ""
+    version: str | None  # version of its library; `None` where that is not installed
+    problem: str = ""  # what is missing, empty where nothing is
+    remedy: str = ""  # the command that mends it, empty where nothing is missing
 
 
 @record(frozen=True)

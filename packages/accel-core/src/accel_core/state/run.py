@@ -24,17 +24,11 @@ __all__ = ["AcceleratorState", "Decision", "decided", "is_initialized", "loss_pa
 
 @record(frozen=True)
 class Decision:
-    """What the first Accelerator of a process decided for those after it.
+    """What the first Accelerator of a process decided for those after it."""
 
-    Attributes:
-        engine: The engine that was asked for; `None` where the number of processes chose the strategy.
-        layout: Which rank does what.
-        flag: Variable that was set to tell libraries of the engine, or nothing.
-    """
-
-    engine: object
-    layout: Layout
-    flag: str
+    engine: object  # the engine that was asked for; `None` where the number of processes chose the strategy
+    layout: Layout  # which rank does what
+    flag: str  # variable that was set to tell libraries of the engine, or nothing
 
 
 _decision: Decision | None = None

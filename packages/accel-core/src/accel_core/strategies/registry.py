@@ -34,36 +34,22 @@ __all__ = [
 
 @record(frozen=True)
 class Request:
-    """What was asked for, before any strategy exists.
+    """What was asked for, before any strategy exists."""
 
-    Attributes:
-        processes: Number of processes.
-        plugins: Everything that was given and configures a strategy, built in or not.
-        parallelism: The axes of the mesh, or `None`.
-        cpu: Whether the run computes on the CPU whatever hardware is here.
-    """
-
-    processes: int
-    plugins: tuple[Any, ...] = ()
-    parallelism: ParallelismConfig | None = None
-    cpu: bool = False
+    processes: int  # number of processes
+    plugins: tuple[Any, ...] = ()  # everything that was given and configures a strategy, built in or not
+    parallelism: ParallelismConfig | None = None  # the axes of the mesh, or `None`
+    cpu: bool = False  # whether the run computes on the CPU whatever hardware is here
 
 
 @record(frozen=True)
 class Choice:
-    """The strategy of a run.
+    """The strategy of a run."""
 
-    Attributes:
-        strategy: Its class.
-        plugins: Its plugins, made from the environment where none was given.
-        engine: Its row; `None` for a third party's strategy that has none.
-        is_engine: Whether it was asked for by plugin, variable or name, not just by the number of processes.
-    """
-
-    strategy: type[Strategy]
-    plugins: tuple[Any, ...]
-    engine: Engine | None = None
-    is_engine: bool = True
+    strategy: type[Strategy]  # its class
+    plugins: tuple[Any, ...]  # its plugins, made from the environment where none was given
+    engine: Engine | None = None  # its row; `None` for a third party's strategy that has none
+    is_engine: bool = True  # whether it was asked for by plugin, variable or name, not just by the number of processes
 
     @property
     def argument(self) -> str:

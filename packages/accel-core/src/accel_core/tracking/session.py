@@ -16,19 +16,12 @@ __all__ = ["Call", "OnOutcome", "TrackerSession", "describe_error"]
 
 @record(frozen=True)
 class Call:
-    """One call of a tracker.
+    """One call of a tracker."""
 
-    Attributes:
-        method: Name of the tracker's method.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        seq: Number of the entry that it brings, or `None` for calls that are not entries.
-    """
-
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] | None = None
-    seq: int | None = None
+    method: str  # name of the tracker's method
+    args: tuple[Any, ...] = ()  # positional arguments
+    kwargs: dict[str, Any] | None = None  # keyword arguments
+    seq: int | None = None  # number of the entry that it brings, or `None` for calls that are not entries
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], tracker: str, fills_step: bool) -> Call:

@@ -64,28 +64,17 @@ class RankLog:
 
 @dataclass
 class Followed:
-    """One stream of one process that is read by the launcher.
+    """One stream of one process that is read by the launcher."""
 
-    Attributes:
-        log: The process's record.
-        source: Descriptor that is read, -1 once it has ended.
-        sink: Descriptor of the launcher that it is passed on to.
-        child_end: Descriptor for the process, closed once it has started.
-        child_path: A path that opens the same, for those who want a file name.
-        file: Copy on disk, if one is kept.
-        mark: Text before every line, empty to pass everything on untouched.
-        hold: What holds its tracebacks back, None where they are passed on like all else.
-    """
-
-    log: RankLog
-    source: int
-    sink: int
-    child_end: int
-    child_path: str
-    file: LogFile | None = None
-    mark: bytes = b""
+    log: RankLog  # the process's record
+    source: int  # descriptor that is read, -1 once it has ended
+    sink: int  # descriptor of the launcher that it is passed on to
+    child_end: int  # descriptor for the process, closed once it has started
+    child_path: str  # a path that opens the same, for those who want a file name
+    file: LogFile | None = None  # copy on disk, if one is kept
+    mark: bytes = b""  # text before every line, empty to pass everything on untouched
     rest: bytes = b""
-    hold: TracebackHold | None = None
+    hold: TracebackHold | None = None  # what holds its tracebacks back, None where they are passed on like all else
 
 
 class Streams:

@@ -19,19 +19,12 @@ _TOLERANCE = 1e-5  # ranks may add up in another order
 
 
 class _Leaf(NamedTuple):
-    """What a rank says of one value.
+    """What a rank says of one value."""
 
-    Attributes:
-        kind: Its type, with the shape and format of a tensor.
-        content: A number that other values, or the same in another order, make another.
-        size: The sum of all magnitudes.
-        loss: The number that it is, in each of its rows; `None` of anything but a loss.
-    """
-
-    kind: str
-    content: float = 0.0
-    size: float = 0.0
-    loss: float | None = None
+    kind: str  # its type, with the shape and format of a tensor
+    content: float = 0.0  # a number that other values, or the same in another order, make another
+    size: float = 0.0  # the sum of all magnitudes
+    loss: float | None = None  # the number that it is, in each of its rows; `None` of anything but a loss
 
 
 def of_whole_samples(value: _T, group: dist.ProcessGroup) -> _T:

@@ -19,17 +19,11 @@ __all__ = ["Share", "in_order"]
 
 @record(frozen=True)
 class Share:
-    """One rank's part of a sequence.
+    """One rank's part of a sequence."""
 
-    Attributes:
-        length: Length of the whole sequence, in tokens.
-        rank: The rank, within its context-parallel group.
-        size: Number of ranks in the group.
-    """
-
-    length: int
-    rank: int
-    size: int
+    length: int  # length of the whole sequence, in tokens
+    rank: int  # the rank, within its context-parallel group
+    size: int  # number of ranks in the group
 
     def check(self) -> None:
         """Refuse a length that ranks cannot share evenly."""

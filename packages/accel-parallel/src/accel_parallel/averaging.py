@@ -15,6 +15,7 @@ from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import is_spread, local_part
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.parts import Parts
+from accel_parallel.sharding.gradients import groups_of
 
 __all__ = ["Averaging", "average", "reading_groups"]
 
@@ -161,21 +162,12 @@ class Averaging:
             if ranks:
                 # Its ranks take part all the same.
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                cut = _cut_over(parameter)
+                # torch may know one group by two objects: a mesh that is equal to an earlier one has groups of its own.
+                cut = [dist.get_process_group_ranks(group) for group in groups_of(parameter)]
                 over = tuple(group for group in self._groups if dist.get_process_group_ranks(group) not in cut)
                 found.setdefault(over, []).append(local_part(parameter.grad))
         for over, own in found.items():
             average(own, over)
-
-
-def _cut_over(parameter: Any) -> list[list[int]]:
-    """Return, for each axis along which a parameter is cut, the ranks that hold its parts."""
-    # By ranks: torch may know one group by two objects, as a mesh equal to an earlier one has groups of its own.
-    if not is_spread(parameter):
-        return []
-    mesh, placements = parameter.device_mesh, parameter.placements
-    cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
-    return [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in cut]
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:

@@ -48,7 +48,9 @@ def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     if isinstance(tensor, FlatPart):
         yield from tensor.parts()
     elif _is_dtensor(tensor):
-        # What torch's own planners ask; a tensor on a mesh has one part on each rank.
+        if tensor.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+            return
+        # What torch's own planners ask; a tensor on a mesh has one part on each rank of it.
         (part,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
         yield (tuple(part.offsets), tuple(part.sizes)), local_part(tensor)
     else:
@@ -72,10 +74,19 @@ def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def whole(value: _T) -> _T:
-    """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is."""
+    """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is.
+
+    A mesh of one rank of several has their group as `among`: all of these ranks call it.
+    """
     if not _is_dtensor(value):
         return value
     spread: Any = value
+    among = getattr(spread.device_mesh, "among", None)
+    if among is not None:
+        part, held = spread.to_local().detach(), spread.device_mesh.get_coordinate() is not None
+        found = part.contiguous() if held else part.new_empty(spread.shape)
+        torch.distributed.broadcast(found, int(spread.device_mesh.mesh), group=among)
+        return found  # type: ignore[no-any-return]
     if spread.device_mesh.ndim > 1 and type(spread.placements[0]).__name__ == "_StridedShard":
         # What was cut last is put together first; asked for both at once, torch warns of the two steps.
         replicate = sys.modules["torch.distributed.tensor"].Replicate()

@@ -50,10 +50,12 @@ def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
 
 
 def groups_of(parameter: torch.Tensor) -> Groups:
-    """Return the groups over which a `DTensor` is sharded; none for a plain tensor."""
+    """Return the groups over which a `DTensor` is sharded, or of which one rank holds it; none for a plain tensor."""
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh
+    if (among := getattr(mesh, "among", None)) is not None:
+        return (among,)
     return tuple(
         mesh.get_group(axis) for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()
     )

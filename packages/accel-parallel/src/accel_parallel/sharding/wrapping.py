@@ -97,6 +97,9 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     kept = {id(parameter) for module in ignored for parameter in module.parameters()}
     # A scalar has no dim to shard.
     replicated = [n for n, p in model.named_parameters() if id(p) in kept or p.dim() == 0 or n in left_out]
+    # Of what another axis spreads there is nothing to shard: experts of a list are no blocks.
+    spread = {id(model.get_parameter(name)) for name in left_out}
+    found = [(name, each) for name, each in found if not spread or any(id(p) not in spread for p in each.parameters())]
     return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated))
 
 

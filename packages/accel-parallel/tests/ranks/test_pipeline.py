@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import DataError, EngineUnavailableError, PreparationError, StateError
@@ -20,6 +21,7 @@ from accel_core.state import reset_all
 from accel_core.testing import world
 from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 ROWS, WIDTH, STEPS = 8, 6, 5
 
@@ -305,3 +307,30 @@ def test_a_checkpoint_of_stages_continues_on_stages_and_whole(tmp_path: Path) ->
     reset_all()
     if ensure().rank == 0:
         merge_weights(tmp_path / "stages" / "pytorch_model_fsdp_0", tmp_path / "merged")
+
+
+@world(4, quiet=20)
+def test_stages_that_fsdp_shards_train_and_save_as_one_process_does(tmp_path: Path) -> None:
+    """Two stages, each sharded over two ranks that read different halves; clipped, recomputed, saved and loaded."""
+    half = {"split_batches": True}
+    run = Accelerator(
+        parallelism_config=ParallelismConfig(pp_size=2, dp_shard_size=2),
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True),
+        kwargs_handlers=[PipelineKwargs(loss_fn=squares, microbatches=2)],
+        gradient_accumulation_steps=3,
+        dataloader_config=DataLoaderConfiguration(**half),
+        cpu=True,
+    )
+    found, seen = loop(run, net(), piped=True)
+    expected, numbers = one_process()
+    assert near(found, expected) <= 1e-6
+    assert seen == pytest.approx(numbers, abs=1e-5)
+    (model,) = run._models
+    assert sum(isinstance(each, DTensor) for each in model.parameters()) == len(list(model.blocks.parameters())) // 2
+    run.save_state(tmp_path)
+    with torch.no_grad():
+        for each in model.parameters():
+            if isinstance(each, DTensor):
+                each.zero_()
+    run.load_state(tmp_path)
+    assert near(run.get_state_dict(model), expected) <= 1e-6

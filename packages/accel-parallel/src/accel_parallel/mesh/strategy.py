@@ -44,7 +44,7 @@ class MeshStrategy(SequenceStrategy):
     """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
 
     name = "mesh"
-    plugin_type = TorchTensorParallelPlugin
+    plugin_type: ClassVar[type | None] = TorchTensorParallelPlugin
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
     """Axes along which ranks hold different parts of a replica, or of its batch."""
@@ -102,6 +102,11 @@ class MeshStrategy(SequenceStrategy):
     def _spreads(self) -> bool:
         """Whether ranks hold different parts of a model."""
         return self.tensor is not None or self.experts is not None
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether some parameters are spread over ranks and others whole."""
+        return self._spreads
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that share a model skip a step together.
@@ -202,14 +207,18 @@ class MeshStrategy(SequenceStrategy):
             if starts_from_main(bare, self.world, asked=False):
                 receive(bare.modules(), self.world.device)
         self._names.remember(bare)
-        self.averaging.watch(bare, list(bare.parameters()))
+        self.averaging.watch(bare, self._averaged(bare))
         self._prepared[bare] = True
         return model
+
+    def _averaged(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return the parameters whose gradients are averaged over all axes along which ranks read different data."""
+        return list(model.parameters())
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self._spreads)
+        step_one_by_one(optimizer, lambda: self._mixes)
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

@@ -69,7 +69,7 @@ def divide(batch: Call, parts: int, *, equal: bool) -> tuple[list[Call], list[in
     rows = [each.tolist() for each in torch.arange(size).chunk(parts)]
     counts = [len(each) for each in rows]
     divided = [
-        leaf.split(counts)
+        torch.split(leaf, counts)
         if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size
         else [leaf] * len(counts)
         for leaf in leaves

@@ -67,6 +67,7 @@ class Pipeline:
         self._flows: dict[Any, Flow] = {}
         self._schedule: tuple[Any, Any] | None = None
         self._signature = inspect.signature(model.forward)
+        self.stage_type: type[pipelining.PipelineStage] = pipelining.PipelineStage
         self.shows_whole = False  # whether state dicts have what other ranks hold
         self.step: _Step | None = None
 
@@ -292,7 +293,7 @@ class Pipeline:
             chain = len(crossing) == 1 and not any(isinstance(each, str) for each in flow.needed_inside(*span))
             together = None if chain else lambda: lambda: None
             made.append(
-                pipelining.PipelineStage(
+                self.stage_type(
                     module,
                     stage,
                     self.stages.count,
@@ -482,6 +483,7 @@ class _StageModule(nn.Module):
     def __init__(self, pipeline: Pipeline, stage: int, trained: list[nn.Parameter]) -> None:
         super().__init__()
         self._run = pipeline, stage, trained
+        self.blocks = tuple(pipeline.blocks.values())[slice(*pipeline.stages.span(stage))]
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Return the parameters that this stage trains; the model itself is no part of this module."""
@@ -512,7 +514,7 @@ class _Leaving(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.contiguous()
 
 
@@ -525,8 +527,8 @@ class _Add(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
         found, ctx.found = ctx.found, None
         if found is None:
             raise StateError(

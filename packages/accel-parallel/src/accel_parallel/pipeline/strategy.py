@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.mesh.tensor import whole
 from accel_core.modules.unwrap import canonical_name
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DynamoBackend
@@ -36,6 +37,8 @@ class PipelineStrategy(MeshStrategy):
     name = "pipeline"
     plugin_type = PipelineKwargs
     combines = ("pp",)
+    shards: ClassVar[bool] = False
+    """Whether blocks are sharded besides."""
 
     def __init__(self, parts: Parts) -> None:
         given = [plugin for plugin in parts.plugins if isinstance(plugin, PipelineKwargs)]
@@ -45,7 +48,7 @@ class PipelineStrategy(MeshStrategy):
         if compiled and (not parts.compilation.use_regional_compilation or self.settings.schedule in SPLIT_BACKWARD):
             raise ConfigurationError(
                 "In a pipeline blocks are compiled one by one, and not where a schedule computes gradients of inputs "
-                f"and of weights apart; got dynamo_backend={parts.compilation.backend.value} and schedule="
+                f"and of weights apart; got dynamo_backend={parts.compilation.backend} and schedule="
                 f"{self.settings.schedule!r}. Use TorchDynamoPlugin(use_regional_compilation=True) and '1f1b'."
             )
         super().__init__(parts)
@@ -57,6 +60,10 @@ class PipelineStrategy(MeshStrategy):
     @property
     def _spreads(self) -> bool:
         return True
+
+    @property
+    def _mixes(self) -> bool:
+        return self.shards
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format.
@@ -172,7 +179,7 @@ class PipelineStrategy(MeshStrategy):
     @torch.no_grad()
     def _sent(self, value: torch.Tensor, source: int) -> torch.Tensor:
         """Return a tensor that one rank of the pipeline holds."""
-        held = value.detach() if self.world.rank == source else torch.empty(value.shape, dtype=value.dtype)
+        held = whole(value.detach()) if self.world.rank == source else torch.empty(value.shape, dtype=value.dtype)
         held = held.to(self.world.device).contiguous()
         dist.broadcast(held, source, group=self.group)
         return held

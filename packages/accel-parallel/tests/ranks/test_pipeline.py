@@ -19,6 +19,7 @@ from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.testing import world
+from accel_core.testing.world import run as run_on
 from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
@@ -270,43 +271,59 @@ def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
         Accelerator(parallelism_config=ParallelismConfig(pp_size=2), mixed_precision="fp16", cpu=True)
 
 
-def continued(run: Accelerator, model: nn.Module, optimizer: Any, folder: Path, *, labels: bool) -> list[float]:
-    """Return the losses of the steps after a checkpoint."""
-    run.load_state(folder)
-    losses = []
-    for batch in data(STEPS)[2:]:
-        loss = model(**batch).loss if labels else squares(model(batch["values"]), batch)
+def resumed(place: Path, losses: list[float], kind: str) -> None:
+    """Continue from a checkpoint on other ranks, and save again."""
+    model = net()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    given: dict[str, Any] = {}
+    if kind == "stages":
+        given = {"parallelism_config": ParallelismConfig(pp_size=ensure().size)}
+        given["kwargs_handlers"] = [PipelineKwargs(loss_fn=squares, split=["blocks.2"])]
+    if kind == "fsdp":
+        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
+    run = Accelerator(cpu=True, **given)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    run.load_state(place)
+    found = []
+    for batch in data()[2:]:
+        loss = model(**batch).loss if kind == "stages" else squares(model(batch["values"]), batch)
         run.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
+        found.append(loss.item())
+    assert found == pytest.approx(losses[2:], abs=1e-6), kind
+    run.save_state(place.parent / f"{place.name}-{kind}")
 
 
-@world(2, quiet=12)
-def test_a_checkpoint_of_stages_continues_on_stages_and_whole(tmp_path: Path) -> None:
-    """What two stages saved is read by both of another cut, by one process, and the other way round."""
-    _, losses = alone(net(), data(), squares)
+def stopped(place: Path) -> None:
+    """Train two steps in a pipeline, save, and look at what a rank holds."""
     _, _, run, model = piped(net(), data(2), loss_fn=squares)
-    run.save_state(tmp_path / "stages")
-    run.save_model(model, tmp_path / "model")
-    saved = load_file(tmp_path / "model" / "model.safetensors")
+    run.save_state(place / "first")
+    run.save_model(model, place / "model")
+    saved = load_file(place / "model" / "model.safetensors")
     whole = run.get_state_dict(model)
     assert all(torch.equal(saved.get(name, whole[name]), value) for name, value in whole.items())
     assert saved.keys() | {"leave.weight", "enter.weight"} == whole.keys()
-    state = run._optimizers[0].optimizer.state
-    held = [each for each in model.parameters() if each.untyped_storage().nbytes() == each.nbytes]
+    held = {id(each) for each in model.parameters() if each.untyped_storage().nbytes() == each.nbytes}
     assert len(held) < len(list(model.parameters()))
-    assert {id(each) for each in state} == {id(each) for each in held}
-    reset_all()
-    _, _, run, model = piped(net(), [], loss_fn=squares, split=["blocks.2"])
-    assert continued(run, model, run._optimizers[0], tmp_path / "stages", labels=True) == pytest.approx(
-        losses[2:], abs=1e-6
-    )
-    run.save_state(tmp_path / "again")
-    reset_all()
-    if ensure().rank == 0:
-        merge_weights(tmp_path / "stages" / "pytorch_model_fsdp_0", tmp_path / "merged")
+    assert {id(each) for each in run._optimizers[0].optimizer.state} == held
+
+
+def test_checkpoints_of_stages_continue_on_other_stages_in_one_process_and_in_shards(tmp_path: Path) -> None:
+    """Losses after a checkpoint are those of a run that was never stopped, wherever it goes on."""
+    _, losses = alone(net(), data(), squares)
+    assert run_on(stopped, 2, (tmp_path,)) is None
+    for kind, size in (("stages", 2), ("whole", 1), ("fsdp", 2)):
+        assert run_on(resumed, size, (tmp_path / "first", losses, kind)) is None
+    assert near(*(merged(tmp_path / f"first-{kind}") for kind in ("stages", "fsdp"))) <= 1e-6
+
+
+def merged(place: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in a folder of shards."""
+    merge_weights(place / "pytorch_model_fsdp_0", place / "merged")
+    return load_file(place / "merged" / "model.safetensors")
 
 
 @world(4, quiet=20)
@@ -334,3 +351,49 @@ def test_stages_that_fsdp_shards_train_and_save_as_one_process_does(tmp_path: Pa
                 each.zero_()
     run.load_state(tmp_path)
     assert near(run.get_state_dict(model), expected) <= 1e-6
+
+
+@world(2, quiet=12)
+def test_half_precision_frozen_blocks_and_recomputation() -> None:
+    """In bf16 losses are those of one process in bf16; what is frozen stays, and recomputed blocks change nothing."""
+    pytest.importorskip("transformers")
+    batches = sentences()[:3]
+    found = []
+    for kind in ("plain", "recomputed", "frozen"):
+        model = small("llama")
+        if kind == "recomputed":
+            model.gradient_checkpointing_enable()
+        if kind == "frozen":
+            model.model.embed_tokens.requires_grad_(False)
+            model.model.layers[:2].requires_grad_(False)
+        run = Accelerator(
+            parallelism_config=ParallelismConfig(pp_size=2),
+            kwargs_handlers=[PipelineKwargs(microbatches=2, split=["model.layers.2"])],
+            mixed_precision="bf16",
+            cpu=True,
+        )
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        losses = []
+        for batch in batches:
+            loss = model(**batch).loss
+            run.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        found.append(losses)
+        trained = run.get_state_dict(model)
+        start = small("llama").state_dict()
+        same = [name for name in start if torch.equal(start[name], trained[name])]
+        assert bool(same) == (kind == "frozen"), same
+        reset_all()
+    model = small("llama")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in batches:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert found[0] == found[1] == pytest.approx(losses, rel=2e-3)

@@ -57,13 +57,14 @@ class Pipeline:
         self.rank = dist.get_rank(group)
         self.own = stages.of_rank(self.rank)
         self.blocks = {name: block for name, block in repeated_blocks(model).items() if name in stages.blocks}
-        self.parts = settings.microbatches or 2 * group.size()
+        self.parts = stages.parts
         self.calls = stage_in([*self.blocks.values()])
         self._spans = [stages.span(stage) for stage in self.own]
         held = {number for span in self._spans for number in range(*span)}
         self.foreign = [block for number, block in enumerate(self.blocks.values()) if number not in held]
         self.elsewhere: set[int] = set()  # ids of the parameters and buffers that other ranks hold
         self._glue: dict[str, tuple[int, ...]] | None = None  # who holds what is outside of blocks, once it is decided
+        self._shared: dict[int, tuple[int, ...]] = {}  # the same by id, of what several hold
         self._flows: dict[Any, Flow] = {}
         self._schedule: tuple[Any, Any] | None = None
         self._signature = inspect.signature(model.forward)
@@ -86,7 +87,7 @@ class Pipeline:
         ranks = {id(block): self._rank_of(number) for number, block in enumerate(self.blocks.values())}
         inside = {id(part): ranks[id(block)] for block in self.blocks.values() for part in block.modules()}
         everybody = tuple(range(self.group.size()))
-        first = {id(parameter): canonical_name(name) for name, parameter in self.model.named_parameters()}
+        first = {id(parameter): name for name, parameter in self._named().items()}
         owners = {id(tensor): inside[id(m)] for m in self.model.modules() if id(m) in inside for tensor in _held(m)}
         glue = self._glue or {}
         return {
@@ -169,19 +170,14 @@ class Pipeline:
                 self._flows.pop(next(iter(self._flows)))
             with torch.set_grad_enabled(training):
                 self._flows[key] = trace(self.model, self.model.forward, self.blocks, self.calls, batch, self.device)
-        flow = self._flows[key]
-        names = {canonical_name(name): parameter for name, parameter in self.model.named_parameters()}
-        needed = self._needed(flow)
-        lost = [name for name in names if name in needed and id(names[name]) in self.elsewhere]
+        needed = frozenset[Source]().union(*(self._flows[key].needed(*span) for span in self._spans))
+        lost = [name for name, holders in (self._glue or {}).items() if self.rank not in holders and name in needed]
         if lost:
             raise PreparationError(
                 "Each stage of a pipeline computes with the parameters that it needed for the first batch; got "
                 f"{', '.join(lost)} for a later one. Let all batches run the same layers."
             )
-        return flow
-
-    def _needed(self, flow: Flow) -> set[Source]:
-        return set[Source]().union(*(flow.needed(*span) for span in self._spans))
+        return self._flows[key]
 
     def _agree(self, key: str, failure: AccelError | None) -> None:
         """Go on only if all ranks of the pipeline have the same to do, and none of them failed."""
@@ -236,28 +232,26 @@ class Pipeline:
             for source in flow.needed(*self.stages.span(stage)):
                 ranks.setdefault(source, set()).add(rank)
         inside = {id(parameter) for block in self.blocks.values() for parameter in block.parameters()}
-        named = {canonical_name(n): p for n, p in self.model.named_parameters() if id(p) not in inside}
+        named = {name: each for name, each in self._named().items() if id(each) not in inside}
         # What nothing needs stays on the first rank, which saves it.
         self._glue = {name: tuple(sorted(ranks.get(name, {0}))) for name in named}
         self._forget({name: named[name] for name, holders in self._glue.items() if self.rank not in holders})
+        self._shared = {id(named[name]): holders for name, holders in self._glue.items() if len(holders) > 1}
+
+    def _named(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the model by one name each."""
+        return {canonical_name(name): parameter for name, parameter in self.model.named_parameters()}
 
     def counted(self, parameter: torch.Tensor) -> bool:
         """Return whether a norm over all stages counts a parameter here: of several holders, the first does."""
-        return id(parameter) not in self.elsewhere and self.rank == min(self._shared().get(id(parameter), [self.rank]))
-
-    def _shared(self) -> dict[int, tuple[int, ...]]:
-        """Return who holds each parameter that several ranks hold."""
-        glue = self._glue or {}
-        named = {canonical_name(name): id(parameter) for name, parameter in self.model.named_parameters()}
-        return {named[name]: holders for name, holders in glue.items() if len(holders) > 1}
+        return id(parameter) not in self.elsewhere and self.rank == min(self._shared.get(id(parameter), [self.rank]))
 
     def _add_shared(self) -> None:
         """Add up the gradients of parameters that several stages hold: everywhere in one order, so they stay equal."""
-        shared = self._shared()
         moves: list[dist.P2POp] = []
         sums: list[tuple[nn.Parameter, dict[int, torch.Tensor]]] = []
         for parameter in self.model.parameters():
-            holders = shared.get(id(parameter), ())
+            holders = self._shared.get(id(parameter), ())
             if self.rank not in holders or not parameter.requires_grad:
                 continue
             own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
@@ -306,18 +300,11 @@ class Pipeline:
             )
         kind = getattr(pipelining, SCHEDULES[self.settings.schedule])
         several = self.stages.count > self.group.size()
-        try:
-            return kind(made if several else made[0], self.parts, loss_fn=lambda loss, _: loss, scale_grads=False)
-        except ValueError as error:
-            raise PreparationError(
-                f"The schedule {self.settings.schedule!r} does not fit; got {self.parts} micro-batches for "
-                f"{self.stages.count} stages on {self.group.size()} ranks: {error} Change microbatches."
-            ) from error
+        return kind(made if several else made[0], self.parts, loss_fn=lambda loss, _: loss, scale_grads=False)
 
     def _trained(self, flow: Flow, span: tuple[int, int]) -> list[nn.Parameter]:
-        named = {canonical_name(name): parameter for name, parameter in self.model.named_parameters()}
         needed = flow.needed(*span)
-        own = [parameter for name, parameter in named.items() if name in needed]
+        own = [parameter for name, parameter in self._named().items() if name in needed]
         own += [each for block in [*self.blocks.values()][slice(*span)] for each in block.parameters()]
         return [each for each in {id(each): each for each in own}.values() if each.requires_grad]
 

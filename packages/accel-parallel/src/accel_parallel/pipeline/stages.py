@@ -35,11 +35,13 @@ class Stages:
         blocks: Names of the blocks, in the order of their calls.
         starts: For each stage, the number of its first block.
         ranks: For each stage, the place along the axis of the rank that runs it.
+        parts: Into how many micro-batches a batch is divided.
     """
 
     blocks: tuple[str, ...]
     starts: tuple[int, ...]
     ranks: tuple[int, ...]
+    parts: int
 
     @property
     def count(self) -> int:
@@ -84,10 +86,17 @@ def lay_out(model: nn.Module, settings: PipelineKwargs, ranks: int) -> Stages:
             f"The schedule {settings.schedule!r} has {wanted} stages on {ranks} ranks; got {count} from split="
             f"{settings.split}. Name the first block of each stage but the first."
         )
-    rounds = range(count)
-    if settings.schedule in _V_SHAPED:
-        return Stages(tuple(names), tuple(starts), tuple(min(stage, count - 1 - stage) for stage in rounds))
-    return Stages(tuple(names), tuple(starts), tuple(stage % ranks for stage in rounds))
+    parts = settings.microbatches or 2 * ranks
+    least = count if settings.schedule in ("1f1b", "dualpipev") else 1
+    rounds = max(1, parts // ranks) if settings.schedule.startswith("interleaved") else 1
+    if parts < least or parts % rounds:
+        raise PreparationError(
+            f"The schedule {settings.schedule!r} runs on {least} micro-batches or more, in rounds of as many as ranks; "
+            f"got microbatches={parts} for {count} stages on {ranks} ranks. Use a multiple of {max(least, ranks)}."
+        )
+    folded = settings.schedule in _V_SHAPED
+    places = tuple(min(stage, count - 1 - stage) if folded else stage % ranks for stage in range(count))
+    return Stages(tuple(names), tuple(starts), places, parts)
 
 
 def _stages(settings: PipelineKwargs, ranks: int) -> int:

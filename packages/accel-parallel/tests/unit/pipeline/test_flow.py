@@ -204,6 +204,9 @@ def test_stages_hold_as_few_bytes_as_they_can_or_what_the_user_names() -> None:
         (Net(3), PipelineKwargs("dualpipev"), "3 blocks in Net for 4 stages"),
         (Net(), PipelineKwargs(split=["blocks.9"]), "blocks.9"),
         (Net(), PipelineKwargs(split=["blocks.1", "blocks.2"]), "2 stages on 2 ranks; got 3"),
+        (Net(), PipelineKwargs(microbatches=1), "2 micro-batches or more.*got microbatches=1"),
+        (Net(), PipelineKwargs("dualpipev", 3), "4 micro-batches or more"),
+        (Net(), PipelineKwargs("interleaved_1f1b", 5), "microbatches=5 for 4 stages"),
         (nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)), PipelineKwargs(), "whole batch"),
     ],
 )

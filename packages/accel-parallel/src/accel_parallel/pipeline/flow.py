@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
@@ -315,7 +316,11 @@ def _unfilled(value: Any, device: torch.device) -> Any:
 
 @contextmanager
 def _exchanged(model: nn.Module, blocks: Mapping[str, nn.Module], tracer: _Tracer) -> Iterator[None]:
-    """Exchange the parameters and buffers of a model for such without memory, with their sources."""
+    """Exchange the parameters and buffers of a model for such without memory, with their sources.
+
+    Hooks stay away: they may read values, and do not lead values from block to block.
+    """
+    hooks = [(module, module._forward_hooks, module._forward_pre_hooks) for module in model.modules()]
     inside = {id(part): _Inside(number) for number, block in enumerate(blocks.values()) for part in block.modules()}
     stores: list[tuple[nn.Module, dict[str, Any]]]
     stores = [(module, store) for module in model.modules() for store in (module._parameters, module._buffers)]
@@ -323,6 +328,8 @@ def _exchanged(model: nn.Module, blocks: Mapping[str, nn.Module], tracer: _Trace
     names = {id(parameter): canonical_name(name) for name, parameter in model.named_parameters()}
     made: dict[int, torch.Tensor] = {}
     try:
+        for module, *_ in hooks:
+            module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
         for module, store in stores:
             for name, tensor in store.items():
                 if tensor is None:
@@ -334,5 +341,7 @@ def _exchanged(model: nn.Module, blocks: Mapping[str, nn.Module], tracer: _Trace
                 store[name] = made[id(tensor)]
         yield
     finally:
+        for module, after, ahead in hooks:
+            module._forward_hooks, module._forward_pre_hooks = after, ahead
         for (_, store), given in zip(stores, before, strict=True):
             store.update(given)

@@ -65,6 +65,7 @@ class Pipeline:
         self.elsewhere: set[int] = set()  # ids of the parameters and buffers that other ranks hold
         self._glue: dict[str, tuple[int, ...]] | None = None  # who holds what is outside of blocks, once it is decided
         self._shared: dict[int, tuple[int, ...]] = {}  # the same by id, of what several hold
+        self._sources: dict[int, int] | None = None  # by id, the place of the rank that gives others a tensor
         self._flows: dict[Any, Flow] = {}
         self._schedule: tuple[Any, Any] | None = None
         self._signature = inspect.signature(model.forward)
@@ -82,18 +83,20 @@ class Pipeline:
         """Run the pipeline where the model is called, from now on."""
         stage_in([self.model]).append(self._called)
 
-    def holders(self) -> dict[str, tuple[int, ...]]:
-        """Return which places along the axis hold each parameter and buffer, by all names of the state dict."""
-        ranks = {id(block): self._rank_of(number) for number, block in enumerate(self.blocks.values())}
-        inside = {id(part): ranks[id(block)] for block in self.blocks.values() for part in block.modules()}
-        everybody = tuple(range(self.group.size()))
-        first = {id(parameter): name for name, parameter in self._named().items()}
-        owners = {id(tensor): inside[id(m)] for m in self.model.modules() if id(m) in inside for tensor in _held(m)}
-        glue = self._glue or {}
-        return {
-            name: (owners[id(tensor)],) if id(tensor) in owners else glue.get(first.get(id(tensor), ""), everybody)
-            for name, tensor in self.tensors().items()
-        }
+    def source(self, tensor: torch.Tensor) -> int | None:
+        """Return the rank that gives others a parameter or buffer; none for one that is no part of the model."""
+        if self._sources is None:
+            ranks = {id(block): self._rank_of(number) for number, block in enumerate(self.blocks.values())}
+            owners = {
+                id(own): ranks[id(block)]
+                for block in self.blocks.values()
+                for module in block.modules()
+                for own in _held(module)
+            }
+            glue = {id(each): min((self._glue or {}).get(name, (0,))) for name, each in self._named().items()}
+            self._sources = {id(each): 0 for each in self.model.buffers()} | glue | owners
+        place = self._sources.get(id(tensor))
+        return None if place is None else self.global_rank(place)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the parameters and buffers of the model by all of their names."""
@@ -233,6 +236,7 @@ class Pipeline:
                 ranks.setdefault(source, set()).add(rank)
         inside = {id(parameter) for block in self.blocks.values() for parameter in block.parameters()}
         named = {name: each for name, each in self._named().items() if id(each) not in inside}
+        self._sources = None
         # What nothing needs stays on the first rank, which saves it.
         self._glue = {name: tuple(sorted(ranks.get(name, {0}))) for name in named}
         self._forget({name: named[name] for name, holders in self._glue.items() if self.rank not in holders})

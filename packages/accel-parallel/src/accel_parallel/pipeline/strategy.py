@@ -162,26 +162,34 @@ class PipelineStrategy(MeshStrategy):
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Yield the names and weights that `save_model` writes; the rank that holds one sends it to the others."""
         pipeline = self.pipeline_of(model)
-        holders, tensors, made = pipeline.holders(), pipeline.tensors(), dict[int, SpreadWeight]()
+        tensors, made = pipeline.tensors(), dict[int, SpreadWeight]()
         for name, value in pipeline.whole_state().items():
             if name in tensors:
-                source = pipeline.global_rank(holders[name][0])
-                weight = SpreadWeight(tuple(value.shape), value.dtype, partial(self._sent, value, source))
-                value = made.setdefault(id(tensors[name]), weight)
+                gather = partial(self.whole_of, tensors[name], value)
+                value = made.setdefault(id(tensors[name]), SpreadWeight(tuple(value.shape), value.dtype, gather))
             yield canonical_name(name), value
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole model's state on every rank."""
-        return {
-            name: value.gather() if isinstance(value, SpreadWeight) else value for name, value in self.weights(model)
-        }
+        return {name: value() if isinstance(value, SpreadWeight) else value for name, value in self.weights(model)}
 
     @torch.no_grad()
-    def _sent(self, value: torch.Tensor, source: int) -> torch.Tensor:
-        """Return a tensor that one rank of the pipeline holds."""
-        held = whole(value.detach()) if self.world.rank == source else torch.empty(value.shape, dtype=value.dtype)
+    def whole_of(self, parameter: torch.Tensor, value: torch.Tensor | None) -> Any:
+        """Return whole what belongs to a parameter of this pipeline; the rank that holds it sends it to the others."""
+        found = ((each.group, each.source(parameter)) for each in self._pipelines.values())
+        group, source = next((one for one in found if one[1] is not None), (None, None))
+        if source is None:
+            return super().whole_of(parameter, value)
+        own = self.world.rank == source
+        there = torch.tensor([value is not None], device=self.world.device)
+        dist.broadcast(there, source, group=group)
+        if not there:
+            return None
+        held = (
+            whole(value.detach()) if own and value is not None else torch.empty(parameter.shape, dtype=parameter.dtype)
+        )
         held = held.to(self.world.device).contiguous()
-        dist.broadcast(held, source, group=self.group)
+        dist.broadcast(held, source, group=group)
         return held
 
 

@@ -28,6 +28,8 @@ __all__ = [
     "counters_of",
     "default_store",
     "enable_async_tp",
+    "fake_errors",
+    "fake_mode",
     "foreach_mul_",
     "group_gather",
     "has_gradient_hooks",
@@ -95,6 +97,21 @@ def ring_attention() -> Any:
     from torch.distributed.tensor.experimental._context_parallel import _attention
 
     return _attention
+
+
+def fake_mode() -> Any:
+    """Return a mode in which tensors have a device and no memory."""
+    # Imported late: few runs need it.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_errors() -> tuple[type[Exception], ...]:
+    """Return what is raised where a computation reads a value of a tensor without memory."""
+    from torch._subclasses import fake_tensor
+
+    return fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException
 
 
 def enable_async_tp(group: dist.ProcessGroup) -> None:
@@ -267,6 +284,19 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.nn.attention.flex_attention:_validate_sdpa_input",
         "Flexible attention, which no mode of torch sees, is refused where ranks share a sequence; it asks this first.",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:FakeTensorMode",
+        "What the stages of a pipeline need of one another is found in a pass on tensors that claim to be on a device; "
+        "models treat those as a compiler's, and read no values of them.",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:DataDependentOutputException",
+        "What such a pass raises where a model reads a value all the same.",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:DynamicOutputShapeException",
+        "The same, where a shape depends on values.",
     ),
     PrivateName(
         "torch._inductor.config:_micro_pipeline_tp",

@@ -22,7 +22,6 @@ from accel_core.devices.memory import release_memory
 from accel_core.errors import (
     AccelError,
     ConfigurationError,
-    EngineUnavailableError,
     PreparationError,
     StateError,
     expect,
@@ -509,10 +508,8 @@ class Accelerator(FunctionControl):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """This process's place on the pipeline axis; training has none."""
-        raise EngineUnavailableError(
-            "Training has no pipeline axis, so there is no pipeline rank. Use prepare_pippy for pipelined inference."
-        )
+        """This process's place on the pipeline axis; 0 where the mesh does not have it."""
+        return self._mesh_rank("pp", "Pipeline parallel")
 
     @property
     def context_parallel_rank(self) -> int:

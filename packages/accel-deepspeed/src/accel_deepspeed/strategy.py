@@ -91,7 +91,13 @@ class DeepSpeedStrategy(Strategy):
         configuration.refuse_contradictions(plugin)
         tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
         if parallelism is not None and parallelism.total_size > 1:
-            if not parallelism.sp_enabled or parallelism.tp_enabled or parallelism.ep_enabled or tensor_parallel > 1:
+            if (
+                not parallelism.sp_enabled
+                or parallelism.tp_enabled
+                or parallelism.ep_enabled
+                or parallelism.pp_enabled
+                or tensor_parallel > 1
+            ):
                 raise EngineUnavailableError(
                     "DeepSpeed can be combined with sequence parallelism, but with no other mesh axis; got "
                     f"{parallelism.active_mesh_dims} and tensor_parallel.autotp_size={tensor_parallel}. Leave "

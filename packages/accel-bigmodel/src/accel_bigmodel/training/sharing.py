@@ -71,6 +71,11 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     """
     if spec.engine == "deepspeed":
         _check_zero(spec, workload)
+    if spec.size("pp") > 1:
+        raise EngineUnavailableError(
+            f"Memory of a pipeline is not predicted; got the layout {spec.name}. Plan without pp: each rank then needs "
+            "about the part of weights, gradients and optimizer state that its stages hold."
+        )
     if spec.engine == "fsdp" and spec.size(*SHARD_AXES) == 1 < spec.ranks:
         raise ConfigurationError(
             f"FSDP shards over 2 or more ranks, or over the one there is; got {spec.name}. Leave fsdp1 out."

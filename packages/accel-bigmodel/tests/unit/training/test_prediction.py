@@ -425,6 +425,7 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
         ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
         ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
+        ("pp2", NUMBERS, Mlp, EngineUnavailableError, "a pipeline is not predicted; got the layout pp2"),
         ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
         ("zero3x2", NUMBERS, Wandering, EngineUnavailableError, "got a Block at another place in the second pass"),
         ("zero3x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),

@@ -129,6 +129,7 @@ def choose(request: Request) -> Choice:
     home = load(row.strategy)
     # An engine with several strategies chooses by its plugin.
     strategy: type[Strategy] = home if isinstance(home, type) else load(home(own[0]))
+    strategy = strategy.for_axes(request.parallelism)
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
     return Choice(strategy, (*own, *others), row, not by_machine)
 

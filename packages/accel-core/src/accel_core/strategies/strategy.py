@@ -129,6 +129,15 @@ class Strategy(ABC):
         self._names = ParameterNames()
 
     @classmethod
+    def for_axes(cls, parallelism: ParallelismConfig | None) -> type[Strategy]:
+        """Return the strategy that trains on such axes: this one, or one that builds on it.
+
+        Args:
+            parallelism: The sizes that the user gave to the axes of the mesh.
+        """
+        return cls
+
+    @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
         """Return which rank does what, by arithmetic alone.
 
@@ -574,6 +583,18 @@ class Strategy(ABC):
         """
         state = canonical_state_dict(model) if unwrap else model.state_dict()
         return {name: whole(value) for name, value in state.items()}
+
+    def whole_of(self, parameter: torch.Tensor, value: torch.Tensor | None) -> Any:
+        """Return whole what belongs to a parameter of a prepared model: its value, or its gradient.
+
+        Args:
+            parameter: The parameter, of which this rank may hold a part, or nothing.
+            value: What it has here.
+
+        Returns:
+            The whole tensor on every rank; `None` where there is none.
+        """
+        return None if value is None else whole(value.detach())
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Yield the names and weights that `save_model` writes, in the same order on every rank.

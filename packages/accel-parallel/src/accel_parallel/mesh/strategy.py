@@ -13,12 +13,14 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, Prepar
 from accel_core.mesh.layout import DATA_AXES, Layout
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
+from accel_core.options.engines import load
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.precision.precision import Precision
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
+from accel_core.strategies.strategy import Strategy
 from accel_parallel.averaging import Averaging, reading_groups
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.context.strategy import SequenceStrategy
@@ -42,7 +44,7 @@ class MeshStrategy(SequenceStrategy):
     """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
 
     name = "mesh"
-    plugin_type = TorchTensorParallelPlugin
+    plugin_type: ClassVar[type | None] = TorchTensorParallelPlugin
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
     """Axes along which ranks hold different parts of a replica, or of its batch."""
@@ -58,6 +60,12 @@ class MeshStrategy(SequenceStrategy):
                 "SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep)
             )
         self._prepared: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
+
+    @classmethod
+    def for_axes(cls, parallelism: ParallelismConfig | None) -> type[Strategy]:
+        """Return the strategy of pipelines where there is an axis for them; no other run imports it."""
+        pipelined = parallelism is not None and parallelism.pp_enabled
+        return load("accel_parallel.pipeline.strategy:PipelineStrategy") if pipelined else cls
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
@@ -90,6 +98,11 @@ class MeshStrategy(SequenceStrategy):
     def _spreads(self) -> bool:
         """Whether ranks hold different parts of a model."""
         return self.tensor is not None or self.experts is not None
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether some parameters are spread over ranks and others whole."""
+        return self._spreads
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that share a model skip a step together.
@@ -190,14 +203,18 @@ class MeshStrategy(SequenceStrategy):
             if starts_from_main(bare, self.world, asked=False):
                 receive(bare.modules(), self.world.device)
         self._names.remember(bare)
-        self.averaging.watch(bare, list(bare.parameters()))
+        self.averaging.watch(bare, self._averaged(bare))
         self._prepared[bare] = True
         return model
+
+    def _averaged(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return the parameters whose gradients are averaged over all axes along which ranks read different data."""
+        return list(model.parameters())
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self._spreads)  # asked at each step, as meshes mix after `prepare` only
+        step_one_by_one(optimizer, lambda: self._mixes)  # asked at each step, as meshes mix after `prepare` only
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

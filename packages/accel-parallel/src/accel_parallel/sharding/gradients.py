@@ -29,10 +29,19 @@ def clip_norm(
     max_norm: float,
     norm_type: float,
     shared_by: Callable[[torch.Tensor], Groups] | None = None,
+    *,
+    counted: Iterable[torch.Tensor] | None = None,
+    across: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Scale gradients down to a common norm of `max_norm` at most."""
+    """Scale gradients down to a common norm of `max_norm` at most.
+
+    `counted` are those that make up the norm, if these are not all, and `across` joins ranks that hold different ones.
+    """
     unique = _unique(parameters)  # a tied one counts once
-    norm = _total_norm(unique, float(norm_type), shared_by or groups_of)
+    measured = unique if counted is None else _unique(counted)
+    norm = _total_norm(measured, float(norm_type), shared_by or groups_of)
+    if across is not None:
+        norm = _joined(norm.to(unique[0].device) if unique else norm, (across,), float(norm_type))
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch does, so that norms of zero divide
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}  # what foreach takes in one call
     for gradient in _shards(unique):
@@ -97,7 +106,11 @@ def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.
     shards = _shards(parameters)
     norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros((), dtype=first.dtype)
     norm = norm.to(first.device)
-    groups = tuple(group for group in groups if group.size() > 1)
+    return _joined(norm, tuple(group for group in groups if group.size() > 1), p)
+
+
+def _joined(norm: torch.Tensor, groups: Groups, p: float) -> torch.Tensor:
+    """Return the norm of what ranks of some groups hold together."""
     if not groups:
         return norm
     norm = norm if math.isinf(p) else norm.pow(p)  # powers add up over ranks, norms do not

@@ -17,7 +17,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
-__all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "wrap_policy"]
+__all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "repeated_blocks", "wrap_policy"]
 
 _logger = logging.getLogger(__name__)
 
@@ -101,6 +101,11 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     spread = {id(model.get_parameter(name)) for name in left_out}
     found = [(name, each) for name, each in found if not spread or any(id(p) not in spread for p in each.parameters())]
     return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated))
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of lists that hold modules of one class, by name, without those that share a parameter."""
+    return dict(_without_ties(model, list(_repeated("", model, set()))))
 
 
 def ignored_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:

@@ -18,7 +18,7 @@ def _compared(self: Any) -> tuple[object, ...]:
     return tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.compare)
 
 
-def _equal(self: Any, other: Any) -> object:
+def _equal(self: Any, other: object) -> object:
     return _compared(self) == _compared(other) if other.__class__ is self.__class__ else NotImplemented
 
 

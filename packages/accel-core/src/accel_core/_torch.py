@@ -125,7 +125,7 @@ def enable_async_tp(group: dist.ProcessGroup) -> None:
     config._micro_pipeline_tp = True
 
 
-def shard_groups(module: Any) -> list[Any]:
+def shard_groups(module: object) -> list[Any]:
     """Return torch's records of what `fully_shard` gathers and reduces together of a module: one, or none."""
     state = shard_state(module)
     if hasattr(state, "_fsdp_param_groups"):  # later versions: a module may have several

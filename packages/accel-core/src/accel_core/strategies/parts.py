@@ -147,7 +147,7 @@ class Kit:
         self._prepare_one = prepare_one
         self._prepare_data_loader = prepare_data_loader
 
-    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
+    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> torch.nn.Module:
         """Prepare a model by `Strategy.prepare_model`, and register it.
 
         Args:
@@ -157,7 +157,8 @@ class Kit:
         Returns:
             The prepared model.
         """
-        return self._prepare_one(model, first_pass=True, device_placement=placement)
+        made: torch.nn.Module = self._prepare_one(model, first_pass=True, device_placement=placement)
+        return made
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, placement: bool | None = None
@@ -206,7 +207,7 @@ class Kit:
         made: AcceleratedScheduler = self._prepare_one(scheduler)
         return made
 
-    def prepare_other(self, given: object) -> Any:
+    def prepare_other(self, given: object) -> object:
         """Return the prepared form of an object of no known kind; the run calls it, after `Strategy.prepare`.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -113,11 +114,16 @@ def stage_in(blocks: list[nn.Module]) -> list[Call]:
     """
     calls: list[Call] = []
     for number, block in enumerate(blocks):
-        kind = type(block)
         if not isinstance(block, Staged):
-            block.__class__ = type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
+            block.__class__ = _staged(type(block))
         block.__dict__["_accel_stage"] = number, calls
     return calls
+
+
+@functools.cache
+def _staged(kind: type) -> type:
+    """Return one class for all blocks of a class."""
+    return type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
 
 
 @record(frozen=True)
@@ -211,7 +217,11 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         tracer = self._tracer
         found = tracer.read((args, kwargs))
-        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:
+            # Products of experts, of which torch 2.13 knows no shape without values but in bf16.
+            result = args[0].new_empty(args[0].shape[0], args[1].shape[-1])
+        else:
+            result = func(*args, **(kwargs or {}))
         made = set(found)
         if tracer.inside is not None:
             own = _Inside(tracer.inside)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,9 @@ Source: TypeAlias = "str | tuple[int, int]"
 
 Call: TypeAlias = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """What is done where a block is called: its number, its own call, and the arguments."""
+
+_KINDS: dict[type, type] = {}
+"""Classes of blocks, mixed with `Staged`: blocks of one class stay of one class."""
 
 _CONSTANTS = (type(None), bool, int, float, str)
 
@@ -114,16 +116,13 @@ def stage_in(blocks: list[nn.Module]) -> list[Call]:
     """
     calls: list[Call] = []
     for number, block in enumerate(blocks):
+        kind = type(block)
         if not isinstance(block, Staged):
-            block.__class__ = _staged(type(block))
+            if kind not in _KINDS:
+                _KINDS[kind] = type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
+            block.__class__ = _KINDS[kind]
         block.__dict__["_accel_stage"] = number, calls
     return calls
-
-
-@functools.cache
-def _staged(kind: type) -> type:
-    """Return one class for all blocks of a class."""
-    return type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
 
 
 @record(frozen=True)

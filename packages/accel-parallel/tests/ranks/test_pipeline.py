@@ -140,6 +140,11 @@ def small(kind: str) -> nn.Module:
         config = transformers.T5Config(decoder_start_token_id=0, **sizes, **own)
         return transformers.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    if kind == "qwen3_moe":
+        sizes |= {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 4}
+        return transformers.Qwen3MoeForCausalLM(  # type: ignore[no-any-return]
+            transformers.Qwen3MoeConfig(num_hidden_layers=4, **sizes, **own)
+        )
     config = transformers.LlamaConfig(num_hidden_layers=4, **sizes, **own)
     return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
 
@@ -151,29 +156,38 @@ def sentences() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": ids, "attention_mask": masks, "labels": torch.where(masks == 1, ids, -100)} for ids in drawn]
 
 
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [
+        ("gpt2", "1f1b"),
+        ("t5", "zbv_zero_bubble"),
+        pytest.param("llama", "gpipe", marks=pytest.mark.full("another case of a grid")),
+        pytest.param("t5", "1f1b", marks=pytest.mark.full("another case of a grid")),
+        pytest.param("qwen3_moe", "interleaved_1f1b", marks=pytest.mark.full("another case of a grid")),
+    ],
+)
 @world(2, quiet=20)
-def test_models_of_transformers_train_as_in_one_process() -> None:
-    """A tied head, rotary angles and an encoder whose output all decoder stages read; labels that do not count."""
-    for kind, schedule in (("gpt2", "1f1b"), ("llama", "gpipe"), ("t5", "zbv_zero_bubble"), ("t5", "1f1b")):
-        wanted, losses = alone(small(kind), sentences())
-        found, own, _, model = piped(small(kind), sentences(), schedule=schedule)
-        assert near(found, wanted) <= 1e-6, kind
-        assert own == pytest.approx(losses, abs=1e-6), kind
-        plain = small(kind)
-        plain.load_state_dict(found)
-        batch = sentences()[0]
-        for each in (plain, model):
-            each.eval()
+def test_models_of_transformers_train_as_in_one_process(kind: str, schedule: str) -> None:
+    """A tied head, rotary angles, an encoder whose output all decoder stages read, experts; labels of padding."""
+    wanted, losses = alone(small(kind), sentences())
+    found, own, _, model = piped(small(kind), sentences(), schedule=schedule)
+    assert near(found, wanted) <= 1e-6, kind
+    assert own == pytest.approx(losses, abs=1e-6), kind
+    plain = small(kind)
+    plain.load_state_dict(found)
+    batch = sentences()[0]
+    for each in (plain, model):
+        each.eval()
+    with torch.no_grad():
+        outputs, expected = model(**batch), plain(**batch)
+    assert type(outputs).__name__ == type(expected).__name__
+    assert torch.allclose(outputs.logits, expected.logits, atol=1e-6), kind
+    assert torch.allclose(outputs.loss, expected.loss, atol=1e-6), kind
+    # Five of eight rows: micro-batches differ in size where nothing is trained.
+    batch = {name: value[:5] for name, value in batch.items() if name != "labels"}
+    if kind != "t5":
         with torch.no_grad():
-            outputs, expected = model(**batch), plain(**batch)
-        assert type(outputs).__name__ == type(expected).__name__
-        assert torch.allclose(outputs.logits, expected.logits, atol=1e-6), kind
-        assert torch.allclose(outputs.loss, expected.loss, atol=1e-6), kind
-        # Five of eight rows: micro-batches differ in size where nothing is trained.
-        batch = {name: value[:5] for name, value in batch.items() if name != "labels"}
-        if kind != "t5":
-            with torch.no_grad():
-                assert torch.allclose(model(**batch).logits, plain(**batch).logits, atol=1e-6), kind
+            assert torch.allclose(model(**batch).logits, plain(**batch).logits, atol=1e-6), kind
 
 
 def loop(run: Accelerator, model: nn.Module, **settings: Any) -> tuple[dict[str, Any], list[float]]:
@@ -381,6 +395,8 @@ def test_half_precision_frozen_blocks_and_recomputation() -> None:
             optimizer.zero_grad()
             losses.append(loss.item())
         found.append(losses)
+        with pytest.raises(EngineUnavailableError, match="does not generate"):
+            model.generate(batch["input_ids"])
         trained = run.get_state_dict(model)
         start = small("llama").state_dict()
         same = [name for name in start if torch.equal(start[name], trained[name])]

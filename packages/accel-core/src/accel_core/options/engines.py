@@ -64,8 +64,8 @@ class Engine:
         oldest: First version of the library that serves; empty where any does.
         extras: What else `pip` is asked for when the library is installed.
         install: How `pip` calls the library, where that is more than its name.
-        strategy: `module:Class` of its strategy, or `module:function` that returns that for the plugin; empty where a
-            package has it.
+        strategy: `module:Class` of its strategy, or `module:function` that returns that for the plugin, or `None`, and
+            for the axes of the mesh; empty where a package has it.
         plugin: `module:Class` of its plugin; giving one claims the run.
         argument: Argument of the Accelerator that takes the plugin, and attribute of `AcceleratorState` that has it.
         flag: Variable `ACCELERATE_USE_…` that claims the run in the plugin's stead; set where a plugin claimed it.

@@ -127,9 +127,10 @@ def choose(request: Request) -> Choice:
         )
     own = row.own(request.plugins) or ((load(row.plugin)(),) if row.plugin and not row.claims else ())
     home = load(row.strategy)
-    # An engine with several strategies chooses by its plugin.
-    strategy: type[Strategy] = home if isinstance(home, type) else load(home(own[0]))
-    strategy = strategy.for_axes(request.parallelism)
+    # An engine with several strategies chooses by its plugin and the mesh.
+    strategy: type[Strategy] = (
+        home if isinstance(home, type) else load(home(next(iter(own), None), request.parallelism))
+    )
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
     return Choice(strategy, (*own, *others), row, not by_machine)
 

@@ -129,15 +129,6 @@ class Strategy(ABC):
         self._names = ParameterNames()
 
     @classmethod
-    def for_axes(cls, parallelism: ParallelismConfig | None) -> type[Strategy]:
-        """Return the strategy that trains on such axes: this one, or one that builds on it.
-
-        Args:
-            parallelism: The sizes that the user gave to the axes of the mesh.
-        """
-        return cls
-
-    @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
         """Return which rank does what, by arithmetic alone.
 

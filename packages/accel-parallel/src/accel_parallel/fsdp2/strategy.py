@@ -12,11 +12,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.host.versions import is_torch_version, require_torch
 from accel_core.optim.optimizer import Stepper
-from accel_core.options.engines import load
-from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
-from accel_core.strategies.strategy import Strategy
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import is_sharded, shard
@@ -39,12 +36,6 @@ class FullyShardStrategy(ShardedStrategy):
     name = "fsdp2"
     combines = ("cp", "ep", "tp")
     shards_integers = is_torch_version(">=", "2.13")  # before, it made them parameters that require gradients, and cast
-
-    @classmethod
-    def for_axes(cls, parallelism: ParallelismConfig | None) -> type[Strategy]:
-        """Return the strategy that shards stages where there is an axis for pipelines; no other run imports it."""
-        pipelined = parallelism is not None and parallelism.pp_enabled
-        return load("accel_parallel.pipeline.sharded:ShardedPipelineStrategy") if pipelined else cls
 
     def __init__(self, parts: Parts) -> None:
         # First, because it may refuse the run: the plugin is then as it was.

@@ -13,14 +13,12 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, Prepar
 from accel_core.mesh.layout import DATA_AXES, Layout
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
-from accel_core.options.engines import load
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.precision.precision import Precision
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
-from accel_core.strategies.strategy import Strategy
 from accel_parallel.averaging import Averaging, reading_groups
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.context.strategy import SequenceStrategy
@@ -60,12 +58,6 @@ class MeshStrategy(SequenceStrategy):
                 "SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep)
             )
         self._prepared: MutableMapping[torch.nn.Module, bool] = WeakIdKeyDictionary()
-
-    @classmethod
-    def for_axes(cls, parallelism: ParallelismConfig | None) -> type[Strategy]:
-        """Return the strategy of pipelines where there is an axis for them; no other run imports it."""
-        pipelined = parallelism is not None and parallelism.pp_enabled
-        return load("accel_parallel.pipeline.strategy:PipelineStrategy") if pipelined else cls
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:

@@ -27,6 +27,9 @@ Source: TypeAlias = "str | tuple[int, int]"
 Call: TypeAlias = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """What is done where a block is called: its number, its own call, and the arguments."""
 
+_KINDS: dict[type, type] = {}
+"""Classes of blocks, mixed with `Staged`: blocks of one class stay of one class."""
+
 _CONSTANTS = (type(None), bool, int, float, str)
 
 
@@ -115,7 +118,9 @@ def stage_in(blocks: list[nn.Module]) -> list[Call]:
     for number, block in enumerate(blocks):
         kind = type(block)
         if not isinstance(block, Staged):
-            block.__class__ = type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
+            if kind not in _KINDS:
+                _KINDS[kind] = type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
+            block.__class__ = _KINDS[kind]
         block.__dict__["_accel_stage"] = number, calls
     return calls
 
@@ -211,7 +216,11 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         tracer = self._tracer
         found = tracer.read((args, kwargs))
-        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:
+            # Products of experts, of which torch 2.13 knows no shape without values but in bf16.
+            result = args[0].new_empty(args[0].shape[0], args[1].shape[-1])
+        else:
+            result = func(*args, **(kwargs or {}))
         made = set(found)
         if tracer.inside is not None:
             own = _Inside(tracer.inside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +25,10 @@ from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages
 from accel_parallel.sharding.wrapping import repeated_blocks
 
-__all__ = ["Pipeline", "let_go"]
+__all__ = ["Pipeline"]
 
 _FLOWS = 64
 """Shapes of batches whose flow is remembered."""
-
-
-def let_go(tensors: dict[str, Any], device: torch.device) -> None:
-    """Free the memory of a module's parameters or buffers; they keep their identity, shape and format."""
-    for tensor in tensors.values():
-        if tensor is not None:
-            tensor.data = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
-            tensor.grad = None
 
 
 class _Reached(BaseException):
@@ -75,9 +67,7 @@ class Pipeline:
 
     def let_go(self, block: nn.Module) -> None:
         """Free the memory of another rank's block."""
-        for module in block.modules():
-            self._forget(module._parameters)
-            self._forget(module._buffers)
+        self._forget([*block.parameters(), *block.buffers()])
 
     def start(self) -> None:
         """Run the pipeline where the model is called, from now on."""
@@ -90,8 +80,7 @@ class Pipeline:
             owners = {
                 id(own): ranks[id(block)]
                 for block in self.blocks.values()
-                for module in block.modules()
-                for own in _held(module)
+                for own in (*block.parameters(), *block.buffers())
             }
             glue = {id(each): min((self._glue or {}).get(name, (0,))) for name, each in self._named().items()}
             self._sources = {id(each): 0 for each in self.model.buffers()} | glue | owners
@@ -120,9 +109,12 @@ class Pipeline:
         """Return the rank of the run at a place along the axis."""
         return dist.get_global_rank(self.group, place)
 
-    def _forget(self, tensors: dict[str, Any]) -> None:
-        let_go(tensors, self.device)
-        self.elsewhere |= {id(tensor) for tensor in tensors.values() if tensor is not None}
+    def _forget(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Free the memory of parameters or buffers, which keep their identity, shape and format."""
+        for tensor in tensors:
+            tensor.data = torch.zeros((), dtype=tensor.dtype, device=self.device).expand(tensor.shape)
+            tensor.grad = None
+            self.elsewhere.add(id(tensor))
 
     def _called(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a batch through all stages; every rank of the pipeline calls it."""
@@ -156,14 +148,16 @@ class Pipeline:
         # What forward does not take is for `loss_fn` alone.
         takes_all = self.settings.loss_fn is None or inspect.Parameter.VAR_KEYWORD in kinds.values()
         own = [(args, {n: each for n, each in kwargs.items() if takes_all or n in kinds}) for args, kwargs in parts]
-        flows = [self._flow_of(each, training) for each in own]
+        # Parts of as many samples compute alike.
+        alike = {count: self._flow_of(each, training) for count, each in dict(zip(counts, own, strict=True)).items()}
+        flows = [alike[count] for count in counts]
         loss = loss_in(flows[0].outputs[-1].filled(lambda _, leaf: leaf.placeholder(self.device)))
         if training and self.settings.loss_fn is None and loss is None:
             raise PreparationError(
                 "The last stage of a pipeline computes the loss; got none from "
                 f"{type(self.model).__name__}. Pass the labels to the model, or PipelineKwargs(loss_fn=…)."
             )
-        key = training, tuple(shapes(each) for each in own)
+        key = training, tuple(counts), shapes(batch)
         return _Step(key, plain, own, by_name, flows, weights(self.model, by_name, counts), counts)
 
     def _flow_of(self, batch: Call, training: bool) -> Flow:
@@ -239,7 +233,7 @@ class Pipeline:
         self._sources = None
         # What nothing needs stays on the first rank, which saves it.
         self._glue = {name: tuple(sorted(ranks.get(name, {0}))) for name in named}
-        self._forget({name: named[name] for name, holders in self._glue.items() if self.rank not in holders})
+        self._forget(named[name] for name, holders in self._glue.items() if self.rank not in holders)
         self._shared = {id(named[name]): holders for name, holders in self._glue.items() if len(holders) > 1}
 
     def _named(self) -> dict[str, nn.Parameter]:
@@ -532,11 +526,6 @@ class _Add(torch.autograd.Function):
         for parameter, new in found:
             parameter.grad = new if parameter.grad is None else parameter.grad.add_(new)
         return None, None, None
-
-
-def _held(module: nn.Module) -> list[torch.Tensor]:
-    """Return the parameters and buffers of one module."""
-    return [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
 
 
 def _like(leaf: Leaf) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -182,6 +184,15 @@ def test_a_model_that_cannot_be_cut_is_refused_by_name(kind: type[Net], words: s
     with pytest.raises(PreparationError, match=words):
         flow_of(model, torch.ones(2, 3))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_run_without_pipelines_imports_nothing_of_them() -> None:
+    """The strategies of meshes and of FSDP2 leave pipelines, and torch's schedules, to runs that have them."""
+    names = "accel_parallel.pipeline.run", "torch.distributed.pipelining"
+    program = "import sys, accel_parallel.mesh.strategy, accel_parallel.fsdp2.strategy\n"
+    program += f"print(*({{*{names}}} & {{*sys.modules}}))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout == "\n"
 
 
 def test_stages_hold_as_few_bytes_as_they_can_or_what_the_user_names() -> None:

@@ -278,6 +278,10 @@ def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
     for wrong, words in ((nn.Linear(2, 2), "blocks of one class"), (nn.BatchNorm1d(2), "whole batch")):
         with pytest.raises(PreparationError, match=words):
             lossless.prepare(wrong)
+    hooked = net()
+    hooked.enter.weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(PreparationError, match="hooks on, or sparse gradients of, enter"):
+        lossless.prepare(hooked)
     with pytest.raises(PreparationError, match="computes the loss; got none from Net"):
         lossless.prepare(net())(batch["values"])
     reset_all()

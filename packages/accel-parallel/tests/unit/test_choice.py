@@ -7,10 +7,10 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import ConfigurationError, UnsupportedTypeError
+from accel_core.errors import ConfigurationError, EngineUnavailableError, UnsupportedTypeError
 from accel_core.host.environ import patch_environment
 from accel_core.modules import unwrap
-from accel_core.options.engines import engines
+from accel_core.options.engines import engines, load
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies.ddp import DataParallelStrategy
 from accel_core.strategies.registry import Request, choose
@@ -19,6 +19,7 @@ from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.row import mesh_path, strategy_path
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -70,3 +71,13 @@ def test_engines_not_built_are_unwrapped_all_the_same() -> None:
     inner = torch.nn.Linear(1, 1)
     wrapper._fsdp_wrapped_module = inner
     assert unwrap.extract_model_from_parallel(wrapper) is inner
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "ep"])
+def test_pipelines_are_combined_with_copies_and_shards_alone(axis: str) -> None:
+    """Another axis besides is refused by name."""
+    axes = ParallelismConfig(pp_size=2, **{f"{axis}_size": 2})
+    for plugin in (None, FullyShardedDataParallelPlugin(fsdp_version=2)):
+        path = mesh_path(None, axes) if plugin is None else strategy_path(plugin, axes)
+        with pytest.raises(EngineUnavailableError, match=rf"\['{axis}'\]"):
+            load(path).lay_out(0, 4, axes, plugin)

@@ -38,6 +38,10 @@ from accel_parallel.tensor.split import is_split, move_unsplit
 __all__ = ["MeshStrategy"]
 
 
+_COPIES = tuple(axis for axis in DATA_AXES if axis != "ep")
+"""Axes along which ranks hold equal parts of a model, or shards of them."""
+
+
 class MeshStrategy(SequenceStrategy):
     """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
 
@@ -67,7 +71,7 @@ class MeshStrategy(SequenceStrategy):
             EngineUnavailableError: There is an axis that this version does not have.
         """
         axes = [] if parallelism is None else parallelism.active_mesh_dims
-        others = [axis for axis in axes if axis not in (*DATA_AXES, *cls.combines)]
+        others = [axis for axis in axes if axis not in (*_COPIES, *cls.combines)]
         if others:
             raise EngineUnavailableError(
                 f"Ranks do not share a replica along every axis of a mesh yet; got the axes {others}. Set their sizes "

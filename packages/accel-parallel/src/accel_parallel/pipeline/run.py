@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from accel_parallel.sharding.wrapping import repeated_blocks
 
 __all__ = ["Pipeline"]
 
+_logger = logging.getLogger(__name__)
 _FLOWS = 64
 """Shapes of batches whose flow is remembered."""
 
@@ -231,6 +233,10 @@ class Pipeline:
         inside = {id(parameter) for block in self.blocks.values() for parameter in block.parameters()}
         named = {name: each for name, each in self._named().items() if id(each) not in inside}
         self._sources = None
+        for stage in range(1, self.stages.count):
+            start = self.stages.starts[stage]
+            leaves = ", ".join(f"{self.stages.blocks[b]}[{place}]" for b, place in flow.crossing(start))
+            _logger.info("Stage %d begins with %s, and receives %s.", stage, self.stages.blocks[start], leaves)
         # What nothing needs stays on the first rank, which saves it.
         self._glue = {name: tuple(sorted(ranks.get(name, {0}))) for name in named}
         self._forget(named[name] for name, holders in self._glue.items() if self.rank not in holders)

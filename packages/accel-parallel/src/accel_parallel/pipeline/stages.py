@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_core._records import record
 from accel_core.errors import PreparationError
@@ -22,6 +21,8 @@ _ALONE = ("gpipe", "1f1b")
 
 _V_SHAPED = ("zbv_zero_bubble", "dualpipev")
 """Schedules in which the first rank has the first stage and the last, the second rank those inside of them."""
+
+_WHOLE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 _PER_RANK = 2
 """Stages of a rank in all other schedules, if they are not cut by hand."""
@@ -65,7 +66,7 @@ def lay_out(model: nn.Module, settings: PipelineKwargs, ranks: int) -> Stages:
             `split` names what is no block.
     """
     kind = type(model).__name__
-    whole = [name for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
+    whole = [name for name, part in model.named_modules() if isinstance(part, _WHOLE_BATCH)]
     if whole:
         raise PreparationError(
             "Batch normalization looks at the whole batch, of which a pipeline computes one micro-batch at a time; got "

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core._torch import has_gradient_hooks
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import whole
@@ -88,6 +89,13 @@ class PipelineStrategy(MeshStrategy):
         if self.is_prepared(bare):
             return None
         super().plan(model)
+        hooked = [name for name, each in bare.named_parameters() if has_gradient_hooks(each)]
+        sparse = [name for name, each in bare.named_modules() if getattr(each, "sparse", False)]
+        if hooked or sparse:
+            raise PreparationError(
+                "Gradients of a pipeline add up over micro-batches, densely; got hooks on, or sparse gradients of, "
+                f"{', '.join([*hooked, *sparse][:3])}. Change gradients after backward(), and set sparse=False."
+            )
         if recipe.inside(model) is not model:
             raise PreparationError(
                 f"A pipeline cuts a model between its blocks, which compiling joins; got a compiled "

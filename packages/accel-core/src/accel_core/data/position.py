@@ -151,7 +151,7 @@ class _DrawnInVain:
     def __iter__(self) -> Iterator[Any]:
         generator, is_read, self._is_read = self._sampler.generator, self._is_read, True
         before = generator.get_state()
-        drawn = iter(self._sampler)
+        drawn: Iterator[Any] = iter(self._sampler)
         if not is_read:
             generator.set_state(before)
         return drawn

@@ -95,7 +95,8 @@ class _Order:
         if place not in here and self._known < _MOST:
             here[place] = {}
             self._known += 1
-        return here.get(place, {})
+        after: dict[_Place, Any] = here.get(place, {})
+        return after
 
 
 class _Group:

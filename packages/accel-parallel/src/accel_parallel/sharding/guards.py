@@ -48,7 +48,7 @@ def gather_outside_inference(model: torch.nn.Module) -> None:
             handle: Any = module._handle
             take = partial(_gather, handle.init_flat_param_attributes)
             # torch keeps its own code out of what it compiles, and this would bring it in.
-            handle.init_flat_param_attributes = torch.compiler.disable(lambda take=take: take())
+            handle.init_flat_param_attributes = torch.compiler.disable(lambda take=take: take())  # type: ignore[no-untyped-call]
 
 
 def _gather(method: Callable[..., Any], *args: object) -> object:

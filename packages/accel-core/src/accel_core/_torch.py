@@ -215,12 +215,8 @@ PRIVATE_NAMES = (
         "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
     ),
     PrivateName(
-        "torch.distributed.fsdp._flat_param:FlatParamHandle.unshard",
-        "What a pass under inference_mode gathers into has to be memory that later passes can write to.",
-    ),
-    PrivateName(
         "torch.distributed.fsdp._flat_param:FlatParamHandle.init_flat_param_attributes",
-        "The same, where that memory is taken.",
+        "What a pass under inference_mode gathers into has to be memory that later passes can write to.",
     ),
     PrivateName(
         "torch.distributed.fsdp:FSDPModule._get_fsdp_state",

@@ -244,6 +244,20 @@ def test_blocks_that_differ_by_rank_after_a_step_are_named_on_every_rank(kind: s
     assert said_of_1 in of_1
 
 
+@world(4)
+def test_a_block_that_a_rank_of_one_copy_skips_is_named_in_both_copies() -> None:
+    """Under HSDP the ranks of the other copy share no group with that rank, and wait for its partner."""
+    axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+    accelerator = Accelerator(fsdp_plugin=_plugin(), parallelism_config=axes)
+    net = Net()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    accelerator.backward(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)))
+    optimizer.step()
+    order = (0, 2) if accelerator.process_index == 1 else (0, 1, 2)
+    with pytest.raises(RankDisagreementError, match=r"rank 1: .*blocks\.2 instead of the forward pass of blocks\.1"):
+        accelerator.backward(_loss(net, torch.ones(2, 4), 0, order))
+
+
 @world(2)
 def test_orders_that_change_on_all_ranks_train_as_in_one_process() -> None:
     """Ranks that leave out a block, run one twice or stop adding up together go on, in orders new and known."""

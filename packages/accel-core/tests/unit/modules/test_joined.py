@@ -10,6 +10,8 @@ from torch import nn
 from accel_core.accelerator import Accelerator
 from accel_core.modules import joined
 
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
 
 def test_an_optimizer_that_steps_only_what_was_replaced_is_named(caplog):
     """One process averages nothing, so it is warned, once; what the new module's own optimizer steps is right."""

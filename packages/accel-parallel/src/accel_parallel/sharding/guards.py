@@ -42,15 +42,13 @@ def gather_outside_inference(model: torch.nn.Module) -> None:
     """Let a forward pass under `torch.inference_mode` gather into memory that a later pass can write to as well."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            _outside(shard_groups(module), "pre_forward")
+            for group in shard_groups(module):
+                group.pre_forward = partial(_gather, group.pre_forward)
         elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            _outside([module._handle], "init_flat_param_attributes", "unshard")
-
-
-def _outside(records: list[Any], *methods: str) -> None:
-    for record in records:
-        for method in methods:
-            setattr(record, method, partial(_gather, getattr(record, method)))
+            handle: Any = module._handle
+            take = partial(_gather, handle.init_flat_param_attributes)
+            # torch keeps its own code out of what it compiles, and this would bring it in.
+            handle.init_flat_param_attributes = torch.compiler.disable(lambda take=take: take())  # type: ignore[no-untyped-call]
 
 
 def _gather(method: Callable[..., Any], *args: object) -> object:

@@ -169,6 +169,11 @@ def experts_diagram() -> str:
     return _drawing(diagrams.from_text("experts"))
 
 
+def pipeline_diagram() -> str:
+    """Return the diagram of which rank holds which blocks."""
+    return _drawing(diagrams.from_text("pipeline"))
+
+
 def parameters_diagram() -> str:
     """Return the picture of where weights, gradients and optimizer state live."""
     return _drawing(diagrams.parameters())

@@ -235,12 +235,12 @@ ENGINE = Engine(
 )
 """,
         f"{_OWN}/src/accel_chorus/options.py": """from accel_core._records import record
-from accel_core.options.option import Asked, option
+from accel_core.options.option import Prompt, option
 
 
 @record(frozen=True)
 class ChorusOptions:
-    chorus_voices: int = option("CHORUS_VOICES", int, 2, "How many voices sing.", asked=Asked("4"))
+    chorus_voices: int = option("CHORUS_VOICES", int, 2, "How many voices sing.", prompt=Prompt("4"))
 """,
         f"{_OWN}/src/accel_chorus/plugin.py": """from dataclasses import dataclass, field
 

@@ -122,6 +122,7 @@ _NAMES = {
     "accel_core.plugins.compilation": ["TorchDynamoPlugin"],
     "accel_core.plugins.deepspeed": ["DeepSpeedPlugin", "DummyOptim", "DummyScheduler"],
     "accel_core.plugins.fp8": ["AORecipeKwargs", "FP8RecipeKwargs", "MSAMPRecipeKwargs", "TERecipeKwargs"],
+    "accel_parallel.pipeline.kwargs": ["PipelineKwargs"],
     "accel_parallel.plugin": [
         "FullyShardedDataParallelPlugin",
         "disable_fsdp_ram_efficient_loading",

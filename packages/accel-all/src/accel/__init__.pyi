@@ -155,6 +155,7 @@ from accel_core.tracking.tracker import GeneralTracker as GeneralTracker
 from accel_launch.notebook import debug_launcher as debug_launcher
 from accel_launch.notebook import notebook_launcher as notebook_launcher
 from accel_launch.settings.config import write_basic_config as write_basic_config
+from accel_parallel.pipeline.kwargs import PipelineKwargs as PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
 from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading

@@ -1,12 +1,12 @@
 """The package's commands without accel-launch: `python -m accel_bigmodel plan …`."""
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 
 from accel_bigmodel.commands import estimate, plan
 from accel_core.errors import AccelError, ConfigurationError
+from accel_core.options.engines import load
 
 __all__ = ["main"]
 
@@ -19,9 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_arguments(subparsers.add_parser(command.name, help=command.help))
     args = parser.parse_args(arguments)
     place = next(command.run for command in (plan, estimate) if command.name == args.command)
-    module, _, function = place.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)(args) or 0
+        return load(place)(args) or 0
     except AccelError as failure:
         sys.stderr.write(f"{failure}\n")
         return 2 if isinstance(failure, ConfigurationError) else 1

@@ -45,12 +45,10 @@ def fake_store() -> Any:
 
 
 def without_greetings(stage: Any) -> Any:
-    """Keep a stage on a CPU from greeting its neighbors before its first batch, in torch 2.9.
-
-    Torch 2.9 sends an integer of 8 bytes there and expects a float of 4, so gloo aborts the process. The greeting only
-    opens connections, which gloo already has.
-    """
+    """Keep a stage on a CPU from greeting its neighbors before its first batch, in torch 2.9."""
     if is_torch_version(">=", "2.9") and is_torch_version("<", "2.10") and stage.device.type == "cpu":
+        # Torch 2.9 sends an integer of 8 bytes there and expects a float of 4, so gloo aborts the process. The greeting
+        # only opens connections, which gloo already has.
         stage._get_init_p2p_neighbors_ops = list
     return stage
 

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index
 from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
+from accel_bigmodel.expert_cache import device_map_beside, experts_of, make_cache
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import HookSettings
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
+from accel_bigmodel.offload.experts import ExpertCache
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.reuse import offload_once
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
@@ -178,6 +180,7 @@ def dispatch_model(
     force_hooks: bool = False,
     *,
     prefetch: Prefetch = None,
+    expert_cache: int | str | None = None,
 ) -> nn.Module:
     """Spread a model over devices as a map says, and put hooks on it so that it runs like one.
 
@@ -194,6 +197,9 @@ def dispatch_model(
         preload_module_classes: Classes whose instances load their submodules' weights too.
         force_hooks: Whether a model on one device gets hooks as well.
         prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
+        expert_cache: Bytes or a written size ("8GiB"): experts of a mixture that wait on "cpu" or "disk" come one by
+            one when tokens choose them, and this much of them stays on the device; `model.expert_report()` tells how
+            well that works. By default all experts of a layer come for its forward.
 
     Returns:
         The model. Its `hf_device_map` is the map.
@@ -201,20 +207,43 @@ def dispatch_model(
     Raises:
         DeviceMapError: When the map misses a tensor, or an offloaded block is larger than the device it comes to.
         DeviceUnavailableError: When the map names a device that is not here.
-        ConfigurationError: When tensors of parts that stay on a device are empty.
+        ConfigurationError: When tensors of parts that stay on a device are empty, or `expert_cache` does not fit.
         OffloadError: When weights have to be written and no `offload_dir` is given, or it holds another model's.
 
     Examples:
         >>> model = dispatch_model(Net(), {"": "cpu"})
     """
     placement = Placement.of(model, device_map, main_device)
-    placement.check_blocks_fit(preload_module_classes)
+    cached = _CachedExperts.of(placement, expert_cache)
+    placement.check_blocks_fit(preload_module_classes, alone=cached.names)
     if offload_index is not None:
         offload_index = in_names_of(model, offload_index)
     kept = None if state_dict is None else _own_names(model, state_dict)
     _check_values(placement, kept or {})
     weights = _Weights(kept, offload_dir, offload_index, offload_buffers)
-    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch)
+    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch, cached.cache)
+
+
+@record(frozen=True)
+class _CachedExperts:
+    """The modules of experts that come one by one, and the cache that they come through."""
+
+    names: Collection[str] = ()
+    cache: ExpertCache | None = None
+
+    @classmethod
+    def of(
+        cls, placement: Placement, size: int | str | None, dtype: str | torch.dtype | None = None
+    ) -> "_CachedExperts":
+        """Find them.
+
+        Raises:
+            ConfigurationError: There are none, or the cache has no room for one.
+        """
+        if size is None:
+            return cls()
+        names = [name for name in experts_of(placement.model) if device_of(name, placement.away)]
+        return cls(names, make_cache(placement.model, names, size, dtype))
 
 
 def _own_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -291,6 +320,7 @@ def _dispatch(
     preload_module_classes: list[str] | None,
     force_hooks: bool,
     prefetch: Prefetch,
+    expert_cache: ExpertCache | None,
 ) -> nn.Module:
     """Move a model to its one device, or put hooks on it."""
     model, devices = placement.model, set(placement.devices.values())
@@ -298,14 +328,14 @@ def _dispatch(
     if len(devices) > 1 or is_quantized or force_hooks or devices == {"disk"}:
         stored = weights.open(placement)
         copies = _tied_copies(placement, stored)
-        settings = HookSettings(stored, weights.buffers, skip_keys, preload_module_classes, copies)
+        settings = HookSettings(stored, weights.buffers, skip_keys, preload_module_classes, copies, expert_cache)
         settings.attach_on_blocks(model, "", placement.compute, placement.away)
         if any(placement.away.values()):
             empty = [place for place in ("cpu", "disk") if placement.waits_on(place)]
             logger.warning(
                 "Some parameters are on the meta device because they were offloaded to the %s.", " and ".join(empty)
             )
-        retie_parameters(model, placement.tied)
+        retie_parameters(model, placement.tied)  # hooks gave each name a tensor of its own
         for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
             if hasattr(model, method):
                 object.__setattr__(model, method, _Refusal(model, method))
@@ -315,19 +345,19 @@ def _dispatch(
     # A compiled module passes plain assignments on to the module inside, and both have to show the map.
     for one in (model, model._orig_mod) if is_compiled_module(model) else (model,):
         object.__setattr__(one, "hf_device_map", dict(placement.given))
+        if expert_cache is not None:
+            object.__setattr__(one, "expert_report", expert_cache.report)
     return model
 
 
 def _extra_in_memory(placement: Placement, weights: OffloadedWeightsLoader) -> dict[str, torch.Tensor]:
-    """Return the weights in memory that hooks ask for beside the offloaded ones.
-
-    They are tied to a tensor that stays, or lie in one module with a tensor that has an entry of its own in the map.
-    """
+    """Return the weights in memory that hooks ask for beside the offloaded ones."""
     model, away = placement.model, placement.away
     modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
     mixed = {name.rpartition(".")[0] for name in away if away[name] and name not in modules}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+        # Tied to a tensor that stays, or in one module with a tensor that has an entry of its own in the map.
         asked = name.rpartition(".")[0] in mixed or device_of(name, away)
         if asked and name not in weights and not tensor.is_meta and packed.find(tensor) is None:
             found[name] = tensor.detach()
@@ -392,6 +422,7 @@ def load_checkpoint_and_dispatch(
     broadcast_from_rank0: bool = False,
     *,
     prefetch: Prefetch = None,
+    expert_cache: int | str | None = None,
 ) -> nn.Module:
     """Load a checkpoint into a model and spread it over devices, the CPU and the disk.
 
@@ -415,11 +446,14 @@ def load_checkpoint_and_dispatch(
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
         prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
+        expert_cache: As for `dispatch_model`. With a chosen map, dense parts are placed beside the cache, and all
+            experts wait on the disk.
 
     Returns:
         The model.
 
     Raises:
+        ConfigurationError: When `expert_cache` does not fit the model or its device.
         CheckpointError: When the checkpoint is missing, damaged, unsafe, or does not fit; the model is as it was.
         DeviceMapError: When the map is unknown, misses a tensor, or memory does not suffice.
         DeviceUnavailableError: When the map names a device that is not here.
@@ -428,13 +462,19 @@ def load_checkpoint_and_dispatch(
     Examples:
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
+    # Limits bound what is prefetched only where they decided the map, and nobody chose a window.
     limits = max_memory if isinstance(device_map, str) and prefetch is None else None
     if isinstance(device_map, str):
-        device_map = chosen_device_map(model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+        choice = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+        if expert_cache is None:
+            device_map = chosen_device_map(model, *choice)
+        else:
+            device_map = device_map_beside(model, expert_cache, *choice)
     placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
     if limits is not None:
         prefetch = placement.room_left(limits, dtype)
-    placement.check_blocks_fit(preload_module_classes, dtype)
+    cached = _CachedExperts.of(placement, expert_cache, dtype)
+    placement.check_blocks_fit(preload_module_classes, dtype, cached.names)
     options = LoadOptions(
         offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None
     )
@@ -442,4 +482,4 @@ def load_checkpoint_and_dispatch(
     if device_map is None:
         return model
     weights = _Weights(None, offload_folder, None, offload_buffers)
-    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch)
+    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch, cached.cache)

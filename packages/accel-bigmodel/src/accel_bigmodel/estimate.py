@@ -53,7 +53,7 @@ def create_empty_model(
     if os.path.exists(model_name) and library_name != "timm":
         return skeleton_of(model_name)
     if library_name in (None, "transformers"):
-        if access_token is not None and environ.text("HF_TOKEN") is None:
+        if access_token is not None and environ.text("HF_TOKEN") is None:  # one that the user has set counts
             environ.write("HF_TOKEN", access_token)
         return model_of_config(model_name, trust_remote_code=trust_remote_code)
     if library_name != "timm":

@@ -76,7 +76,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         held = self._held.get(key)
         if held is None:
-            held = self._held[key] = _Held(purpose, 0, weakref.ref(storage))
+            held = self._held[key] = _Held(purpose, 0, weakref.ref(storage))  # counting keeps nothing alive
             weakref.finalize(storage, self._gone, key)
         self._measure(held, storage.nbytes())
         return held

@@ -77,7 +77,7 @@ def _available() -> dict[int | str, int]:
             found[index], shared = free, True
         else:
             found[index] = int(module.mem_get_info(index)[0])
-    return found if shared else {**found, "cpu": free}
+    return found if shared else {**found, "cpu": free}  # memory that both share counts once
 
 
 def _is_integrated(module: ModuleType, index: int) -> bool:

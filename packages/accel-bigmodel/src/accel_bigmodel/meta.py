@@ -40,7 +40,7 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_lock = threading.Lock()
+_lock = threading.Lock()  # torch's hook is one for all threads
 _users = 0
 _handles: list[RemovableHandle] = []
 
@@ -146,11 +146,10 @@ def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | Non
 
 
 def _leave_unfilled(parameter: nn.Parameter, placement: _Placement) -> None:
-    """Make an empty parameter ignore random initializers, whose numbers are never seen, until the placement ends.
-
-    Its own attributes stand before the methods of its class: another class could not be wrapped in `nn.Parameter`.
-    """
+    """Make an empty parameter ignore random initializers, whose numbers are never seen, until the placement ends."""
     if type(parameter) is nn.Parameter and parameter.is_meta:
+        # Its own attributes stand before the methods of its class: another class could not be wrapped in
+        # `nn.Parameter`.
         own = parameter.__dict__
         own["normal_"] = own["uniform_"] = partial(_itself, parameter)
         own["__getstate__"] = partial(own_attributes, parameter)  # what torch pickles

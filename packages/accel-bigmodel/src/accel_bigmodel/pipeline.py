@@ -94,7 +94,7 @@ class _Pipeline:
         if key not in self._schedules:
             part = slice(0, size // num_chunks)
             sample_args, sample_kwargs = slice_tensors(tuple(args), part), slice_tensors(dict(kwargs), part)
-            wrapped = self.model.__dict__.pop("forward", None)
+            wrapped = self.model.__dict__.pop("forward", None)  # this pipeline, which is not to be traced
             try:
                 self._schedules[key] = build_pipeline(
                     self.model, self.split_points, sample_args, sample_kwargs, num_chunks
@@ -129,10 +129,10 @@ def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: b
     args, kwargs = send_to_device(args, world.device), send_to_device(kwargs, world.device)
     with torch.no_grad():
         output = forward(num_chunks, *args, **kwargs)
-    if output is not None and size % num_chunks and find_batch_size(output) > size:
+    if output is not None and size % num_chunks and find_batch_size(output) > size:  # an output may count no samples
         output = slice_tensors(output, slice(0, size))
     if gather_output and world.size > 1:
-        carried = [send_to_device(output, "cpu")]
+        carried = [send_to_device(output, "cpu")]  # a pickle would bring it to the device of the last process
         broadcast_object_list(carried, from_process=world.size - 1)
         output = send_to_device(carried[0], world.device)
     return output

@@ -33,11 +33,9 @@ Result = TypeVar("Result")
 
 
 def normal_tensors() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which new tensors are normal ones, also inside `torch.inference_mode()`.
-
-    Tensors that outlive a call are made in it: an inference tensor has no version to tell writes by, and can never take
-    part in a backward pass (https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode).
-    """
+    """Return a context in which new tensors are normal ones, also inside `torch.inference_mode()`."""
+    # An inference tensor has no version to tell writes by, and can never take part in a backward pass:
+    # https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
@@ -62,7 +60,7 @@ def as_device(device: int | str | torch.device) -> torch.device:
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is not None and accelerator.type == found.type:
             return torch.device(found.type, torch.accelerator.current_device_index())
-    if found.type == "cpu" and found.index is not None:
+    if found.type == "cpu" and found.index is not None:  # torch counts cpu:0 as another device
         return torch.device("cpu")
     return found
 
@@ -119,13 +117,13 @@ def set_module_tensor_to_device(
             f"{module} does not have a parameter or a buffer named {tensor_name}; got none under that name. Use a "
             "name of `named_parameters` or `named_buffers`."
         )
-    if old is None:
+    if old is None:  # a bias, for instance, that the layer was made without
         return
     target = as_device(device)
     store: dict[str, Any] = owner._buffers if is_buffer else owner._parameters
     source = old if value is None else value
     copies = _copies_of(source, tied_params_map)
-    if copies is not None and copies.get(target) is not None:
+    if copies is not None and copies.get(target) is not None:  # tied, and loaded under another name
         store[name] = copies[target]
         return
     if value is None and old.device.type == "meta" and target.type != "meta":

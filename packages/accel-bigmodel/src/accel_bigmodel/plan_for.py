@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import operator
 import re
 import sys
 from functools import partial
@@ -17,6 +16,7 @@ from accel_bigmodel.meta import init_empty_weights
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.availability import has_module
 from accel_core.modules.sizes import written_size
+from accel_core.options.engines import load
 
 __all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run"]
 
@@ -60,11 +60,10 @@ def headroom_of(text: str | None) -> int | float | str | Workload | None:
 
 def model_of(name: str) -> nn.Module:
     """Make the model that a command line names, without weights."""
-    module, _, path = name.partition(":")
-    if "" not in sys.path:
+    if "" not in sys.path:  # a command begins in the folder of its own program
         sys.path.insert(0, "")
     try:
-        make = operator.attrgetter(path)(importlib.import_module(module))
+        make = load(name)
         with init_empty_weights():
             made: object = make()
     except (ImportError, AttributeError, TypeError, ValueError) as failure:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from accelerate import _foundation, _version
 
-_foundation.check()
+_foundation.check()  # first: imports from packages of other versions fail in words that help nobody
 
 from accel_core import _lazy
 
-with _lazy.while_loading():
+with _lazy.while_loading():  # collections while modules load are a good part of what the import costs
     from accelerate import _defaults, _loggers, _pickles, _rebinding
     from accel_bigmodel.checkpoint.load import load_checkpoint_in_model as load_checkpoint_in_model
     from accel_bigmodel.device_map.infer import infer_auto_device_map as infer_auto_device_map
@@ -53,8 +53,8 @@ with _lazy.while_loading():
     from accelerate import tracking as tracking
     from accelerate import utils as utils
 
-__version__ = _version.__version__.partition("+")[0]
-_pickles.carry_old_names()
+__version__ = _version.__version__.partition("+")[0]  # libraries compare it; marks of a local build would confuse some
+_pickles.carry_old_names()  # once the classes are all there
 _loggers.govern_records()
 _defaults.choose()
 
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from accel_launch.notebook import notebook_launcher as notebook_launcher
 
 _LATER = {
-    "accel_deepspeed": ["DeepSpeedPlugin"],
-    "accel_launch.notebook": [
+    "accel_deepspeed": ["DeepSpeedPlugin"],  # an engine, for the few runs that use it
+    "accel_launch.notebook": [  # what starts processes, of no use in those that were started
         "debug_launcher",
         "notebook_launcher",
     ],

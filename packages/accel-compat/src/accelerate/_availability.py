@@ -82,7 +82,7 @@ __all__ = [
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-_OLDEST_STATEFUL_TORCHDATA = "0.8.0"
+_OLDEST_STATEFUL_TORCHDATA = "0.8.0"  # the first that has the loader as it is used here
 
 
 def _extension_drives(extension: str, device: str, check_device: bool) -> bool:
@@ -93,14 +93,14 @@ def _extension_drives(extension: str, device: str, check_device: bool) -> bool:
     if not has_module(extension):
         return False
     importlib.import_module(extension)
-    driver = getattr(importlib.import_module("torch"), device, None)
+    driver = getattr(importlib.import_module("torch"), device, None)  # the extension puts it there
     if driver is None:
         return False
     if not check_device:
         return bool(driver.is_available())
     try:
         return bool(driver.device_count()) and bool(driver.is_available())
-    except RuntimeError:
+    except RuntimeError:  # drivers say so that there is no device
         return False
 
 
@@ -111,11 +111,13 @@ def is_torch_distributed_available() -> bool:
 
 def is_rocm_available() -> bool:
     """Return whether torch was built for ROCm and finds a device."""
+    # ROCm's devices go by the name cuda.
     return importlib.import_module("torch").version.hip is not None and is_cuda_available()
 
 
 def is_xccl_available() -> bool:
     """Return whether torch was built with the XCCL backend."""
+    # Newer than the oldest torch.
     probe = getattr(importlib.import_module("torch").distributed, "is_xccl_available", None)
     return bool(probe()) if probe is not None else False
 
@@ -182,13 +184,13 @@ def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = Fals
     if not (check_is_tpu or check_is_gpu):
         return True
     kind = importlib.import_module("torch_xla.runtime").device_type()
-    return kind in (("GPU", "CUDA") if check_is_gpu else ("TPU",))
+    return kind in (("GPU", "CUDA") if check_is_gpu else ("TPU",))  # torch_xla has had both names for it
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
     """Return whether the device of this machine computes in bfloat16."""
     if is_torch_xla_available(check_is_tpu=True):
-        return not ignore_tpu
+        return not ignore_tpu  # every TPU computes in bfloat16
     if is_cuda_available():
         return bool(importlib.import_module("torch").cuda.is_bf16_supported())
     if is_mlu_available():
@@ -219,6 +221,7 @@ def is_transformer_engine_mxfp8_available() -> bool:
 
 def is_triton_available() -> bool:
     """Return whether Triton is installed, the one for Intel devices where those are."""
+    # torch's wheels bring it by other names.
     return has_library("triton", "pytorch-triton-xpu", "triton-xpu", "triton", "pytorch-triton", "pytorch-triton-rocm")
 
 
@@ -324,7 +327,7 @@ def is_aim_available() -> bool:
 
 def is_mlflow_available() -> bool:
     """Return whether MLflow is installed, whole or its small variant."""
-    return has_library("mlflow", "mlflow", "mlflow-skinny")
+    return has_library("mlflow", "mlflow", "mlflow-skinny")  # both bring the module
 
 
 def is_clearml_available() -> bool:
@@ -359,6 +362,7 @@ def is_sagemaker_available() -> bool:
 
 def is_rich_available() -> bool:
     """Return whether rich is installed and ACCELERATE_ENABLE_RICH asks for it."""
+    # Only on demand, as rich takes over how errors are shown.
     return has_library("rich") and environ.flag("ACCELERATE_ENABLE_RICH")
 
 
@@ -389,6 +393,7 @@ def is_import_timer_available() -> bool:
 
 def is_pynvml_available() -> bool:
     """Return whether NVIDIA's management library can be imported."""
+    # NVIDIA's own distribution, and an older one of the same module.
     return has_library("pynvml", "nvidia-ml-py", "pynvml")
 
 

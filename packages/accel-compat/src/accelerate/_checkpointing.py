@@ -45,10 +45,10 @@ def save_accelerator_state(
     """
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    world = replace(process.ensure(), rank=process_index)
+    world = replace(process.ensure(), rank=process_index)  # the caller's number counts, as it names files
     run = BareRun([], optimizers, schedulers, dataloaders, scaler=scaler, world=world, step=step)
     writes = world.is_local_main if save_on_each_node else world.is_main
-    states = [own.state_dict() for own in optimizers] if writes else []
+    states = [own.state_dict() for own in optimizers] if writes else []  # others would copy them for nothing
     shared = [*plain.parts(model_states, states, safe=safe_serialization), *stateful.parts(run)] if writes else []
     for part in [*shared, stateful.random_part(run)]:
         _write(part, folder, process_index)
@@ -81,9 +81,10 @@ def load_accelerator_state(
         TypeError: `map_location` is neither "cpu" nor "on_device".
     """
     folder = Path(input_dir)
-    world = replace(process.ensure(), rank=process_index)
+    world = replace(process.ensure(), rank=process_index)  # as it names files
     run = BareRun(models, optimizers, schedulers, dataloaders, scaler=scaler, world=world)
     options = placement(map_location, world) | (load_kwargs or {})
+    # Every rank that saved left one, and no manifest need be there.
     stored = len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl")))
     source = Source(folder, Manifest.read(folder), max(1, stored), options, load_model_func_kwargs)
     plans = PLAIN.model_restorations(run, models, source)
@@ -92,7 +93,7 @@ def load_accelerator_state(
     error = report.error()
     if error is not None:
         raise error
-    for plan in plans:
+    for plan in plans:  # only now that all fit
         plan.apply()
     return {"step": run.step}
 
@@ -104,6 +105,7 @@ def save_custom_state(obj: Any, path: str, index: int = 0, save_on_each_node: bo
         UnsafeCheckpointError: The state could not be read back without running code.
     """
     state = obj.state_dict()
+    # Before it is written: found when it is loaded, it would be lost.
     pickles.prove_readable(state, f"registered object {index} ({type(obj).__name__})")
     plain.save(state, Path(path) / names.custom_name(index), save_on_each_node=save_on_each_node)
 

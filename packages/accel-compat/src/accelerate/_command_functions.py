@@ -76,7 +76,7 @@ def launch_command(args: argparse.Namespace) -> None:
     """
     status = launch(args)
     if status:
-        raise SystemExit(status)
+        raise SystemExit(status)  # Accelerate's function returns nothing
 
 
 def _parser(word: str, subparsers: _Subparsers | None) -> argparse.ArgumentParser:
@@ -86,10 +86,10 @@ def _parser(word: str, subparsers: _Subparsers | None) -> argparse.ArgumentParse
 def parser_of(command: AnyCommand, subparsers: _Subparsers | None) -> argparse.ArgumentParser:
     """Return the parser of a command, as one of `subparsers` where those are given."""
     if subparsers is None:
-        return build_parser(command, "accelerate")
+        return build_parser(command, "accelerate")  # in help and errors, the program that the user called
     parser: argparse.ArgumentParser = subparsers.add_parser(command.name, help=command.help)
     command.add_arguments(parser)
-    parser.set_defaults(func=resolve_runner(command))
+    parser.set_defaults(func=resolve_runner(command))  # programs call `args.func(args)`
     return parser
 
 
@@ -207,6 +207,7 @@ def _as_object(config: dict[str, Any]) -> BaseConfig:
 
 def _known(kind: type[BaseConfig], config: dict[str, Any]) -> dict[str, Any]:
     values = kind.process_config(config)
+    # Files may hold keys that the classes do not.
     return {key: value for key, value in values.items() if key in kind.__dataclass_fields__}
 
 
@@ -229,6 +230,7 @@ def multi_gpu_launcher(args: argparse.Namespace) -> None:
 def deepspeed_launcher(args: argparse.Namespace) -> None:
     """Start a DeepSpeed run: its own launcher over several machines, torch's agent elsewhere."""
     chosen = choose(settings_from(args))
+    # On one machine its own launcher adds nothing.
     _run(chosen if chosen.name == "deepspeed" else TorchrunLauncher(), args)
 
 

@@ -33,11 +33,12 @@ __all__ = [
     "version",
 ]
 
-version = __version__.partition("+")[0]
+version = __version__.partition("+")[0]  # as `accelerate.__version__`
 
 cache_dir = str(config_folder())
 hf_cache_home = str(config_folder().parent)
 default_yaml_config_file = f"{cache_dir}/default_config.yaml"
+# There is one default file, and a name for whoever asks for the other.
 default_json_config_file = default_yaml_config_file
 default_config_file = default_yaml_config_file
 
@@ -53,7 +54,7 @@ DYNAMO_BACKENDS = [
     "ONNXRT",
     "TENSORRT",
     "AOT_TORCHXLA_TRACE_ONCE",
-    "TORHCHXLA_TRACE_ONCE",
+    "TORHCHXLA_TRACE_ONCE",  # spelled so in Accelerate, and looked up by that
     "TVM",
 ]
 
@@ -84,6 +85,7 @@ def clean_option(option: str) -> str | None:
 
 def main() -> int:
     """Run the program `accelerate` with the words of this process, and return its exit status."""
+    # The drop-in's version; below, it would be that of accel-launch.
     if sys.argv[1:2] in (["-V"], ["--version"], ["version"]):
         print(f"accelerate {__version__}")  # noqa: T201  what was asked for
         return 0

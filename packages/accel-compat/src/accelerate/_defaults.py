@@ -11,8 +11,9 @@ __all__ = ["choose"]
 
 def choose() -> None:
     """Divide short windows by their full length, pass over missing trackers, and let scripts skip batches."""
-    set_default_short_window("full")
-    set_default_missing_library("warn")
+    set_default_short_window("full")  # as Accelerate does: a short window counts less
+    set_default_missing_library("warn")  # scripts name trackers that are not on every machine
+    # Accelerate leaves it to `skip_first_batches`; both would skip twice.
     set_default_restore_position(_accel_is_imported)
 
 

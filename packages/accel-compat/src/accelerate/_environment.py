@@ -46,7 +46,7 @@ def convert_dict_to_env_variables(current_env: Mapping[str, object]) -> list[str
     """Write an environment as `NAME=value` lines; an entry that a line cannot hold is left out, with a warning."""
     lines = []
     for name, value in current_env.items():
-        if _UNSAFE.search(f"{name}{value}") or "=" in name:
+        if _UNSAFE.search(f"{name}{value}") or "=" in name:  # the first "=" ends a name
             _logger.warning("A line cannot hold the environment variable; got %s=%s. It is left out.", name, value)
         else:
             lines.append(f"{name}={value}\n")
@@ -57,15 +57,15 @@ def purge_accelerate_environment(func_or_cls: _F) -> _F:
     """Undo, after each call, what a function or the tests of a class did to `ACCELERATE_*` variables."""
     if not inspect.isclass(func_or_cls):
         return _undoing()(func_or_cls)
-    _purge_tests_of(func_or_cls)
+    _purge_tests_of(func_or_cls)  # and later those of its subclasses
     return func_or_cls
 
 
 def _purge_tests_of(decorated: Any) -> None:
-    own = vars(decorated).get("__init_subclass__")
+    own = vars(decorated).get("__init_subclass__")  # the class's own; others are found by super()
 
     def wrap_tests(cls: type) -> None:
-        for name, member in list(vars(cls).items()):
+        for name, member in list(vars(cls).items()):  # a copy, as setting changes it
             if name.startswith("test") and inspect.isfunction(member):
                 setattr(cls, name, _undoing()(member))
 

@@ -9,7 +9,7 @@ from accelerate._version import __version__
 
 __all__ = ["check"]
 
-_DECLARED = ("accelerate", "accel-all")
+_DECLARED = ("accelerate", "accel-all")  # whose bounds hold for siblings
 _NAME = re.compile(r"accel-\w+")
 _BOUND = re.compile(r"(>=|<)([\w.]+)")
 
@@ -37,21 +37,19 @@ def _ranges() -> dict[str, dict[str, str]]:
         try:
             declared = _field(distribution, "Requires-Dist")
         except metadata.PackageNotFoundError:
-            found.setdefault(distribution, {})
+            found.setdefault(distribution, {})  # is looked for below, and named as missing
             continue
         for requirement in declared:
             name = _NAME.match(requirement)
-            if name is not None and ";" not in requirement:
+            if name is not None and ";" not in requirement:  # one of an extra may be absent
                 found[name[0]] = dict(sorted(_BOUND.findall(requirement), reverse=True))
     return found
 
 
 def _field(distribution: str, name: str) -> list[str]:
-    """Return the values of a field of a distribution's metadata.
-
-    What `importlib.metadata` has for it parses the whole file with the description, as an e-mail, and this is a part of
-    every import.
-    """
+    """Return the values of a field of a distribution's metadata."""
+    # What `importlib.metadata` has for it parses the whole description as an e-mail, and this is a part of every
+    # import.
     found = metadata.distribution(distribution)
     head, _, _ = (found.read_text("METADATA") or found.read_text("PKG-INFO") or "").partition("\n\n")
     return re.findall(rf"^{name}: (.*)$", head, re.MULTILINE)
@@ -66,7 +64,7 @@ def _problem(name: str, bounds: dict[str, str]) -> str | None:
         (found,) = _field(name, "Version")
     except metadata.PackageNotFoundError:
         return f"no {name} (needs {_text(bounds) or 'any version'})"
-    version = Version(Version(found).base_version)
+    version = Version(Version(found).base_version)  # a build on the way to a release counts as that release
     if version < Version(bounds.get(">=", "0")) or ("<" in bounds and version >= Version(bounds["<"])):
         return f"{name} {found} (needs {_text(bounds)})"
     return None

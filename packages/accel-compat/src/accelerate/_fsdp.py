@@ -73,11 +73,11 @@ def ensure_weights_retied(
     param_init_fn: Callable[[nn.Module], Any], model: nn.Module, device: torch.device
 ) -> Callable[[nn.Module], Any]:
     """Return an initializer of meta weights that keeps ties: what is one parameter before is one afterwards."""
-    groups = tied_tensor_groups(model, include_buffers=False)
+    groups = tied_tensor_groups(model, include_buffers=False)  # before: initializers make other parameters of each
     tied = {id(model.get_parameter(group[0])): model.get_parameter(group[0]) for group in groups}
     if not tied:
         return param_init_fn
-    made: dict[int, nn.Parameter | None] = {}
+    made: dict[int, nn.Parameter | None] = {}  # the first that is made stands for all
 
     def initialize(module: nn.Module) -> object:
         before = {name: id(own) for name, own in module._parameters.items() if id(own) in tied}
@@ -154,7 +154,7 @@ def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Modul
         TorchVersionError: Ranks are on CPUs, and the installed torch does not shard there.
     """
     bare = inside(model)
-    if fsdp2.in_place.is_sharded(bare):
+    if fsdp2.in_place.is_sharded(bare):  # in place, so nobody has to know who came first
         return model
     if accelerator.device.type == "cpu":
         require_torch("fsdp2_on_cpu")
@@ -162,7 +162,7 @@ def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Modul
     mesh = sharding.mesh.data_part(accelerator.torch_device_mesh, accelerator.device)
     plan = sharding.wrapping.plan(bare, plugin)
     sharding.loading.refuse_empty(bare, world)
-    if accelerator.mixed_precision != "no":
+    if accelerator.mixed_precision != "no":  # or updates smaller than half precision would be lost
         sharding.strategy.keep_masters(bare)
     fsdp2.in_place.shard(bare, plan, plugin, mesh, world)
     return model
@@ -213,7 +213,7 @@ def get_parameters_from_modules(
     given = sharding.wrapping.modules_named(model, modules) if isinstance(modules, str) else modules or ()
     found = {parameter for module in given for parameter in module.parameters()}
     for parameter in found:
-        if not parameter.is_meta:
+        if not parameter.is_meta:  # one without values gets its device with them
             parameter.data = parameter.data.to(device)
     return found
 
@@ -303,4 +303,5 @@ def load_fsdp_optimizer(
 def _kind(plugin: FullyShardedDataParallelPlugin, use_dcp: bool) -> str:
     """Return the name of the layout that a plugin asks for; without torch's checkpoints each rank has a file."""
     kind = str(getattr(plugin.state_dict_type, "name", plugin.state_dict_type))
+    # Refused below, as other numbers of ranks could not read it.
     return "LOCAL_STATE_DICT" if kind == "SHARDED_STATE_DICT" and not use_dcp else kind

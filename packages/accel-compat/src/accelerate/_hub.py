@@ -16,8 +16,10 @@ __all__ = [
 def check_has_model(error: Exception) -> str:
     """Return which library said that it does not know a model, "timm" or "transformers"; "unknown" for other errors."""
     text = str(error)
+    # timm has no class for this error.
     if is_timm_available() and isinstance(error, RuntimeError) and "Unknown model" in text:
         return "timm"
+    # Nor has transformers.
     if is_transformers_available() and isinstance(error, OSError) and "does not appear to have a file named" in text:
         return "transformers"
     return "unknown"

@@ -18,10 +18,10 @@ def check_os_kernel() -> None:
     system, _, release, *_ = platform.uname()
     if system != "Linux":
         return
-    number = release.split("-")[0].split("+")[0]
+    number = release.split("-")[0].split("+")[0]  # distributions put words of their own behind it
     try:
         version = Version(number)
-    except InvalidVersion:
+    except InvalidVersion:  # a warning is not worth an error
         return
     if version < _OLDEST:
         _logger.warning("Linux kernel %s is older than %s, with which runs can hang. Update it.", version, _OLDEST)

@@ -47,6 +47,7 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
     """Return command line and whole environment of a run of one process, or of an MPI run."""
     settings = settings_from(args)
     chosen = choose(settings)
+    # Who calls this starts the process without an agent.
     launcher = SimpleLauncher() if chosen.name == "torchrun" else chosen
     return launcher.command(settings), {**settings.inherited, **launcher.environ(settings)}
 
@@ -56,7 +57,7 @@ def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
     settings = settings_from(args)
     layout = settings.layout
     address, port = settings["main_process_ip"], settings["main_process_port"]
-    args.main_process_port = port = port or (USUAL_PORT if port is None else get_free_port())
+    args.main_process_port = port = port or (USUAL_PORT if port is None else get_free_port())  # 0 asks for a free one
     args.nproc_per_node = layout.per_machine
     if layout.machines > 1:
         args.nnodes, args.node_rank = layout.nnodes, layout.machine_rank
@@ -85,7 +86,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
     args.num_processes, args.num_machines = layout.processes, layout.machines
     args.mixed_precision = str(args.mixed_precision or "no").lower()
     args.dynamo_backend = args.dynamo_backend or "no"
-    args.use_cpu = bool(args.cpu)
+    args.use_cpu = bool(args.cpu)  # the key that files have
     config = None if settings.file is None else load_config_from_file(settings.file)
     return args, config, settings.resolved["mixed_precision"].origin == "file"
 
@@ -119,6 +120,7 @@ def setup_fp8_env(args: argparse.Namespace, current_env: dict[str, str]) -> dict
 
 def _extend(args: argparse.Namespace, current_env: dict[str, str], prefix: str) -> dict[str, str]:
     found: Mapping[str, str] = engine_environment(settings_from(args))
+    # The rest is for others to add.
     current_env.update({name: value for name, value in found.items() if name.startswith(prefix)})
     return current_env
 
@@ -131,6 +133,7 @@ def prepare_tpu(
         name: value for name, value in TpuLauncher().environ(settings_from(args)).items() if name.startswith("XLA_")
     }
     if pod:
+        # The script of each machine gets them from there.
         args.env = [*(args.env or []), *(f"{name}={value}" for name, value in found.items())]
     else:
         current_env.update(found)

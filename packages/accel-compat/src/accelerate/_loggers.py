@@ -9,7 +9,7 @@ from accel_core.options.engines import PUBLIC
 __all__ = ["govern_records"]
 
 _WRITERS = {
-    **{known.module: "accelerate" for known in PUBLIC},
+    **{known.module: "accelerate" for known in PUBLIC},  # engines of others too
     "accel": "accelerate",
     "accel_bigmodel": "accelerate.utils.modeling",
     "accel_bigmodel.dispatch": "accelerate.big_modeling",
@@ -34,5 +34,5 @@ def govern_records() -> None:
     """Let levels and handlers of the loggers `accelerate` and below hold for what accel writes."""
     for ours, theirs in _WRITERS.items():
         logger = logging.getLogger(ours)
-        logger.parent = logging.getLogger(theirs)
+        logger.parent = logging.getLogger(theirs)  # names differ, so logging would not find it
         logger.setLevel(logger.level)  # makes logging forget which levels it found enabled before

@@ -28,14 +28,14 @@ __all__ = [
 
 USUAL_PORT = 29500
 
-_FP8_CAPABILITY = (8, 9)
+_FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0
 
 
-_P2P_DRIVER = (550, 40, 7)
+_P2P_DRIVER = (550, 40, 7)  # the first with which GeForce cards of the 4000 series talk to each other
 
 
 _LABELS = (
-    ("mlu", "MULTI_MLU", _availability.is_mlu_available),
+    ("mlu", "MULTI_MLU", _availability.is_mlu_available),  # in Accelerate's order; the first that is here counts
     ("sdaa", "MULTI_SDAA", _availability.is_sdaa_available),
     ("musa", "MULTI_MUSA", _availability.is_musa_available),
     ("npu", "MULTI_NPU", _availability.is_npu_available),
@@ -46,6 +46,7 @@ _LABELS = (
 
 
 _RANK_VARIABLES = {
+    # Of torchrun, Intel's MPI, Open MPI and MVAPICH.
     "rank": ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
     "world_size": ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
     "local_rank": ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
@@ -122,14 +123,11 @@ def get_driver_version() -> str:
 
 
 def check_cuda_p2p_ib_support() -> bool:
-    """Return whether several GPUs here can talk to each other directly.
-
-    GeForce cards of the 4000 series cannot with drivers before 550.40.07; one GPU, or none, has nobody to talk to.
-    """
-    if shutil.which("nvidia-smi") is None:
+    """Return whether several GPUs here can talk to each other directly."""
+    if shutil.which("nvidia-smi") is None:  # then nothing says otherwise
         return True
     names, count = get_gpu_info()
-    if count < 2 or not any("RTX 40" in name for name in names):
+    if count < 2 or not any("RTX 40" in name for name in names):  # one GPU has nobody to talk to
         return True
     driver = tuple(int(part) for part in get_driver_version().split(".") if part.isdigit())
     return driver >= _P2P_DRIVER

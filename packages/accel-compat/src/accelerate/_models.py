@@ -24,7 +24,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[s
     kept: dict[tuple[Any, ...], str] = {}
     cleaned: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
-        if kept.setdefault(tensor_file.storage_key(tensor), name) == name:
+        if kept.setdefault(tensor_file.storage_key(tensor), name) == name:  # safetensors refuses memory under two names
             shares = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
             cleaned[name] = tensor.clone(memory_format=torch.contiguous_format) if shares else tensor.contiguous()
     return cleaned
@@ -56,7 +56,7 @@ def get_module_children_bottom_up(
         prefix = f"{name}." if name else ""
         stack.extend(
             (prefix + child_name, child, False)
-            for child_name, child in reversed(module._modules.items())
+            for child_name, child in reversed(module._modules.items())  # a stack takes the last first
             if child is not None
         )
     return ordered if return_fqns else [module for _, module in ordered]
@@ -65,4 +65,5 @@ def get_module_children_bottom_up(
 def is_peft_model(model: object) -> bool:
     """Return whether a model, prepared or not, is one of peft's."""
     peft = sys.modules.get("peft")
+    # Not imported, it made no model.
     return peft is not None and isinstance(extract_model_from_parallel(model, keep_torch_compile=False), peft.PeftModel)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 TENSOR_TYPE_TO_INT = {
-    torch.float32: 1,
+    torch.float32: 1,  # the numbers are Accelerate's
     torch.float64: 2,
     torch.float16: 3,
     torch.bfloat16: 4,
@@ -99,7 +99,7 @@ def GatheredParameters(  # noqa: N802  the name that DeepSpeed gave it
     params: object, modifier_rank: int | None = None, fwd_module: object = None, enabled: bool = True
 ) -> Iterator[Any]:
     """Enter a block in which parameters are whole; without an engine that shards them they always are."""
-    del modifier_rank, fwd_module, enabled
+    del modifier_rank, fwd_module, enabled  # of use to an engine only
     yield params
 
 
@@ -119,6 +119,7 @@ def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def _copy_to_devices(tensor: torch.Tensor | None, world: World) -> torch.Tensor:
+    # As text, which ranks without a tensor can send too.
     name = "" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {' '.join(map(str, tensor.shape))}"
     content = name.encode()
     with participate(world, "copy_tensor_to_devices") as transport:
@@ -127,6 +128,7 @@ def _copy_to_devices(tensor: torch.Tensor | None, world: World) -> torch.Tensor:
         raise CollectiveError("No rank holds a tensor to copy; got None on all. Pass the tensor on one rank at least.")
     if tensor is None:
         dtype, *shape = next(text for text in held if text).split()
+        # Adds nothing to the sum.
         tensor = torch.zeros([int(size) for size in shape], dtype=getattr(torch, dtype), device=world.device)
     copied: torch.Tensor = collectives.reduce(tensor.to(world.device), "sum")
     return copied

@@ -31,6 +31,7 @@ _HOMES = {
         *(
             kind
             for kind in vars(enums).values()
+            # Arguments that people keep hold any of them.
             if isinstance(kind, enum.EnumMeta) and kind.__module__ == enums.__name__
         ),
         accumulation.GradientAccumulationPlugin,
@@ -67,8 +68,8 @@ _OF_ENGINES = (
 def carry_old_names() -> None:
     """Name the classes that people pickle after Accelerate's modules, those of engines where they are installed."""
     for home, name, module in _OF_ENGINES:
-        if has_module(home.partition(".")[0]):
+        if has_module(home.partition(".")[0]):  # an engine need not be installed
             getattr(bring(home), name).__module__ = module
     for module, classes in _HOMES.items():
         for kind in classes:
-            kind.__module__ = module
+            kind.__module__ = module  # pickle writes it, and looks there

@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 
+# What fp8 layers leave is computed in bf16.
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
@@ -40,7 +41,7 @@ class ConvertOutputsToFp32:
 
     def __init__(self, model_forward: Callable[..., Any]) -> None:
         self.model_forward = model_forward
-        functools.update_wrapper(self, model_forward)
+        functools.update_wrapper(self, model_forward)  # signatures are read off forwards
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the forward."""

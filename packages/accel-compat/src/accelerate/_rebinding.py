@@ -42,13 +42,14 @@ class RebindableModule(ModuleType):
         """Bring a name that nobody has asked for yet; as `__all__`, return what a star import takes."""
         homes = _later.get(self.__name__, {})
         if name == "__all__" and homes:
+            # A star import must not fail for an engine that is absent.
             here = {known for known, home in homes.items() if has_module(home.partition(".")[0])}
             return sorted(known for known in {*here, *vars(self)} if not known.startswith("_"))
         if name not in homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         with _lazy.while_loading():
             value = getattr(bring(homes[name]), name)
-        vars(self)[name] = value
+        vars(self)[name] = value  # past `__setattr__`: nothing was replaced
         return value
 
     def __dir__(self) -> list[str]:
@@ -59,14 +60,14 @@ class RebindableModule(ModuleType):
         """Set a name here and wherever the engine bound the object it stood for."""
         for module, bound in _followers(self, name):
             vars(module)[bound] = value
-        super().__setattr__(name, value)
+        super().__setattr__(name, value)  # last, as followers are found by what stands here
 
     def __delattr__(self, name: str) -> None:
         """Delete a name here and wherever the engine bound the object it stood for."""
-        followers = _followers(self, name)
+        followers = _followers(self, name)  # before it goes, as followers are found by it
         super().__delattr__(name)
         for module, bound in followers:
-            vars(module).pop(bound, None)
+            vars(module).pop(bound, None)  # another mirror may have deleted it
 
 
 def write_through(name: str, later: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -78,7 +79,7 @@ def write_through(name: str, later: Mapping[str, Sequence[str]] | None = None) -
         return
     if later:
         _later[name] = {each: home for home, found in later.items() for each in found}
-    sys.modules[name].__class__ = RebindableModule
+    sys.modules[name].__class__ = RebindableModule  # only a module's class can catch setting
 
 
 def _followers(mirror: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
@@ -87,8 +88,9 @@ def _followers(mirror: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
     if waits and (mirror.__name__, name) not in _places:  # where it is known there, it was deleted
         getattr(mirror, name)
     current = vars(mirror).get(name)
-    if name.startswith("__") or isinstance(current, ModuleType):
+    if name.startswith("__") or isinstance(current, ModuleType):  # the import system sets these
         return []
+    # Kept: once replaced, nobody could find them by what they stand for.
     known = _places.setdefault((mirror.__name__, name), set())
     if name in vars(mirror):
         known.update((module.__name__, bound) for module in _engine() for bound in _names(module, name, current))
@@ -107,13 +109,13 @@ def _bring(places: set[tuple[str, str]]) -> None:
 def _engine() -> list[ModuleType]:
     return [
         module
-        for name, module in list(sys.modules.items())
+        for name, module in list(sys.modules.items())  # other threads may import meanwhile
         if name.partition(".")[0] in _ENGINE or name.startswith(_OWN)
     ]
 
 
 def _names(module: ModuleType, name: str, value: object) -> list[str]:
     """Return a module's names for an object; a plain value counts under its own name only."""
-    if callable(value):
+    if callable(value):  # equal plain values are often one object, and mean different things
         return [bound for bound, held in vars(module).items() if held is value]
     return [name] if name in vars(module) and vars(module)[name] is value else []

@@ -17,6 +17,7 @@ class RegressionDataset:
     """Points near a line, the same for the same seed as Accelerate's."""
 
     def __init__(self, a: float = 2, b: float = 3, length: int = 64, seed: int | None = None) -> None:
+        # Tests compare with numbers that these points gave.
         points = importlib.import_module("numpy").random.default_rng(seed)
         self.length = length
         self.x = points.normal(size=(length,)).astype("float32")

@@ -17,7 +17,7 @@ class ThreadLocalSharedDict(threading.local):
     """A descriptor that holds one dictionary for each thread, for runtimes that run ranks as threads."""
 
     def __init__(self, thread_local: bool = False) -> None:
-        self._storage: dict[str, Any] = {}
+        self._storage: dict[str, Any] = {}  # threading.local runs this once in each thread
 
     def __get__(self, obj: object, objtype: type | None = None) -> dict[str, Any]:
         """Return this thread's dictionary."""

@@ -15,6 +15,7 @@ _MEMORY = {"mps": "current_allocated_memory"}
 def get_backend() -> tuple[str, int, Callable[[], int]]:
     """Return the device's name in torch, its number, and a function for the bytes taken, 0 where it counts none."""
     device = registry.choose()
+    # They count no bytes.
     counter = None if device.name in ("cpu", "xla") else getattr(device.module, _counter(device.name), None)
     return device.name, max(1, device.count()), counter or _nothing
 

@@ -35,7 +35,7 @@ class TempDirTestCase(unittest.TestCase):
         if not self.clear_on_setup:
             return
         for entry in self.tmpdir.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
+            if entry.is_dir() and not entry.is_symlink():  # what a link leads to stays
                 shutil.rmtree(entry)
             else:
                 entry.unlink()

@@ -104,7 +104,7 @@ def run_first(test_case: _T) -> _T:
     """Let pytest-order, where it is installed, run a test before all others."""
     if not here.is_pytest_available():
         return test_case
-    import pytest
+    import pytest  # suites of unittest need none
 
     marked: _T = pytest.mark.order(1)(test_case)  # type: ignore[assignment]
     return marked
@@ -114,6 +114,7 @@ def _needs(what: str, holds: Callable[[], bool]) -> Marker[Any]:
     """Make a marker that skips a test or a class of tests."""
 
     def require(test_case: _T) -> _T:
+        # Asked where a marker is used: asking at import would set up devices.
         return unittest.skipUnless(holds(), f"test requires {what}")(test_case)  # type: ignore[type-var]
 
     return require

@@ -56,6 +56,7 @@ def get_launch_command(**kwargs: object) -> list[str]:
     words = ["accelerate", "launch"]
     for name, value in kwargs.items():
         if value is not None:
+            # As in Accelerate, False is written out.
             words.append(f"--{name}" if value is True else f"--{name}={value}")
     return words
 
@@ -109,6 +110,7 @@ def execute_subprocess_async(
     ) as process:
         streams = (("stdout", process.stdout, sys.stdout), ("stderr", process.stderr, sys.stderr))
         readers = [
+            # Both at once, or a full pipe would stop the program.
             Thread(target=_keep, args=(stream, found[name], None if quiet else shown, f"{name}:"))
             for name, stream, shown in streams
         ]
@@ -140,7 +142,7 @@ def pytest_xdist_worker_id() -> int:
 
 def get_torch_dist_unique_port() -> int:
     """Return a port for the ranks of a test that no other worker of pytest-xdist uses."""
-    return _FIRST_PORT + pytest_xdist_worker_id()
+    return _FIRST_PORT + pytest_xdist_worker_id()  # workers run tests at the same time
 
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:

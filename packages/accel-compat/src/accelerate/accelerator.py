@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
 _LATER = {
-    "accel_deepspeed": [
+    "accel_deepspeed": [  # an engine that may not be installed
         "DeepSpeedEngineWrapper",
         "DeepSpeedOptimizerWrapper",
         "DeepSpeedPlugin",
@@ -128,13 +128,13 @@ _LATER = {
         "DummyScheduler",
         "map_pytorch_optim_to_deepspeed",
     ],
-    "accel_megatron.plugin": [
+    "accel_megatron.plugin": [  # the same
         "MegatronLMPlugin",
     ],
-    "accelerate._trackers": [
+    "accelerate._trackers": [  # imports every tracker
         "LOGGER_TYPE_TO_CLASS",
     ],
 }
 if not is_deepspeed_available():
-    _LATER["accel_deepspeed"] = ["DeepSpeedPlugin"]
+    _LATER["accel_deepspeed"] = ["DeepSpeedPlugin"]  # in Accelerate, too, the others are there with DeepSpeed only
 _rebinding.write_through(__name__, _LATER)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accel_launch.notebook import test_launch as test_launch
 
 _LATER = {
-    "accel_launch.notebook": [
+    "accel_launch.notebook": [  # what starts processes, of no use in those that were started
         "PrepareForLaunch",
         "debug_launcher",
         "notebook_launcher",

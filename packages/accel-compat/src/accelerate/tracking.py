@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
 _LATER = {
-    "accel_trackers.aim": [
+    "accel_trackers.aim": [  # a module for each library, as a run uses one or two
         "AimTracker",
     ],
     "accel_trackers.clearml": [
@@ -64,7 +64,7 @@ _LATER = {
     "accel_trackers.wandb": [
         "WandBTracker",
     ],
-    "accelerate._trackers": [
+    "accelerate._trackers": [  # imports all of them
         "LOGGER_TYPE_TO_CLASS",
     ],
 }

@@ -60,7 +60,7 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         with while_loading():
             module = importlib.import_module(home)
             value = getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{home}.{name}")
-        setattr(sys.modules[package], name, value)
+        setattr(sys.modules[package], name, value)  # found there from now on, without `__getattr__`
         return value
 
     names = sorted(homes)

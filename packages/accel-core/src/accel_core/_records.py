@@ -18,7 +18,7 @@ def _compared(self: Any) -> tuple[object, ...]:
     return tuple(getattr(self, field.name) for field in dataclasses.fields(self) if field.compare)
 
 
-def _equal(self: Any, other: Any) -> object:
+def _equal(self: Any, other: object) -> object:
     return _compared(self) == _compared(other) if other.__class__ is self.__class__ else NotImplemented
 
 
@@ -97,7 +97,10 @@ else:
         """
         if cls is None:
             return lambda cls: record(cls, frozen=frozen)
+        # As the standard decorator does: what can change has no hash.
         shared = {"__eq__": _equal, "__hash__": _hash if frozen else None, "__repr__": _represent}
+        # The standard decorator refuses to mix frozen classes with others that are not, so it has to see both as
+        # frozen.
         alone = frozen and not any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])
         for name, function in shared.items():
             if name not in vars(cls):

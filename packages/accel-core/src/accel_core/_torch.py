@@ -28,6 +28,8 @@ __all__ = [
     "counters_of",
     "default_store",
     "enable_async_tp",
+    "fake_errors",
+    "fake_mode",
     "foreach_mul_",
     "group_gather",
     "has_gradient_hooks",
@@ -97,6 +99,21 @@ def ring_attention() -> Any:
     return _attention
 
 
+def fake_mode() -> Any:
+    """Return a mode in which tensors have a device and no memory."""
+    # Imported late: few runs need it.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_errors() -> tuple[type[Exception], ...]:
+    """Return what is raised where a computation reads a value of a tensor without memory."""
+    from torch._subclasses import fake_tensor
+
+    return fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException
+
+
 def enable_async_tp(group: dist.ProcessGroup) -> None:
     """Let what torch compiles for CUDA send parts of a product while it computes others; for the whole process."""
     # Imported late: it loads the compiler's settings, which few runs need.
@@ -108,7 +125,7 @@ def enable_async_tp(group: dist.ProcessGroup) -> None:
     config._micro_pipeline_tp = True
 
 
-def shard_groups(module: Any) -> list[Any]:
+def shard_groups(module: object) -> list[Any]:
     """Return torch's records of what `fully_shard` gathers and reduces together of a module: one, or none."""
     state = shard_state(module)
     if hasattr(state, "_fsdp_param_groups"):  # later versions: a module may have several
@@ -136,17 +153,11 @@ def storage_info(file: str, offset: int, length: int) -> Any:
 
 
 class PrivateName(NamedTuple):
-    """A private name of torch.
+    """A private name of torch."""
 
-    Attributes:
-        path: Where torch has it, as `module:name`.
-        reason: Why it is needed.
-        renamed: Where later versions have it instead, in the same form.
-    """
-
-    path: str
-    reason: str
-    renamed: str = ""
+    path: str  # where torch has it, as `module:name`
+    reason: str  # why it is needed
+    renamed: str = ""  # where later versions have it instead, in the same form
 
 
 PRIVATE_NAMES = (
@@ -202,6 +213,14 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed.fsdp._flat_param:FlatParamHandle.needs_unshard",
         "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._flat_param:FlatParamHandle.unshard",
+        "What a pass under inference_mode gathers into has to be memory that later passes can write to.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._flat_param:FlatParamHandle.init_flat_param_attributes",
+        "The same, where that memory is taken.",
     ),
     PrivateName(
         "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
@@ -265,6 +284,19 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.nn.attention.flex_attention:_validate_sdpa_input",
         "Flexible attention, which no mode of torch sees, is refused where ranks share a sequence; it asks this first.",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:FakeTensorMode",
+        "What the stages of a pipeline need of one another is found in a pass on tensors that claim to be on a device; "
+        "models treat those as a compiler's, and read no values of them.",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:DataDependentOutputException",
+        "What such a pass raises where a model reads a value all the same.",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:DynamicOutputShapeException",
+        "The same, where a shape depends on values.",
     ),
     PrivateName(
         "torch._inductor.config:_micro_pipeline_tp",

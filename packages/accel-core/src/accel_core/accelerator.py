@@ -22,12 +22,10 @@ from accel_core.devices.memory import release_memory
 from accel_core.errors import (
     AccelError,
     ConfigurationError,
-    EngineUnavailableError,
     PreparationError,
     StateError,
     expect,
 )
-from accel_core.kit import AcceleratorKit
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -45,7 +43,7 @@ from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement, slips
-from accel_core.strategies.parts import Clip
+from accel_core.strategies.parts import Clip, Kit, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -207,6 +205,7 @@ class Accelerator(FunctionControl):
         return self
 
     def __copy__(self: _A) -> _A:
+        # Not by `__getstate__`, which `copy.copy` would use: that sets up a second runtime.
         copied = type(self).__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
@@ -509,10 +508,8 @@ class Accelerator(FunctionControl):
 
     @property
     def pipeline_parallel_rank(self) -> int:
-        """This process's place on the pipeline axis; training has none."""
-        raise EngineUnavailableError(
-            "Training has no pipeline axis, so there is no pipeline rank. Use prepare_pippy for pipelined inference."
-        )
+        """This process's place on the pipeline axis; 0 where the mesh does not have it."""
+        return self._mesh_rank("pp", "Pipeline parallel")
 
     @property
     def context_parallel_rank(self) -> int:
@@ -568,8 +565,9 @@ class Accelerator(FunctionControl):
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             >>> test_loader = accelerator.prepare(test_loader)
         """
-        kit = AcceleratorKit(self._runtime, self._prepare_one, self.prepare_data_loader)
-        prepared = self._runtime.prepare(args, device_placement, kit)
+        runtime = self._runtime
+        kit = Kit(runtime.optimizers, runtime.keep_model, self._prepare_one, self.prepare_data_loader)
+        prepared = runtime.prepare(args, device_placement, kit)
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
 
     def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:
@@ -847,6 +845,7 @@ class Accelerator(FunctionControl):
         except AccelError:
             raise
         except Exception:
+            # Looked at after a failure only: a check before it would cost every step.
             fits = hasattr(loss, "backward")
             expect(fits, loss, "backward() takes a loss tensor", "Pass the loss itself, before .item() or float().")
             raise
@@ -1013,7 +1012,8 @@ class Accelerator(FunctionControl):
             >>> with accelerator.maybe_context_parallel(buffers=[tokens], buffer_seq_dims=[1]):
             ...     length = tokens.shape[1]  # with cp_size=2: 4
         """
-        return self._runtime.strategy.split_context(buffers, buffer_seq_dims, no_restore_buffers)
+        given = SequenceBuffers(buffers or (), buffer_seq_dims or (), no_restore_buffers or ())
+        return self._runtime.strategy.split_context(given)
 
     def deepspeed_ulysses_dl_adapter(self, dl: _T, model: torch.nn.Module) -> _T:
         """Adapt a loader to Ulysses sequence parallel; a run without it gets its loader back.
@@ -1457,7 +1457,7 @@ class Accelerator(FunctionControl):
             >>> accelerator.end_training()
         """
         self._runtime.hub.finish()
-        checkpoint.background.finish()
+        checkpoint.background.finish()  # before the process group goes over which its ranks agree
         if self._runtime.world.backend is not None:
             world.destroy()
 

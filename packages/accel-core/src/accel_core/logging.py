@@ -50,6 +50,7 @@ class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # g
                 "Ranks can write in order only after they met; no PartialState or Accelerator exists yet. "
                 "Make one first, or leave out in_order."
             )
+        # One frame more, so that the record names the line of the caller.
         text, options = self.process(msg, {**kwargs, "stacklevel": kwargs.get("stacklevel", 2) + 1})
         for rank in range(world.size):
             if rank == world.rank:

@@ -28,7 +28,7 @@ def profile(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profil
     )
     folder = handler.output_trace_dir
     if folder is not None:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, exist_ok=True)  # one that cannot be made is known before the block runs
     with handler.build() as profiler:
         yield profiler
     if folder is not None:

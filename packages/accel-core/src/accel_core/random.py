@@ -45,6 +45,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     expect(hasattr(seed, "__index__"), seed, "A seed is a whole number", "Write it as one: set_seed(42).")
     if device_specific:
         world = current()
+        # Ranks that compute one loss together have to draw the same numbers.
         seed += rendezvous.locate().rank if world is None else loss_part(world)
     random.seed(seed)
     if importlib.util.find_spec("numpy") is not None:
@@ -93,6 +94,7 @@ def synchronize_rng_states(rng_types: Sequence[str | RNGType], generator: torch.
         >>> synchronize_rng_states(["torch", "generator"], torch.Generator())
     """
     kinds = [RNGType(rng_type) for rng_type in rng_types]
+    # Read on one process too, where a wrong kind is as wrong as on several.
     states = [_state(kind, generator) for kind in kinds]
     if ensure().size == 1:
         return

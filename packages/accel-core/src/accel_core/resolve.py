@@ -115,6 +115,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     compilation = _compilation(given)
     precision = _precision(given, handlers)
     place = rendezvous.locate()
+    # A process group that exists counts, whatever the environment says.
     rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (place.rank, place.size)
     parallelism = _parallelism(given, processes)
     choice = _choice(given, handlers, processes, parallelism)
@@ -223,7 +224,7 @@ def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
                 "Pass instances of the handler classes."
             )
         name = type(handler).__name__
-        if not isinstance(handler, _RECIPES):
+        if not isinstance(handler, _RECIPES):  # a subclass counts as the kind that it extends
             name = next((kind.__name__ for kind in _BUILT_IN if isinstance(handler, kind)), name)
         if name in found:
             raise ConfigurationError(f"kwargs_handlers holds two {name}; give each kind of handler once.")

@@ -18,6 +18,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
+from accel_core.modules import joined
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -47,33 +48,19 @@ _REGISTERED = ("custom_objects", "save_state_pre_hooks", "load_state_pre_hooks")
 
 @record
 class Runtime:
-    """Everything that one Accelerator works with; made by `resolve`, passed to everybody else.
+    """Everything that one Accelerator works with; made by `resolve`, passed to everybody else."""
 
-    Attributes:
-        world: The processes.
-        strategy: How models live across them.
-        gradient_state: Where the step stands.
-        accumulation: The accumulation window.
-        project: Where files go.
-        hub: The trackers.
-        handlers: The keyword handlers that the user passed, by type name.
-        rng_types: Generators that are made equal on all ranks at the start of each epoch.
-        step_scheduler_with_optimizer: Whether schedules move with their optimizers.
-        has_trained: Whether a backward pass has begun.
-        models: Prepared models, and so on for the other lists.
-    """
-
-    world: World
-    strategy: Strategy
-    gradient_state: GradientState
-    accumulation: Accumulation
-    project: ProjectConfiguration
-    hub: TrackerHub
-    handlers: dict[str, KwargsHandler]
-    rng_types: list[Any]
-    step_scheduler_with_optimizer: bool
-    has_trained: bool = False
-    models: list[Any] = field(default_factory=list)
+    world: World  # the processes
+    strategy: Strategy  # how models live across them
+    gradient_state: GradientState  # where the step stands
+    accumulation: Accumulation  # the accumulation window
+    project: ProjectConfiguration  # where files go
+    hub: TrackerHub  # the trackers
+    handlers: dict[str, KwargsHandler]  # the keyword handlers that the user passed, by type name
+    rng_types: list[Any]  # generators that are made equal on all ranks at the start of each epoch
+    step_scheduler_with_optimizer: bool  # whether schedules move with their optimizers
+    has_trained: bool = False  # whether a backward pass has begun
+    models: list[Any] = field(default_factory=list)  # prepared models, and so on for the other lists
     optimizers: list[Any] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     dataloaders: list[Any] = field(default_factory=list)
@@ -199,6 +186,7 @@ class Runtime:
                 f"A model is a torch.nn.Module; got {type(model).__name__}. Pass it to prepare() to let it through."
             )
         self._receive([model])
+        # What is only evaluated need not be trainable, which is what `check` looks at.
         new = Bundle.sort([] if evaluation else [model], [] if evaluation else [placement])
         with nullcontext() if self.strategy.has_planned(model) else self._checked(new):
             prepared = self.strategy.prepare_model(model, device_placement=placement, evaluation=evaluation)
@@ -326,6 +314,8 @@ class Runtime:
                 slips.warn_of_bypassed(self.models)
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
+        if joined.noted and self.world.size > 1:
+            joined.refuse_unaveraged()
         if weight is not None and self.gradient_state.sync_gradients:
             factor = accumulation.close_weighted(self.world)
             if factor is not None:

@@ -142,15 +142,15 @@ def test_others_collectives_begin_together():
 
 
 @world(2)
-def test_a_lane_beside_training():
-    """A thread talks on its lane while the main thread gathers, and the lane is made once for a process group."""
+def test_a_group_beside_training():
+    """A thread talks in a group of its own while the main thread gathers; it is made once for a process group."""
     here = ensure()
-    lane = Channel(here, "beside", group_name="another")
-    made = transport.open_transport(here, "a lane")
+    aside = Channel(here, "beside", group_name="another")
+    made = transport.open_transport(here, "another")
     told = []
 
     def talk():
-        told.extend(lane.exchange((here.rank, number)) for number in range(50))
+        told.extend(aside.exchange((here.rank, number)) for number in range(50))
 
     thread = threading.Thread(target=talk)
     thread.start()
@@ -160,29 +160,29 @@ def test_a_lane_beside_training():
     assert told == [[(0, number), (1, number)] for number in range(50)]
     process_world.forget()
     Channel(ensure(), "beside", group_name="another").wait()
-    assert transport.open_transport(ensure(), "a lane") is made
+    assert transport.open_transport(ensure(), "another") is made
 
 
 @world(2)
-def test_a_lane_that_one_rank_alone_opens():
-    """A rank that opens a lane while another gathers is named, where making a group would wait for ever."""
+def test_a_group_that_one_rank_alone_opens():
+    """A rank that opens a group while another gathers is named, where making a group would wait for ever."""
     here = ensure()
-    with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: opening the lane 'a lane' at"):
+    with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: opening the group 'another' at"):
         Channel(here, "beside", group_name="another") if here.rank else collectives.gather(torch.ones(1))
 
 
 @world(2)
-def test_lanes_after_another_group():
-    """The lanes of a process group that was left are not used again."""
+def test_groups_of_threads_after_another_group():
+    """The groups for threads of a process group that was left are not used again."""
     here = ensure()
     Channel(here, "beside", group_name="another").wait()
-    left = transport.open_transport(here, "a lane")
+    left = transport.open_transport(here, "another")
     folder = process_world.environ.text("ACCELERATE_DEBUG_RDV_FILE")
     process_world.destroy()
     process_world.environ.write("ACCELERATE_DEBUG_RDV_FILE", f"{folder}-again")
     again = ensure()
     Channel(again, "beside", group_name="another").wait()
-    assert transport.open_transport(again, "a lane") is not left
+    assert transport.open_transport(again, "another") is not left
 
 
 def test_one_process(fresh_state):

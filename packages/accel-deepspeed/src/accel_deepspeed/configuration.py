@@ -269,7 +269,7 @@ def _waiting(config: dict[str, Any], prefix: str = "") -> list[str]:
 def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequence[int | None]) -> int | None:
     """Return the batch size of this rank; `None` where the configuration gives only the total."""
     size = config.get(_MICRO)
-    known = [size for size in sizes if size is not None]
+    known = [each for each in sizes if each is not None]
     if isinstance(size, int):
         if known and size not in known:
             raise ConfigurationError(

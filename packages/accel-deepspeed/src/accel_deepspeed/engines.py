@@ -68,7 +68,7 @@ class Engine:
                 "ZeRO stage 3 keeps the weights of a forward pass for one backward pass only; got a second one, "
                 "through retain_graph=True. Add the losses, and call backward once."
             ) from error
-        self._kept_graph = bool(kwargs.get("retain_graph"))
+        self._kept_graph = bool(kwargs.get("retain_graph"))  # to name the cause if the next pass fails
         self._complete = ends_window
         if earlier:
             gradients.add(self.deepspeed, earlier)
@@ -86,7 +86,7 @@ class Engine:
             raise ConfigurationError(
                 "A DeepSpeed optimizer does not take a closure; got one. Compute the loss before step()."
             )
-        if not self._complete:
+        if not self._complete:  # the window is open: more gradients come
             return None
         self.deepspeed.set_gradient_accumulation_boundary(True)  # a later forward pass may have cleared it
         with gradients.using(self.deepspeed, self._norm):

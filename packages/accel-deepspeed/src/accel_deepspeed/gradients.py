@@ -75,7 +75,7 @@ class KnownNorm:
 
 def known(engine: DeepSpeedEngine, norm: float) -> KnownNorm | None:
     """Return a norm together with the current versions of the gradients; `None` if no step can reuse it."""
-    if not math.isfinite(norm) or _taker(engine.optimizer) is None:
+    if not math.isfinite(norm) or _taker(engine.optimizer) is None:  # an overflow has to be found again, by all ranks
         return None
     return KnownNorm(norm, _stand_of(engine))
 

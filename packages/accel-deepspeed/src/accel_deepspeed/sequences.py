@@ -24,19 +24,12 @@ __all__ = ["Sharing", "adapt", "feeds_parts", "refuse"]
 
 @record(frozen=True)
 class Sharing:
-    """How the ranks of a run share sequences.
+    """How the ranks of a run share sequences."""
 
-    Attributes:
-        rank: This rank's part of each sequence.
-        size: Number of parts of a sequence.
-        length: Tokens of every sequence; `None` if it varies.
-        packs: Whether a row may hold several sequences, which attention separates by their positions.
-    """
-
-    rank: int
-    size: int
-    length: int | None = None
-    packs: bool = False
+    rank: int  # this rank's part of each sequence
+    size: int  # number of parts of a sequence
+    length: int | None = None  # tokens of every sequence; `None` if it varies
+    packs: bool = False  # whether a row may hold several sequences, which attention separates by their positions
 
     def part_of(self, batch: object) -> dict[str, Any]:
         """Return this rank's part of a batch: its tokens of each tensor, and labels shifted by one."""

@@ -23,9 +23,8 @@ from accel_core.errors import (
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
-from accel_core.options.enums import PRECISIONS, DistributedType, DynamoBackend
+from accel_core.options.enums import DistributedType, DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe
@@ -92,7 +91,13 @@ class DeepSpeedStrategy(Strategy):
         configuration.refuse_contradictions(plugin)
         tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
         if parallelism is not None and parallelism.total_size > 1:
-            if not parallelism.sp_enabled or parallelism.tp_enabled or parallelism.ep_enabled or tensor_parallel > 1:
+            if (
+                not parallelism.sp_enabled
+                or parallelism.tp_enabled
+                or parallelism.ep_enabled
+                or parallelism.pp_enabled
+                or tensor_parallel > 1
+            ):
                 raise EngineUnavailableError(
                     "DeepSpeed can be combined with sequence parallelism, but with no other mesh axis; got "
                     f"{parallelism.active_mesh_dims} and tensor_parallel.autotp_size={tensor_parallel}. Leave "
@@ -112,20 +117,8 @@ class DeepSpeedStrategy(Strategy):
         return GroupNeeds(alone=True)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return a precision that changes nothing: the engine casts weights and scales losses.
-
-        Raises:
-            DeviceUnavailableError: The hardware does not support the requested precision.
-            EngineUnavailableError: fp8 was requested.
-        """
-        if PRECISIONS[asked.name].exchanges_layers:
-            raise EngineUnavailableError(
-                f"DeepSpeed cannot train in {asked.name}; got mixed_precision={asked.name!r}. "
-                "Use mixed_precision='bf16'."
-            )
-        # Only to check that the hardware supports it.
-        precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
-        return Precision(asked.name, asked.autocast)
+        """Leave casts of weights and scales of losses to the engine."""
+        return asked.left_to("DeepSpeed", self.world, "Use mixed_precision='bf16'.")
 
     def label(self) -> DistributedType:
         """Return the label of DeepSpeed."""
@@ -308,7 +301,7 @@ class DeepSpeedStrategy(Strategy):
         elif type(schedule).__module__.startswith("deepspeed."):
             arguments["lr_scheduler"] = schedule
         if plugin.hf_ds_config.is_zero3():
-            plugin.set_moe_leaf_modules(model)
+            plugin.set_moe_leaf_modules(model)  # before DeepSpeed puts its hooks in
         if self._sequences is not None:
             arguments["mpu"] = self._sequences.join(arguments["model"])
         made, *_ = deepspeed.initialize(**arguments)
@@ -361,7 +354,7 @@ class DeepSpeedStrategy(Strategy):
         """Return the batch size of a loader on this rank; `None` for a loader without one."""
         sampler = getattr(loader, "batch_sampler", None)
         size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
-        if not isinstance(size, int):
+        if not isinstance(size, int):  # it comes from the configuration then
             return None
         return size // self.layout.replicas if self.parts.data.split_batches else size
 
@@ -503,7 +496,8 @@ class DeepSpeedStrategy(Strategy):
         if not complete:
             return torch.tensor(float(engines[0].deepspeed.get_global_grad_norm() or 0.0), device=self.world.device)
         norms = [gradients.norm_of(engine.deepspeed) for engine in complete]
-        total = math.hypot(*norms)
+        total = math.hypot(*norms)  # as one norm of all gradients
+        # As torch does; a step with infinite ones is skipped.
         factor = min(1.0, float(clip.limit) / (total + 1e-6)) if math.isfinite(total) else 1.0
         for engine, norm in zip(complete, norms, strict=True):
             engine.clip(factor, total, norm)
@@ -522,6 +516,7 @@ def _plugins(parts: Parts) -> list[DeepSpeedPlugin]:
 
 
 def _is_engine(model: object) -> bool:
+    # By name, as importing DeepSpeed takes seconds.
     return any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__)
 
 
@@ -537,7 +532,7 @@ def _schedule_of(bundle: Bundle, optimizer: Slot | None) -> Slot | None:
     if optimizer is None:
         return None
     for slot in bundle.schedulers:
-        if isinstance(slot.given, AcceleratedScheduler):
+        if isinstance(slot.given, AcceleratedScheduler):  # prepared before
             continue
         if getattr(slot.given, "optimizer", None) is optimizer.given:
             return slot
@@ -547,4 +542,4 @@ def _schedule_of(bundle: Bundle, optimizer: Slot | None) -> Slot | None:
 def _follow(schedule: Any, optimizer: object) -> None:
     """Let a schedule of torch move the optimizer that takes the place of its own."""
     if schedule is not None and not isinstance(schedule, DummyScheduler):
-        schedule.optimizer = optimizer
+        schedule.optimizer = optimizer  # or it would go on setting rates that no step reads

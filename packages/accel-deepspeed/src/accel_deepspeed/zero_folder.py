@@ -86,11 +86,7 @@ class ZeroFolder:
             return pickles.read_object(self.path, name, links=True, mmap=True)
 
     def _refuse_mixture(self, present: Sequence[str]) -> None:
-        """Refuse files that are not all of one save, as far as can be seen.
-
-        Raises:
-            CheckpointDamagedError: They are not.
-        """
+        """Refuse files that are not all of one save, as far as can be seen."""
         wanted = set(range(self.ranks)) if self.stage else set()
         parts = {
             int(match["rank"] or 0) for name in present if name.endswith(_OPTIMIZER) if (match := _NAME.match(name))

@@ -15,21 +15,13 @@ SHARDED_STAGE = 3
 
 @record(frozen=True)
 class Stretch:
-    """Values of a parameter that lie one after the other in a rank's part of a group.
+    """Values of a parameter that lie one after the other in a rank's part of a group."""
 
-    Attributes:
-        rank: Who holds them.
-        group: Number of the group of parameters.
-        offset: Where they begin in that rank's part of the group.
-        begin: Where they begin in the parameter, seen flat.
-        size: How many they are.
-    """
-
-    rank: int
-    group: int
-    offset: int
-    begin: int
-    size: int
+    rank: int  # who holds them
+    group: int  # number of the group of parameters
+    offset: int  # where they begin in that rank's part of the group
+    begin: int  # where they begin in the parameter, seen flat
+    size: int  # how many they are
 
 
 Layout = Mapping[str, tuple[Stretch, ...]]

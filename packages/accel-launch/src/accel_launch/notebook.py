@@ -36,7 +36,7 @@ class PrepareForLaunch:
 
     def __init__(self, launcher: Callable[..., Any], distributed_type: str = "NO", debug: bool = False) -> None:
         self.launcher = launcher
-        self.distributed_type = getattr(distributed_type, "value", distributed_type)
+        self.distributed_type = getattr(distributed_type, "value", distributed_type)  # pickled with the function
         self.debug = debug
 
     def __call__(self, index: int, *args: object) -> None:

@@ -62,6 +62,7 @@ ALWAYS_MORE = {
     "ACCELERATE_USE_CPU": "the original leaves it out when it starts several processes",
     "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING": "the original has the option in files and in code, but no flag",
     "PARALLELISM_CONFIG_EP_SIZE": "the original has no axis for experts",
+    "PARALLELISM_CONFIG_PP_SIZE": "the original has no axis for pipelines",
     "PARALLELISM_CONFIG_SP_SEQ_LENGTH": "None is not written as text",
 }
 DYNAMO = "the original forgets compilation under DeepSpeed"
@@ -234,5 +235,6 @@ def test_every_option_of_the_original_is_covered() -> None:
         "--fp8_use_mxfp8_block_scaling",
         "--config_file",
         "--parallelism_config_ep_size",
+        "--parallelism_config_pp_size",
     }
     assert known - said <= ours

@@ -37,7 +37,7 @@ def comparable(page: str) -> list[str]:
 
 ROW = """
     fsdp_color: str = option(
-        "FSDP_COLOR", str, "red", "Which color shards have.", choices=("red", "blue"), asked=Asked("blue")
+        "FSDP_COLOR", str, "red", "Which color shards have.", choices=("red", "blue"), prompt=Prompt("blue")
     )
 """
 

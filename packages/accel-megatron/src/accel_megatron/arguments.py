@@ -127,21 +127,13 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Degrees:
-    """The degree of each kind of parallelism.
+    """The degree of each kind of parallelism."""
 
-    Attributes:
-        tensor: Tensor-parallel size.
-        pipeline: Number of pipeline stages.
-        context: Context-parallel size.
-        expert: Expert-parallel size.
-        expert_tensor: Tensor-parallel size within an expert.
-    """
-
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    expert_tensor: int
+    tensor: int  # tensor-parallel size
+    pipeline: int  # number of pipeline stages
+    context: int  # context-parallel size
+    expert: int  # expert-parallel size
+    expert_tensor: int  # tensor-parallel size within an expert
 
 
 def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
@@ -171,11 +163,7 @@ def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
 
 
 def refuse_unhonored(plugin: MegatronLMPlugin) -> None:
-    """Refuse options that megatron-core does not support, or whose library is not installed.
-
-    Raises:
-        ConfigurationError: An option would have no effect.
-    """
+    """Refuse options that megatron-core does not support, or whose library is not installed."""
     for name, (reason, advice) in _REFUSED.items():
         if (value := plugin.megatron_lm_default_args.get(name)) is not None and value is not False:
             raise ConfigurationError(f"{reason}; got {name}={value!r}. {advice}.")

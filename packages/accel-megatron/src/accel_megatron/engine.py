@@ -31,19 +31,12 @@ _OUTPUTS = {
 
 
 class StepResult(NamedTuple):
-    """The result of a training step.
+    """The result of a training step."""
 
-    Attributes:
-        losses: The losses by name, averaged over the data-parallel ranks.
-        skipped: Whether the update was skipped because of infinite or NaN gradients.
-        grad_norm: Norm of all gradients before clipping.
-        num_zeros_in_grad: Number of zero gradients, where they are counted.
-    """
-
-    losses: dict[str, torch.Tensor]
-    skipped: bool
-    grad_norm: float | None
-    num_zeros_in_grad: int | None
+    losses: dict[str, torch.Tensor]  # the losses by name, averaged over the data-parallel ranks
+    skipped: bool  # whether the update was skipped because of infinite or NaN gradients
+    grad_norm: float | None  # norm of all gradients before clipping
+    num_zeros_in_grad: int | None  # number of zero gradients, where they are counted
 
 
 class MegatronEngine(nn.Module):
@@ -198,22 +191,14 @@ class MegatronEngine(nn.Module):
         self._eval_losses = {}
 
     def save_checkpoint(self, output_dir: object) -> None:
-        """Refuse: an engine is saved together with its run.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: an engine is saved together with its run."""
         raise PreparationError(
             f"An engine is saved and loaded together with its run; got save_checkpoint({str(output_dir)!r}). Call "
             "accelerator.save_state."
         )
 
     def load_checkpoint(self, input_dir: object) -> None:
-        """Refuse: an engine is loaded together with its run.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: an engine is loaded together with its run."""
         raise PreparationError(
             f"An engine is saved and loaded together with its run; got load_checkpoint({str(input_dir)!r}). Call "
             "accelerator.load_state."

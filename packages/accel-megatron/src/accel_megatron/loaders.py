@@ -89,6 +89,7 @@ class DatasetIterator:
         for part in range(self._parts):
             # One micro batch of all ranks is contiguous.
             first = start + (part * self._ranks + self._part) * self._micro
+            # Data begin again: the length of a run is counted in steps.
             samples += [self.dataset[index % len(self.dataset)] for index in range(first, first + self._micro)]
         return {name: torch.stack([torch.as_tensor(one[name]) for one in samples]) for name in samples[0]}
 
@@ -108,6 +109,7 @@ class MegatronLMDummyDataLoader:
     """
 
     def __init__(self, **dataset_kwargs: object) -> None:
+        # Megatron's own defaults.
         self.dataset_args: dict[str, Any] = {"seed": 1234, "splits_string": "969, 30, 1", **dataset_kwargs}
 
     def set_megatron_data_args(self) -> None:
@@ -126,6 +128,7 @@ class MegatronLMDummyDataLoader:
         run = current()
         self.set_megatron_data_args()
         provider = self.get_train_valid_test_datasets_provider(accelerator)
+        # Scripts name those of training, and maybe of no others.
         used = [*(run.plugin.consumed_samples or []), 0, 0, 0][:_SPLITS]
         found = provider(_sizes(run))
         return tuple(

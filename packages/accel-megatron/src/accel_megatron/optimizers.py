@@ -123,11 +123,7 @@ def _key(keys: Any, name: str, condition: Callable[..., bool]) -> ParamKey:
 
 
 def refuse_schedule(schedule: object) -> None:
-    """Refuse a schedule that megatron-core cannot build.
-
-    Raises:
-        ConfigurationError: It is not a `MegatronLMDummyScheduler`, or it has no length.
-    """
+    """Refuse a schedule that megatron-core cannot build."""
     if not isinstance(schedule, MegatronLMDummyScheduler):
         raise ConfigurationError(
             f"Megatron schedules the learning rate itself; got {type(schedule).__name__}. Pass a "

@@ -17,23 +17,14 @@ __all__ = ["MegatronRun", "current", "start"]
 
 @record
 class MegatronRun:
-    """A Megatron training run.
+    """A Megatron training run."""
 
-    Attributes:
-        plugin: The user's configuration.
-        world: The processes.
-        layout: The layout of the ranks.
-        arguments: The arguments of Megatron-LM; empty until `initialize`.
-        optimizer: The optimizer that the user passed, or `None`.
-        schedule: The schedule that the user passed, or `None`.
-    """
-
-    plugin: MegatronLMPlugin
-    world: World
-    layout: Layout
-    arguments: Namespace
-    optimizer: object = None
-    schedule: object = None
+    plugin: MegatronLMPlugin  # the user's configuration
+    world: World  # the processes
+    layout: Layout  # the layout of the ranks
+    arguments: Namespace  # the arguments of Megatron-LM; empty until `initialize`
+    optimizer: object = None  # the optimizer that the user passed, or `None`
+    schedule: object = None  # the schedule that the user passed, or `None`
 
     @property
     def device(self) -> torch.device:

@@ -13,9 +13,8 @@ import torch
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
-from accel_core.options.enums import PRECISIONS, DistributedType
+from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies.bundle import Bundle, Kind, Slot
@@ -80,20 +79,9 @@ class MegatronStrategy(Strategy):
         return GroupNeeds(alone=True)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return a precision that changes nothing: megatron-core casts weights and scales losses.
-
-        Raises:
-            DeviceUnavailableError: The hardware does not support the requested precision.
-            EngineUnavailableError: fp8 was requested.
-        """
-        if PRECISIONS[asked.name].exchanges_layers:
-            raise EngineUnavailableError(
-                f"Megatron configures fp8 by an argument of its own; got mixed_precision={asked.name!r}. Use "
-                "mixed_precision='bf16' and other_megatron_args={'fp8': 'hybrid'}."
-            )
-        # Only to check that the hardware supports it.
-        precisions.choose(asked.name, self.world, asked.autocast, asked.scaler)
-        return Precision(asked.name, asked.autocast)
+        """Leave casts of weights and scales of losses to megatron-core."""
+        instead = "Use mixed_precision='bf16' and other_megatron_args={'fp8': 'hybrid'}."
+        return asked.left_to("Megatron", self.world, instead)
 
     def label(self) -> DistributedType:
         """Return the label of Megatron."""
@@ -227,11 +215,7 @@ class MegatronStrategy(Strategy):
     def prepare_model(
         self, model: torch.nn.Module, *, device_placement: bool | None = None, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Return an engine unchanged; refuse any other model, which needs `prepare` with its optimizer and loaders.
-
-        Raises:
-            PreparationError: The model is not an engine.
-        """
+        """Return an engine unchanged; refuse any other model, which needs `prepare` with its optimizer and loaders."""
         if isinstance(model, MegatronEngine):
             return model
         raise PreparationError(
@@ -274,11 +258,7 @@ class MegatronStrategy(Strategy):
         return torch.tensor(0.0 if last is None else last.grad_norm or 0.0, device=self.world.device)
 
     def clip_grad_value_(self, clip: Clip) -> None:
-        """Refuse: the step was taken when the model was called.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: the step was taken when the model was called."""
         raise PreparationError(
             f"Megatron takes its step when the model is called; got clip_grad_value_({clip.limit}) after it. Set "
             "gradient_clipping of MegatronLMPlugin, which clips by the norm."
@@ -289,22 +269,14 @@ class MegatronStrategy(Strategy):
         return super().no_sync(model)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Refuse: no rank holds the whole model.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: no rank holds the whole model."""
         raise PreparationError(
             "Each Megatron rank holds only a part of the model; got a request for the whole state. Call "
             "accelerator.save_state, whose folder megatron.core.dist_checkpointing reads on any number of ranks."
         )
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-        """Refuse: no rank holds the whole model.
-
-        Raises:
-            PreparationError: Always.
-        """
+        """Refuse: no rank holds the whole model."""
         return self.state_dict(model).items()
 
 

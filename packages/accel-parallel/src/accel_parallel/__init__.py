@@ -13,12 +13,14 @@ from accel_parallel._version import __version__
 if TYPE_CHECKING:
     from accel_core.data.labels import shift_labels as shift_labels
     from accel_parallel import fsdp_files as fsdp_files
+    from accel_parallel.pipeline.kwargs import PipelineKwargs as PipelineKwargs
     from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
     from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
     from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 
 _NAMES = {
     "accel_core.data.labels": ["shift_labels"],
+    "accel_parallel.pipeline.kwargs": ["PipelineKwargs"],
     "accel_parallel.plugin": [
         "FullyShardedDataParallelPlugin",
         "disable_fsdp_ram_efficient_loading",

@@ -15,6 +15,7 @@ from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import is_spread, local_part
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.parts import Parts
+from accel_parallel.sharding.gradients import groups_of
 
 __all__ = ["Averaging", "average", "reading_groups"]
 
@@ -122,11 +123,7 @@ class Averaging:
                 _reduce_partial(parameters)
 
     def refuse_unaveraged(self) -> None:
-        """Refuse a step with gradients that were not averaged.
-
-        Raises:
-            StateError: There are such gradients.
-        """
+        """Refuse a step with gradients that were not averaged."""
         if self._groups and any(_news[model].unaveraged for model in self._parameters):
             raise StateError(
                 "Gradients of parameters that every rank holds were not averaged over the ranks; got a step after "
@@ -156,30 +153,21 @@ class Averaging:
         _reduce_partial(parameters)
         if not parameters or not self._groups:
             return
+        # Other ranks may have used other parameters.
         there = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
         for group in self._groups:
             dist.all_reduce(there, group=group)
         found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
         for parameter, ranks in zip(parameters, there.tolist(), strict=True):
             if ranks:
+                # Its ranks take part all the same.
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                cut = _cut_over(parameter)
+                # torch may know one group by two objects: a mesh that is equal to an earlier one has groups of its own.
+                cut = [dist.get_process_group_ranks(group) for group in groups_of(parameter)]
                 over = tuple(group for group in self._groups if dist.get_process_group_ranks(group) not in cut)
                 found.setdefault(over, []).append(local_part(parameter.grad))
         for over, own in found.items():
             average(own, over)
-
-
-def _cut_over(parameter: Any) -> list[list[int]]:
-    """Return, for each axis along which a parameter is cut, the ranks that hold its parts.
-
-    torch may know one such group by two objects: a mesh that is equal to an earlier one has groups of its own.
-    """
-    if not is_spread(parameter):
-        return []
-    mesh, placements = parameter.device_mesh, parameter.placements
-    cut = [axis for axis, placement in enumerate(placements) if not placement.is_replicate()]
-    return [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in cut]
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:

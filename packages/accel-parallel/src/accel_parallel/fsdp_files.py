@@ -79,10 +79,10 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
             return
         bare = extract_model_from_parallel(model, keep_torch_compile=False)
         fitting = {key: given[name] for key in bare.state_dict() if (name := canonical_name(key)) in given}
-        bare.load_state_dict(fitting, strict=False)
+        bare.load_state_dict(fitting, strict=False)  # what is left out was not asked for, as of an adapter
 
     _read("load_fsdp_model", look, finish, folder, _model_name(kind, index), model)
-    return nn.Module().load_state_dict({})
+    return nn.Module().load_state_dict({})  # what torch returns where all keys match
 
 
 def save_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
@@ -159,10 +159,8 @@ def _chosen(model: nn.Module, state: dict[str, Any], adapter_only: bool) -> dict
 
 @contextmanager
 def _without_wrappers(model: nn.Module) -> Iterator[None]:
-    """Take the parts of a model out of what FSDP1 wraps them in, in the block.
-
-    peft looks for the names that modules have, and finds none of a state that goes by the names of the bare model.
-    """
+    """Take the parts of a model out of what FSDP1 wraps them in, in the block."""
+    # peft looks for the names that modules have, and finds none of a state under the bare model's names.
     wrapped_parts = [
         (parent, name, part)
         for parent in model.modules()
@@ -211,6 +209,8 @@ def _write(operation: str, collect: Callable[[], dict[str, Any]], path: Path, ke
 def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_disk: bool) -> None:
     """Write a folder of shards beside its place, and put it there when it is complete."""
     doing = f"Writing {str(target)!r}"
+    # On the same disk, so that putting it in place is one rename.
+    # One name on all ranks: that of the first.
     staging = commit.sibling_path(target, commit.STAGING, ranks.exchange(names.fresh_id())[0])
     try:
         with ranks.together(doing) as exchange:
@@ -253,6 +253,7 @@ def _read(
     plan = Restoration(name)
     with ranks.together(f"Reading {str(path)!r}"), in_step(world, operation, _parts_of(model)):
         plan = look(Source(folder, None, ranks.size, {}, {}, only=name), ranks.rank)
+    # Several ranks find the same.
     found = dict.fromkeys(each for findings in ranks.exchange(plan.findings) for each in findings)
     report = RestoreReport(path, ranks.size, findings=list(found))
     error = report.error()

@@ -56,7 +56,7 @@ _VERSION_OF = {
     "backward_prefetch": 1,
     "forward_prefetch": 1,
     "param_init_fn": 1,
-    "reshard_after_forward": 2,
+    "reshard_after_forward": 2,  # version 1 takes it as another name of its strategy, and reads no variable for it
     "sync_module_states": 1,
     "use_orig_params": 1,
 }
@@ -142,8 +142,10 @@ class FullyShardedDataParallelPlugin:
         """Fill what is left open, turn names into torch's objects and check them against the version."""
         if self.fsdp_version is None:
             self.fsdp_version = _option("fsdp_version").read()
+        # First, as all others depend on it.
         self.fsdp_version = _option("fsdp_version").parse(str(self.fsdp_version), "the argument fsdp_version")
         if self.cpu_ram_efficient_loading is not None:
+            # transformers reads it where it loads.
             environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", self.cpu_ram_efficient_loading)
         self._read_environment()
         if self._second:

@@ -34,15 +34,12 @@ def member(field: str, value: object, enumeration: Any) -> Any:
     if isinstance(value, enumeration):
         return value
     word = option_named(FsdpOptions, field).parse(str(value), f"the argument {field}")
+    # torch's name is private, the launcher's is not.
     return enumeration["_HYBRID_SHARD_ZERO2" if word == "HYBRID_SHARD_ZERO2" else word]
 
 
 def check_kind(field: str, value: object, kind: type[Any], version: object, instead: str) -> None:
-    """Refuse an object of another class than the version needs.
-
-    Raises:
-        ConfigurationError: It is that of the other version, or none at all.
-    """
+    """Refuse an object of another class than the version needs."""
     if not isinstance(value, kind):
         raise ConfigurationError(
             f"{field} does not fit FSDP{version}; got {value!r}. "
@@ -100,13 +97,11 @@ def _dtype(value: object) -> torch.dtype:
 
 
 def state_dict_configs(kind: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Return settings for model and optimizer state dicts that fit a layout; given settings that fit are kept.
-
-    Full state dicts are moved to CPU memory only where there is another device to move them from.
-    """
+    """Return settings for model and optimizer state dicts that fit a layout; given settings that fit are kept."""
     import torch
     from torch.distributed import fsdp
 
+    # Moved to CPU memory only where there is another device to move them from.
     offload = {"offload_to_cpu": torch.accelerator.is_available()}
     kinds: tuple[type[Any], type[Any]]
     if kind is fsdp.StateDictType.FULL_STATE_DICT:
@@ -162,6 +157,7 @@ def bind_wrap_policy(policy: Any, model: nn.Module, names: Iterable[str] | None,
 
 
 def _class(model: nn.Module, name: str) -> type[nn.Module]:
+    # The outermost of a name counts.
     classes = {type(part).__name__: type(part) for part in reversed(list(model.modules()))}
     if name not in classes:
         raise ConfigurationError(

@@ -5,7 +5,7 @@ from typing import Any
 
 from accel_core.options.engines import BUILT_IN, Engine
 
-__all__ = ["CONTEXT", "FIRST", "FSDP", "MESH", "SECOND", "TENSOR", "XLA", "strategy_path"]
+__all__ = ["CONTEXT", "FIRST", "FSDP", "MESH", "SECOND", "TENSOR", "XLA", "mesh_path", "strategy_path"]
 
 FSDP = Engine(
     "fsdp",
@@ -26,7 +26,7 @@ SECOND = Engine("fsdp2", "FSDP 2", "torch", "2.6")
 MESH = Engine(
     "mesh",
     "axes of a mesh",
-    strategy="accel_parallel.mesh.strategy:MeshStrategy",
+    strategy="accel_parallel.row:mesh_path",
     plugin="accel_core.plugins.parallelism:TorchTensorParallelPlugin",
     argument="torch_tp_plugin",
     claims="accel_core.strategies.registry:needs_mesh",
@@ -40,8 +40,17 @@ XLA = replace(
 """What accel-core knows of XLA devices, with the strategy."""
 
 
-def strategy_path(plugin: Any) -> str:
+def mesh_path(plugin: Any, axes: Any) -> str:
+    """Return where the strategy of a mesh is; no run without a pipeline imports that of one."""
+    if axes is not None and axes.pp_enabled:
+        return "accel_parallel.pipeline.strategy:PipelineStrategy"
+    return "accel_parallel.mesh.strategy:MeshStrategy"
+
+
+def strategy_path(plugin: Any, axes: Any) -> str:
     """Return where the strategy of the requested version is."""
     if plugin.fsdp_version == 2:
+        if axes is not None and axes.pp_enabled:
+            return "accel_parallel.pipeline.sharded:ShardedPipelineStrategy"
         return "accel_parallel.fsdp2.strategy:FullyShardStrategy"
     return "accel_parallel.fsdp1.strategy:FullyShardedWrapperStrategy"

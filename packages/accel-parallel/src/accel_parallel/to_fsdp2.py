@@ -156,6 +156,7 @@ def to_fsdp2_command(args: argparse.Namespace) -> None:
             f"The converted configuration needs a place; got {', '.join(standing)}, which exists. Name another with "
             "--output-file, or say --overwrite."
         )
+    # All before the first is written.
     converted = {place: convert_config_to_fsdp2(load_config(str(path))) for path, place in places.items()}
     for place, config in converted.items():
         write(config, place)

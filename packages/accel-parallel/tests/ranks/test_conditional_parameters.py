@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
+
+Orders = tuple[tuple[int, ...], tuple[int, ...]]
 
 _STEPS = 5
 _NEVER = 3  # an expert that no batch chooses
@@ -207,17 +210,55 @@ def test_a_block_without_a_backward_pass_on_one_rank_is_named_on_every_rank(resh
     assert "rank 1: the reduction of gradients of the rest of the model at " in str(found.value)
 
 
+_LATER: dict[str, tuple[Orders, Orders, str, str]] = {
+    "extra": (((0, 2), (0, 1, 2)), ((0, 2), (0, 2)), "the forward pass of blocks.1 instead of", "the backward pass"),
+    "skipped": (((0, 1, 2), (0, 2)), ((0, 1, 2), (0, 1, 2)), "blocks.2 instead of the forward pass of blocks.1", "at"),
+    "exchanged": (((0, 1, 2), (0, 1)), ((0, 1, 2), (0, 2)), "the backward pass of the rest", "blocks.2 instead of"),
+    "again": (
+        ((0,), (0, 0)),
+        ((0,), (0,)),
+        "blocks.0 instead of the backward pass of the rest",
+        "the backward pass of",
+    ),
+}
+"""Blocks that rank 0 runs before and after a step, those of rank 1, and what is said then of either."""
+
+
+@pytest.mark.parametrize("kind", _LATER)
 @world(2)
-def test_blocks_that_are_exchanged_later_on_are_refused_before_a_step() -> None:
-    """Ranks that gather two blocks of one size under each other's names notice it where the window ends."""
+def test_blocks_that_differ_by_rank_after_a_step_are_named_on_every_rank(kind: str) -> None:
+    """A rank that leaves the order of blocks meets the others before its collectives mix with theirs."""
     accelerator = Accelerator(fsdp_plugin=_plugin())
     net = Net()
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    accelerator.backward(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)))
-    optimizer.step()
-    optimizer.zero_grad()
-    mine = 1 if accelerator.is_main_process else 2
-    loss = _loss(net, torch.ones(2, 4), 0, (0, mine))
-    match = rf"ran blocks\.1, blocks\.2, of which rank {accelerator.process_index} ran blocks\.{mine}\. "
-    with pytest.raises(RankDisagreementError, match=match):
-        accelerator.backward(loss)
+    *orders, said_of_0, said_of_1 = _LATER[kind]
+    before, after = orders[accelerator.process_index]
+    for _ in range(2):
+        accelerator.backward(_loss(net, torch.ones(2, 4), 0, before))
+        optimizer.step()
+        optimizer.zero_grad()
+    with pytest.raises(RankDisagreementError) as found:
+        accelerator.backward(_loss(net, torch.ones(2, 4), 0, after))
+    of_0, of_1 = str(found.value).split("rank 0: ")[1].split("rank 1: ")
+    assert said_of_0 in of_0
+    assert said_of_1 in of_1
+
+
+@world(2)
+def test_orders_that_change_on_all_ranks_train_as_in_one_process() -> None:
+    """Ranks that leave out a block, run one twice or stop adding up together go on, in orders new and known."""
+    accelerator = Accelerator(fsdp_plugin=_plugin())
+    net, alone = Net(), Net()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    expected = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for window, order in ((1, (0, 1, 2)), (1, (0, 2)), (2, (0, 1, 2)), (1, (0, 2)), (3, (0, 0, 1)), (2, (2, 1))):
+        for batch in range(window):
+            with nullcontext() if batch == window - 1 else accelerator.no_sync(net):
+                accelerator.backward(_loss(net, torch.ones(2, 4), 0, order))
+            _loss(alone, torch.ones(2, 4), 0, order).backward()
+        for one in (optimizer, expected):
+            one.step()
+            one.zero_grad()
+    found = accelerator.get_state_dict(net)
+    if accelerator.is_main_process:
+        torch.testing.assert_close(found, dict(alone.state_dict()), rtol=0, atol=1e-6)

@@ -23,6 +23,7 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchContextParall
 from accel_core.process.world import ensure
 from accel_core.random import set_seed
 from accel_core.state import reset_all
+from accel_core.strategies.parts import SequenceBuffers
 from accel_core.testing import requires, world
 from accel_parallel.context import shift_labels
 from accel_parallel.context.order import Share, in_order
@@ -52,7 +53,7 @@ def part() -> Share:
 def block(kind: str = "allgather", mask: torch.Tensor | None = None) -> Iterator[None]:
     """Open a block that splits a mask along its queries, or some tokens."""
     given, dim = (torch.zeros(BATCH, LENGTH), 1) if mask is None else (mask, 2)
-    with context(kind).split([given], [dim], None):
+    with context(kind).split(SequenceBuffers([given], [dim])):
         yield
 
 
@@ -143,7 +144,7 @@ def test_a_mask_of_a_ranks_own_tokens_is_refused_on_all_ranks() -> None:
     whole = attention(tuple(given), gradient, attn_mask=seen)
     local = tuple(part().of(tensor, 2) for tensor in given)
     padding = seen.clone()
-    with context().split([padding], [-1], None):
+    with context().split(SequenceBuffers([padding], [-1])):
         got = attention(local, part().of(gradient, 2), attn_mask=padding)
     torch.testing.assert_close(got, [part().of(tensor, 2) for tensor in whole])
 
@@ -153,7 +154,8 @@ def test_a_mask_of_a_ranks_own_tokens_is_refused_on_all_ranks() -> None:
             F.scaled_dot_product_attention(*local, attn_mask=square if dist.get_rank() else None)
 
     ring = context("alltoall")
-    with pytest.raises(EngineUnavailableError, match="allgather"), ring.split([torch.zeros(1, LENGTH)], [1], None):  # noqa: PT012
+    tokens = SequenceBuffers([torch.zeros(1, LENGTH)], [1])
+    with pytest.raises(EngineUnavailableError, match="allgather"), ring.split(tokens):  # noqa: PT012
         F.scaled_dot_product_attention(*local, attn_mask=square if dist.get_rank() else None)
         with ring.around_backward():
             pytest.fail("a backward pass began")
@@ -215,7 +217,7 @@ def test_buffers_are_split_in_place_and_put_back() -> None:
     before = batch.clone()
     expected = [part().of(tensor, dim).clone() for tensor, dim in ((inputs, 1), (labels, 1), (rows, 0))]
     kept = rows.clone()
-    with pytest.raises(KeyError), context().split([inputs, labels, rows, kept], [1, -1, 0, 0], {kept}):  # noqa: PT012
+    with pytest.raises(KeyError), context().split(SequenceBuffers([inputs, labels, rows, kept], [1, -1, 0, 0], {kept})):  # noqa: PT012
         torch.testing.assert_close([inputs, labels, rows], expected)
         raise KeyError
     torch.testing.assert_close(batch, before)
@@ -294,7 +296,7 @@ def test_a_model_of_torchs_layers_trains_in_a_block() -> None:
         model.zero_grad()
         model.recompute = recompute
         parallel = context()
-        with parallel.split(list(batch), [1, 1, 1], None):
+        with parallel.split(SequenceBuffers(list(batch), [1, 1, 1])):
             loss = loss_of(model, batch)
             with parallel.around_backward():
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -308,7 +310,7 @@ def test_a_model_of_torchs_layers_trains_in_a_block() -> None:
         torch.testing.assert_close(part_of_states, part().of(whole_states, 1), rtol=1e-5, atol=1e-6)
         expected = model(batch[0], batch[2])
         made_here = torch.zeros(BATCH, LENGTH)
-        with context().split([*batch, made_here], [1] * 4, None):
+        with context().split(SequenceBuffers([*batch, made_here], [1] * 4)):
             assert made_here.shape[1] == LENGTH // 2
             got = model(batch[0], batch[2])
         torch.testing.assert_close(got, part().of(expected, 1), rtol=1e-5, atol=1e-6)
@@ -361,7 +363,7 @@ def test_packed_documents_do_not_see_one_another() -> None:
     for split in (False, True):
         parallel, model, held = context(), Packed(), mask.clone()
         buffers, dims = [tokens, labels, places, *([held] * split)], [1, 1, 1, *([2] * split)]
-        with parallel.split(buffers, dims, None):
+        with parallel.split(SequenceBuffers(buffers, dims)):
             own = loss(model, mask=held)
             own.backward()  # type: ignore[no-untyped-call]
         dist.all_reduce(own.detach())
@@ -369,7 +371,7 @@ def test_packed_documents_do_not_see_one_another() -> None:
         torch.testing.assert_close(averaged(model), [p.grad for p in alone.parameters() if p.grad is not None])
     buffers = [tokens, labels, places]
     for more, words in (({}, "own tokens alone"), ({"one_by_one": True}, "attends to the tokens that it splits")):
-        with pytest.raises(EngineUnavailableError, match=words), context().split(buffers, [1, 1, 1], None):
+        with pytest.raises(EngineUnavailableError, match=words), context().split(SequenceBuffers(buffers, [1, 1, 1])):
             loss(Packed(), **more)
 
 
@@ -380,7 +382,7 @@ def test_a_backward_pass_after_its_block_is_refused_where_it_computes_attention_
     for recompute, words in ((True, "after the block"), (None, "")):
         model.recompute = recompute
         parallel = context()
-        with parallel.split(list(batch), [1, 1, 1], set(batch)):
+        with parallel.split(SequenceBuffers(list(batch), [1, 1, 1], set(batch))):
             loss = loss_of(model, batch)
         with parallel.around_backward():
             if words:
@@ -399,7 +401,7 @@ def test_a_compiled_model_attends_over_all_ranks() -> None:
     expected = model(batch[0], batch[2])
     compiled = torch.compile(model, backend="eager")
     for _ in range(2):
-        with context().split(list(batch), [1, 1, 1], None):
+        with context().split(SequenceBuffers(list(batch), [1, 1, 1])):
             got = compiled(batch[0], batch[2])
         torch.testing.assert_close(got, part().of(expected, 1), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(compiled(batch[0], batch[2]), expected)
@@ -409,13 +411,14 @@ def test_a_compiled_model_attends_over_all_ranks() -> None:
 def test_blocks_that_cannot_be_opened_change_nothing() -> None:
     """A block in a block, and buffers that fit nothing, are refused, and what was given is as it was."""
     parallel, tokens = context(), torch.zeros(BATCH, LENGTH)
-    again = parallel.split([tokens], [1], None)
-    with parallel.split([tokens], [1], None), pytest.raises(StateError, match="inside another"), again:
+    again = parallel.split(SequenceBuffers([tokens], [1]))
+    with parallel.split(SequenceBuffers([tokens], [1])), pytest.raises(StateError, match="inside another"), again:
         pass
     version_1 = FullyShardedDataParallelPlugin(fsdp_version=1)
     with pytest.raises(EngineUnavailableError, match=r"FSDP1 .*\['cp'\]"):
         Accelerator(cpu=True, fsdp_plugin=version_1, parallelism_config=ParallelismConfig(cp_size=2))
-    with pytest.raises(ConfigurationError, match="divisible by 4"), parallel.split([tokens[:, :6]], [1], None):
+    uneven = SequenceBuffers([tokens[:, :6]], [1])
+    with pytest.raises(ConfigurationError, match="divisible by 4"), parallel.split(uneven):
         pass
     assert tokens.shape == (BATCH, LENGTH)
 

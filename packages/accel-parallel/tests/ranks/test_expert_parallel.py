@@ -17,6 +17,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import EngineUnavailableError, PreparationError, StateError
 from accel_core.mesh.spec import parse_layout
 from accel_core.mesh.tensor import whole
+from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
@@ -48,13 +49,32 @@ class Experts(nn.Module):
         return found
 
 
+class Listed(nn.ModuleList):
+    """Experts that are modules, of which those that no token is sent to do not run."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        super().__init__(
+            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(count)
+        )
+        self.num_experts = count
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what each token's experts make of it."""
+        found = torch.zeros_like(tokens)
+        for number, expert in enumerate(self):
+            row, choice = torch.where(numbers == number)
+            if len(row):
+                found = found.index_add(0, row, weights[row, choice, None] * expert(tokens[row]))
+        return found
+
+
 class Mixture(nn.Module):
     """Sends each token to two experts; how, a test may bend."""
 
-    def __init__(self, count: int = COUNT) -> None:
+    def __init__(self, count: int = COUNT, kind: type[Experts | Listed] = Experts) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, count)
-        self.experts = Experts(count)
+        self.experts = kind(count)
         self.register_buffer("bent", torch.zeros(count))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -66,9 +86,9 @@ class Mixture(nn.Module):
 class Net(nn.Module):
     """Two mixtures and a head."""
 
-    def __init__(self, count: int = COUNT) -> None:
+    def __init__(self, count: int = COUNT, kind: type[Experts | Listed] = Experts) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Mixture(count) for _ in range(2))
+        self.blocks = nn.ModuleList(Mixture(count, kind) for _ in range(2))
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -79,13 +99,14 @@ class Net(nn.Module):
         return found
 
 
+KINDS: tuple[type[Experts | Listed], ...] = (Experts, Listed)
 ROUTING = {"as it comes": [0, 0, 0, 0], "all to two experts of one rank": [9, 8, 0, 0]}
 
 
-def made(routing: str = "as it comes", count: int = COUNT) -> Net:
+def made(routing: str = "as it comes", count: int = COUNT, kind: type[Experts | Listed] = Experts) -> Net:
     """Return the same net on every rank."""
     torch.manual_seed(3)
-    net = Net(count)
+    net = Net(count, kind)
     for block in net.blocks:
         block.bent += torch.tensor(ROUTING[routing][:count])  # type: ignore[operator,union-attr]
     return net
@@ -169,14 +190,17 @@ def test_experts_compute_without_gradients_and_compiled_and_are_not_copied(shard
 def test_two_ranks_that_share_out_experts_train_as_one_process(routing: str, sharded: bool) -> None:
     """Weights after 5 steps are those of one process, and a rank holds half of the experts' bytes."""
     data = batches(2, 5)
-    net = made(routing)
-    state = expected(net, data, clip=0.5)
-    net = trained(net, accelerator(sharded), data, clip=0.5)
-    assert_equal(net, state)
-    for block in net.blocks:  # type: ignore[union-attr]
-        for parameter in block.experts.parameters():  # type: ignore[operator,union-attr]
-            assert isinstance(parameter, DTensor)
-            assert parameter.to_local().untyped_storage().nbytes() * 2 == parameter.numel() * 4
+    for kind in KINDS:
+        reset_all()
+        net = made(routing, kind=kind)
+        state = expected(net, data, clip=0.5)
+        net = trained(net, accelerator(sharded), data, clip=0.5)
+        assert_equal(net, state)
+        for block in net.blocks:  # type: ignore[union-attr]
+            parameters = list(block.experts.parameters())  # type: ignore[operator,union-attr]
+            assert all(isinstance(each, DTensor) for each in parameters)
+            held = sum(each.to_local().untyped_storage().nbytes() for each in parameters)
+            assert held * 2 == sum(each.numel() * 4 for each in parameters)
 
 
 @world(4)
@@ -184,8 +208,10 @@ def test_two_ranks_that_share_out_experts_train_as_one_process(routing: str, sha
 def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: bool) -> None:
     """On four ranks two hold the same experts, and what they learn is averaged."""
     data = batches(4, 5)
-    net = made()
-    assert_equal(trained(net, accelerator(sharded), data, clip=0.5), expected(made(), data, clip=0.5))
+    for kind in KINDS:
+        reset_all()
+        net = trained(made(kind=kind), accelerator(sharded), data, clip=0.5)
+        assert_equal(net, expected(made(kind=kind), data, clip=0.5))
 
 
 @world(2)
@@ -210,8 +236,8 @@ def test_gradients_add_up_over_batches_and_starting_weights_are_those_of_the_fir
 def _run(weights: torch.Tensor) -> Any:
     """Return what computes rows with the given matrices, one for each expert held here."""
 
-    def compute(rows: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-        return torch.einsum("nw,nwv->nv", rows, weights[held])
+    def compute(rows: torch.Tensor, held: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("n,nw,nwv->nv", factors, rows, weights[held])
 
     return compute
 
@@ -236,8 +262,8 @@ def test_dispatch_computes_what_one_process_computes(routing: str) -> None:
     one, reference = matrices.clone().requires_grad_(), torch.zeros_like(matrices)
     for part, score in zip(whole_of, scores, strict=True):
         weights, numbers = score[: len(part)].topk(2)
-        made_of = _run(one)(part.repeat_interleave(2, 0), numbers.flatten()).view(len(part), 2, WIDTH)
-        loss((made_of * weights[..., None]).sum(1)).backward()
+        made_of = _run(one)(part.repeat_interleave(2, 0), numbers.flatten(), weights.flatten())
+        loss(made_of.view(len(part), 2, WIDTH).sum(1)).backward()
     reference = one.grad
 
     here = matrices[rank * 2 : rank * 2 + 2].clone().requires_grad_()
@@ -248,8 +274,8 @@ def test_dispatch_computes_what_one_process_computes(routing: str) -> None:
     torch.testing.assert_close(here.grad, reference[rank * 2 : rank * 2 + 2])
 
     alone = tokens[rank][own].clone().requires_grad_()
-    made_of = _run(matrices)(alone.repeat_interleave(2, 0), numbers.flatten()).view(-1, 2, WIDTH)
-    wanted = (made_of * weights[..., None]).sum(1)
+    made_of = _run(matrices)(alone.repeat_interleave(2, 0), numbers.flatten(), weights.flatten())
+    wanted = made_of.view(-1, 2, WIDTH).sum(1)
     torch.testing.assert_close(output, wanted)
     loss(wanted).backward()
     torch.testing.assert_close(inputs.grad, alone.grad)
@@ -315,13 +341,35 @@ def _hooked() -> nn.Module:
     return net
 
 
+def _unequal() -> nn.Module:
+    net = made(kind=Listed)
+    net.blocks[0].experts[2][0] = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+    return net
+
+
+def _buffered() -> nn.Module:
+    net = made(kind=Listed)
+    net.blocks[0].experts[1][1].register_buffer("seen", torch.zeros(1))
+    return net
+
+
+def _plain_list() -> nn.Module:
+    net = made(kind=Listed)
+    for block in net.blocks:
+        block.experts = nn.ModuleList(block.experts)
+    return net
+
+
 REFUSED = {
     "experts that ranks cannot share out evenly": (
         lambda: made(count=3),
         r"num_experts=3 of blocks\.0\.experts and ep",
     ),
     "a dense model": (_dense, r"ep_size=2 and Net, in which none were found"),
-    "an adapter on experts": (_adapted, r"got blocks\.0\.experts, an adapter on the experts"),
+    "an adapter on experts": (_adapted, r"got blocks\.0\.experts, an adapter on the experts .* list of modules"),
+    "experts of a list that differ": (_unequal, r"got blocks\.0\.experts\.2, which differs .* in 0\.bias"),
+    "buffers of listed experts": (_buffered, r"got blocks\.0\.experts\.1\.1\.seen"),
+    "a list without a forward method": (_plain_list, r"which none were found.* Give a plain ModuleList such a forward"),
     "weights that two modules share": (_tied, r"got up of blocks\.\d\.experts, which others share"),
     "packed weights": (_packed, r"blocks\.0\.experts\.up, which is packed as torch\.int8"),
     "hooks": (_hooked, r"hooks of blocks\.0\.experts\.up"),
@@ -342,23 +390,25 @@ def test_what_cannot_be_shared_out_is_refused_on_all_ranks_and_stays_as_it_was(s
         assert all("forward" not in vars(module) for module in net.modules())
 
 
-def _laid_out(layout: str) -> Accelerator:
+def _laid_out(layout: str, kind: type[Experts | Listed]) -> Accelerator:
     """Return an Accelerator of a layout as commands write it."""
     spec = parse_layout(layout)
-    plugins = {"fsdp_plugin": fsdp()} if spec.engine == "fsdp" else {}
+    plugins: dict[str, Any] = {"fsdp_plugin": fsdp()} if spec.engine == "fsdp" else {}
+    if spec.engine == "ddp" and kind is Listed:
+        plugins["kwargs_handlers"] = [DistributedDataParallelKwargs(find_unused_parameters=True)]
     sizes: Any = {f"{axis}_size": size for axis, size in spec.sizes}
     return Accelerator(parallelism_config=ParallelismConfig(**sizes), **plugins)
 
 
-def _goes_on(layouts: tuple[str, ...], folder: Path) -> None:
+def _goes_on(layouts: tuple[str, ...], folder: Path, kind: type[Experts | Listed] = Experts) -> None:
     """Train a step under each layout, save, and load bit for bit under the next."""
     ranks = parse_layout(layouts[0]).ranks
     data = batches(ranks, len(layouts))
     states: list[dict[str, torch.Tensor]] = []
     for turn, layout in enumerate(layouts):
         reset_all()
-        run = _laid_out(layout)
-        net = made()
+        run = _laid_out(layout, kind)
+        net = made(kind=kind)
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
         net, optimizer = run.prepare(net, optimizer)
         if turn:
@@ -370,7 +420,7 @@ def _goes_on(layouts: tuple[str, ...], folder: Path) -> None:
         optimizer.zero_grad()
         run.save_state(str(folder / f"{turn}"))
         states.append({name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()})
-    for name, value in expected(made(), data).items():
+    for name, value in expected(made(kind=kind), data).items():
         torch.testing.assert_close(states[-1][name], value, rtol=1e-6, atol=1e-6)
     run.save_model(net, str(folder / "whole"))
     run.wait_for_everyone()
@@ -385,10 +435,45 @@ def _goes_on(layouts: tuple[str, ...], folder: Path) -> None:
 @pytest.mark.parametrize("layouts", [("ep2", "dp2", "ep2"), ("ep2xfsdp1", "ep2", "fsdp2", "ep2xfsdp1")])
 def test_a_run_goes_on_with_experts_shared_out_or_not(layouts: tuple[str, ...], tmp_path: Path) -> None:
     """Weights and optimizer states load under the next layout; saved whole, and merged, they have the model's names."""
-    _goes_on(layouts, tmp_path)
+    for kind in KINDS:
+        _goes_on(layouts, tmp_path / kind.__name__, kind)
+
+
+def _bytes_read() -> int:
+    """Return how many bytes this process has read from files so far, by the count of the kernel."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
+@world(2)
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts the bytes that a process reads")
+def test_a_rank_reads_half_of_the_experts(tmp_path: Path) -> None:
+    """Of experts a rank reads what it holds; besides, each file's sum is checked by one of a machine's ranks."""
+    for kind in KINDS:
+        reset_all()
+        net, run, folder = made(kind=kind), accelerator(), tmp_path / kind.__name__
+        for experts in (block.experts for block in net.blocks):  # so large that other contents of files do not count
+            if isinstance(experts, Experts):
+                experts.up = nn.Parameter(torch.randn(COUNT, 1024, 256))
+            else:
+                for expert in experts:  # type: ignore[union-attr]
+                    expert[0] = nn.Linear(1024, 256)
+        size = sum(each.nbytes for block in net.blocks for each in block.experts.parameters())  # type: ignore[union-attr,operator]
+        net = run.prepare(net)
+        held = [whole(each).detach().clone() for each in net.parameters()]
+        run.save_state(folder)
+        for parameter in net.parameters():
+            parameter.data.zero_()
+        checked = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2
+        before = _bytes_read()
+        run.load_state(folder)
+        read = (_bytes_read() - before - checked) / size
+        assert all(torch.equal(whole(each), value) for each, value in zip(net.parameters(), held, strict=True))
+        assert 0.5 < read < 0.55, read
 
 
 @world(4)
 def test_a_run_goes_on_with_experts_on_four_ranks_on_two_and_whole(tmp_path: Path) -> None:
     """The same where a rank holds one expert, two, and all of them."""
-    _goes_on(("ep4", "fsdp2xep2", "dp4", "dp2xep2", "ep4"), tmp_path)
+    _goes_on(("ep4", "fsdp2xep2", "dp4", "dp2xep2", "ep4"), tmp_path / "stacked")
+    _goes_on(("ep4", "fsdp2xep2", "ep4"), tmp_path / "listed", Listed)

@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import EngineUnavailableError, PreparationError
+from accel_core.errors import EngineUnavailableError, PreparationError, TorchVersionError
+from accel_core.host.versions import is_torch_version
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
@@ -161,3 +162,15 @@ def test_a_model_that_no_rank_has_weights_of_is_refused(engine: str) -> None:
     net.to_empty(device="cpu").load_state_dict(Net().state_dict())
     prepared = run.prepare(net)
     torch.testing.assert_close(prepared(torch.ones(1, 6)), Net()(torch.ones(1, 6)))
+
+
+@pytest.mark.skipif(is_torch_version(">=", "2.8"), reason="this torch shards in place on a CPU")
+@world(2)
+def test_sharding_in_place_is_refused_where_torch_cannot() -> None:
+    """Experts that ranks use unevenly are not mixed on an old torch either: nothing is sharded."""
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
+    net = nn.Linear(2, 2)
+    before = [*net.parameters()]
+    with pytest.raises(TorchVersionError, match=r"got torch .* Install torch 2\.8 or later, or use fsdp_version=1"):
+        accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert all(one is other for one, other in zip(net.parameters(), before, strict=True))

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.run import WriterTracker
 
 __all__ = ["AimTracker"]
 
 
-class AimTracker(GeneralTracker):
+class AimTracker(WriterTracker):
     """Logs to a run of Aim.
 
     Args:
@@ -33,11 +34,8 @@ class AimTracker(GeneralTracker):
 
     @on_main_process
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str] | None = ".", **kwargs: object) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self.aim_repo_path = "." if logging_dir is None else os.fspath(logging_dir)
-        self.init_kwargs: dict[str, Any] = kwargs
-        self.writer: Any = None
 
     @on_main_process
     def start(self) -> None:
@@ -46,11 +44,6 @@ class AimTracker(GeneralTracker):
 
         self.writer = Run(repo=self.aim_repo_path, **self.init_kwargs)
         self.writer.name = self.run_name
-
-    @property
-    def tracker(self) -> Any:
-        """The run."""
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -92,12 +85,6 @@ class AimTracker(GeneralTracker):
         if self.writer.artifacts_uri is None:
             self.writer.set_artifacts_uri(Path(self.aim_repo_path, "aim-artifacts").absolute().as_uri())
         self.writer.log_artifact(local_path, name=artifact_path or os.path.basename(local_path))
-
-    @on_main_process
-    def finish(self) -> None:
-        """Close the run; a second call does nothing."""
-        if self.writer is not None:
-            self.writer.close()
 
     @on_main_process
     def state_dict(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 _MOST_BITS = 10_000
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
+    for dtype in vars(torch).values()  # what this torch has, and no quantized ones, which no bytes restore
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.bits"))
 }
 _ARRAY_KINDS = "?biufcSUMm"
@@ -39,17 +39,11 @@ _ARRAY_KINDS = "?biufcSUMm"
 
 @record(frozen=True)
 class Described:
-    """What is known about a value whose class is not imported when it is read back.
+    """What is known about a value whose class is not imported when it is read back."""
 
-    Attributes:
-        type: Dotted name of its class.
-        kind: `enum`, `dataclass` or `repr`.
-        content: For an enumeration its member's name and value, for a dataclass its fields, else its text.
-    """
-
-    type: str
-    kind: str
-    content: object
+    type: str  # dotted name of its class
+    kind: str  # `enum`, `dataclass` or `repr`
+    content: object  # for an enumeration its member's name and value, for a dataclass its fields, else its text
 
 
 def dumps(value: object) -> str:
@@ -126,6 +120,7 @@ def _encode_object(value: Any, above: tuple[int, ...]) -> Json:
     for match, tag, write in _LEAVES:
         if isinstance(value, match) and (kind is match or match in _OPEN):
             return {tag: write(value)}
+    # Of other classes nobody knows what bytes mean.
     if kind in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
         return {"$tensor": _encode_tensor(value)}
     if kind.__module__ == "numpy" and hasattr(value, "dtype") and not value.dtype.hasobject:
@@ -254,7 +249,7 @@ def _decode(written: Json) -> Any:
     if not isinstance(written, Mapping):
         return written
     tag = next(iter(written), "")
-    if not tag.startswith("$"):
+    if not tag.startswith("$"):  # names of users that do are written as "$dict"
         return {sys.intern(key): _decode(item) for key, item in written.items()}  # names repeat in every line
     if tag == "$enum":
         return Described(str(written[tag]), "enum", (written["name"], _decode(written["value"])))

@@ -7,14 +7,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.run import WriterTracker
 from accel_trackers.tables import Table, TableTracker
 
 __all__ = ["CometMLTracker"]
 
 
-class CometMLTracker(TableTracker, GeneralTracker):
+class CometMLTracker(TableTracker, WriterTracker):
     """Logs to an experiment of Comet.
 
     Args:
@@ -30,23 +31,11 @@ class CometMLTracker(TableTracker, GeneralTracker):
     libraries = ("comet_ml",)
 
     @on_main_process
-    def __init__(self, run_name: str, **kwargs: object) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self.init_kwargs: dict[str, Any] = kwargs
-        self.writer: Any = None
-
-    @on_main_process
     def start(self) -> None:
         """Open the experiment."""
         import comet_ml
 
         self.writer = comet_ml.start(project_name=self.run_name, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        """The experiment."""
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:

@@ -124,9 +124,10 @@ def _put(path: str, value: object, values: dict[str, Scalar], kinds: dict[str, A
 
 def _is_plain(value: object) -> TypeGuard[Scalar]:
     if isinstance(value, str) and type(value) is str:
+        # Surrogates, which no tracker can send as UTF-8.
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if isinstance(value, int) and type(value) is int:
-        return -_LARGEST <= value < _LARGEST
+        return -_LARGEST <= value < _LARGEST  # libraries store 64 bits
     return type(value) in (bool, float)
 
 
@@ -138,7 +139,7 @@ def _readable(value: object) -> Scalar:
         return number
     try:
         text = _tensor_text(value) if isinstance(value, torch.Tensor) else str(value)
-    except BaseException:
+    except BaseException:  # a user's class may raise anything, and logging must not
         text = codec.describe(value)
     return text.encode("utf-8", "backslashreplace").decode()
 

@@ -55,6 +55,7 @@ class SpoolRecorder:
         try:
             make_own(self._folder)
             for number in range(1, 1000):
+                # Machines may share a disk, and their processes a number.
                 name = stem if number == 1 else f"{stem}-{number}"
                 try:
                     self._spool = SpoolWriter(self._folder / f"{name}{SUFFIX}", new=True)
@@ -95,7 +96,7 @@ class SpoolRecorder:
             self._report(str(error))
             return
         if line["kind"] in ENTRIES:
-            self._unwritten.discard(line["seq"])
+            self._unwritten.discard(line["seq"])  # it is on disk now
         # Only if every line was written: otherwise the earlier files may hold the only copy of their entries.
         elif line["kind"] == "resumed" and not self._reported:
             for left in self._left:

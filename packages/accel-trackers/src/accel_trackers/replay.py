@@ -22,21 +22,13 @@ _FILES = ("log_artifact", "log_artifacts")
 
 @dataclass
 class Outcome:
-    """What became of one tracker's entries of one spool file, or of a file that is refused.
+    """What became of one tracker's entries of one spool file, or of a file that is refused."""
 
-    Attributes:
-        path: The spool file.
-        tracker: The tracker that had not taken them; empty for a file that is refused.
-        sent: How many it has now.
-        left: How many it still has not.
-        error: Why the rest could not be sent.
-    """
-
-    path: Path
-    tracker: str = ""
-    sent: int = 0
-    left: int = 0
-    error: str | None = None
+    path: Path  # the spool file
+    tracker: str = ""  # the tracker that had not taken them; empty for a file that is refused
+    sent: int = 0  # how many it has now
+    left: int = 0  # how many it still has not
+    error: str | None = None  # why the rest could not be sent
 
     def __str__(self) -> str:
         """Return one line."""

@@ -1,4 +1,4 @@
-"""Common code of trackers whose library opens a run, finishes it, and opens it again by its id or name."""
+"""What trackers have in common whose library gives one object to log to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,29 @@ from typing import Any, ClassVar
 
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 
-__all__ = ["RunTracker"]
+__all__ = ["RunTracker", "WriterTracker"]
+
+
+class WriterTracker(GeneralTracker):
+    """A tracker that logs through one object of its library, its `writer`, which `start` makes."""
+
+    @on_main_process
+    def __init__(self, run_name: str, **kwargs: object) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.init_kwargs: dict[str, Any] = kwargs
+        self.writer: Any = None
+
+    @property
+    def tracker(self) -> Any:
+        """The writer, once started."""
+        return self.writer
+
+    @on_main_process
+    def finish(self) -> None:
+        """Close the writer; a second call does nothing."""
+        if self.writer is not None:
+            self.writer.close()
 
 
 class RunTracker(GeneralTracker):

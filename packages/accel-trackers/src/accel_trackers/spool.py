@@ -51,7 +51,7 @@ SUFFIX = ".spool.jsonl"
 
 _BLOCK = 1 << 16
 _LARGEST = 2**63
-_YEAR_10000 = 253_402_300_800
+_YEAR_10000 = 253_402_300_800  # Python's dates end there
 
 Line = dict[str, Any]
 
@@ -129,7 +129,7 @@ class SpoolWriter:
         if keep:
             return
         self.path.unlink(missing_ok=True)
-        shutil.rmtree(files_of(self.path), ignore_errors=True)
+        shutil.rmtree(files_of(self.path), ignore_errors=True)  # many runs have none
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()  # if it is empty
 
@@ -140,7 +140,7 @@ def make_own(folder: Path) -> None:
     Raises:
         OSError: That part belongs to another user, who could read and change what is written there.
     """
-    if not hasattr(os, "getuid"):
+    if not hasattr(os, "getuid"):  # Windows has no such folders
         return
     for above, place in pairwise((*reversed(folder.parents), folder)):
         if not above.is_dir():
@@ -161,35 +161,20 @@ def files_of(path: Path) -> Path:
 
 @record
 class SpoolFile:
-    """What a spool file holds.
+    """What a spool file holds."""
 
-    Attributes:
-        path: The file.
-        run_id: The run that wrote it.
-        project: Name given to `init_trackers`.
-        trackers: Names of the run's trackers.
-        started: When, in seconds since 1970.
-        host: Name of the machine.
-        pid: Number of the process.
-        ended: Whether the run came to its end.
-        entries: Lines that go to trackers, with decoded values, in order.
-        sent: By tracker, the numbers of the entries that it has.
-        errors: By tracker, the last error that it raised.
-        states: By tracker, what it stored of the run that it opened.
-    """
-
-    path: Path
-    run_id: str
-    project: str
-    trackers: list[str]
-    started: float
-    host: str = ""
-    pid: int = 0
-    ended: bool = False
-    entries: list[Line] = field(default_factory=list)
-    sent: dict[str, set[int]] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    states: dict[str, Line] = field(default_factory=dict)
+    path: Path  # the file
+    run_id: str  # the run that wrote it
+    project: str  # name given to `init_trackers`
+    trackers: list[str]  # names of the run's trackers
+    started: float  # when, in seconds since 1970
+    host: str = ""  # name of the machine
+    pid: int = 0  # number of the process
+    ended: bool = False  # whether the run came to its end
+    entries: list[Line] = field(default_factory=list)  # lines that go to trackers, with decoded values, in order
+    sent: dict[str, set[int]] = field(default_factory=dict)  # by tracker, the numbers of the entries that it has
+    errors: dict[str, str] = field(default_factory=dict)  # by tracker, the last error that it raised
+    states: dict[str, Line] = field(default_factory=dict)  # by tracker, what it stored of the run that it opened
 
     @property
     def is_written(self) -> bool:
@@ -218,7 +203,7 @@ class SpoolFile:
 
 def find(place: Path) -> list[Path]:
     """Return the spool files at a path, oldest first."""
-    if not place.is_dir():
+    if not place.is_dir():  # a file that is named is read, whatever its name
         return [place]
     return sorted(place.rglob(f"*{SUFFIX}"), key=lambda path: (_changed(path), path.name))
 

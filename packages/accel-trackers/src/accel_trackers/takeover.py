@@ -34,11 +34,12 @@ def left_behind(own: Path, run_id: str, step: int, trackers: list[str]) -> list[
             file = spool.read(path)
         except TrackerError:
             continue
+        # Process numbers of another machine say nothing here.
         killed = not file.ended and file.host == socket.gethostname() and not file.is_written
         if path == own or file.run_id != run_id or not killed:
             continue
         left = Left(path, _lacking(file, step))
-        if all(_can_be_sent(entry, trackers) for entry in left.entries):
+        if all(_can_be_sent(entry, trackers) for entry in left.entries):  # all or none, as the file goes afterwards
             found.append(left)
     return found
 
@@ -49,7 +50,7 @@ def _lacking(file: spool.SpoolFile, step: int) -> list[spool.Line]:
     lacking = {name: {entry["seq"] for entry in file.unsent(name)} for name in file.trackers}
     for entry in file.entries:
         if entry["kind"] == "log" and entry["filled"] > step:
-            break
+            break  # what follows is logged again by the steps that come
         only = [name for name, numbers in lacking.items() if entry["seq"] in numbers]
         if only and entry["kind"] != "config":
             entries.append({**entry, "only": only})

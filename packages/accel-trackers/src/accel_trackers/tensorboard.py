@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
+from accel_trackers.run import WriterTracker
 
 __all__ = ["TensorBoardTracker"]
 
@@ -20,7 +21,7 @@ _PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|null|nan|inf|y)$)[a-z][a-z0
 """Words that every YAML reader takes as text."""
 
 
-class TensorBoardTracker(GeneralTracker):
+class TensorBoardTracker(WriterTracker):
     """Writes event files below a folder.
 
     Args:
@@ -39,21 +40,13 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: object) -> None:
-        super().__init__()
-        self.run_name = run_name
+        super().__init__(run_name, **kwargs)
         self.logging_dir = os.path.join(os.fspath(logging_dir), run_name)
-        self.init_kwargs: dict[str, Any] = kwargs
-        self.writer: Any = None
 
     @on_main_process
     def start(self) -> None:
         """Open the event file."""
         self.writer = _writer_class()(self.logging_dir, **self.init_kwargs)
-
-    @property
-    def tracker(self) -> Any:
-        """The `SummaryWriter`."""
-        return self.writer
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -97,12 +90,6 @@ class TensorBoardTracker(GeneralTracker):
         for tag, images in values.items():
             self.writer.add_images(tag, images, global_step=step, **kwargs)
         self.writer.flush()
-
-    @on_main_process
-    def finish(self) -> None:
-        """Close the event file; a second call does nothing."""
-        if self.writer is not None:
-            self.writer.close()
 
     @on_main_process
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -73,4 +73,5 @@ class WandBTracker(TableTracker, RunTracker):
 
 
 def _artifact_name(name: str) -> str:
+    # What wandb takes in names of artifacts.
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

@@ -135,6 +135,17 @@ def test_experts_that_ranks_share_out_are_equal_and_faults_of_sending_are_found(
         assert "outputs differ first in `experts`" in findings[0].text, str(findings[0])
 
 
+@requires("engine:fsdp")
+@pytest.mark.parametrize("name", ["pp2", pytest.param("pp2xfsdp2", marks=pytest.mark.slow)])
+def test_pipelines_are_equal_and_swapped_labels_of_micro_batches_are_found(name: str, tmp_path: Path) -> None:
+    """Stages differ in nothing, and what a loss was computed from is found in the first step."""
+    layout = requested_layout(name)
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:layers", parts=layout.parts)
+    assert compare(alone, recorded(tmp_path / "ranks", f"{VERIFIED}:layers", layout)) == []
+    findings = compare(alone, recorded(tmp_path / "swapped", f"{VERIFIED}:layers_swapped_labels", layout))
+    assert findings[0].step == 1, str(findings[0])
+
+
 def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: RecordedRun, tmp_path: Path) -> None:
     """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
     (layout,) = requested_layouts("dp2", 2)

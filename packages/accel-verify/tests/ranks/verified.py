@@ -9,6 +9,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -285,6 +286,50 @@ def _sent(fault: Callable[[Tensor], Tensor]) -> None:
     right = parallel.dispatch
     parallel.dispatch = lambda tokens, numbers, weights, **given: right(tokens, numbers, fault(weights), **given)
     mixture()
+
+
+class Layers(nn.Module):
+    """Layers that ranks may share out, and the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the mean loss."""
+        for block in self.blocks:
+            values = values + torch.tanh(block(values))
+        return {"loss": F.cross_entropy(self.head(values), labels)}
+
+
+def layers() -> None:
+    """Train layers, which ranks may share out."""
+    accelerator = Accelerator()
+    set_seed(5)
+    net = Layers()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    data = TensorDataset(torch.randn(32, WIDTH), torch.arange(32) % 3)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data, batch_size=8))
+    for values, labels in loader:
+        accelerator.backward(model(values, labels)["loss"])
+        accelerator.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def layers_swapped_labels() -> None:
+    """Give two micro-batches of a pipeline each other's labels."""
+    pipeline = importlib.import_module("accel_parallel.pipeline.run")
+    right = pipeline.divide
+
+    def swapped(batch: Any, parts: int, **given: Any) -> Any:
+        (first, second, *rest), counts = right(batch, parts, **given)
+        one, other = ((first[0][0], second[0][1]), first[1]), ((second[0][0], first[0][1]), second[1])
+        return [one, other, *rest], counts
+
+    pipeline.divide = swapped
+    layers()
 
 
 def experts() -> None:

@@ -75,6 +75,7 @@ def open_on_rank0(checkpoint: str | os.PathLike[str], *, share: bool) -> Checkpo
     """
     world = ensure()
     shard = _SharedShard(share=share and world.size > 1)
+    # Together, so that all processes learn of a checkpoint that the first one cannot open.
     with Channel(world, _OPENING).together(_OPENING) if shard.share else contextlib.nullcontext():
         if world.is_main or not shard.share:
             shard.read_from(open_checkpoint(checkpoint))

@@ -41,7 +41,7 @@ def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     if len(indices) == 1:
         return _read_index(indices[0])
     safe = [file for file in indices if ".safetensors." in file.name]
-    if len(safe) == 1 and len(indices) == 2:
+    if len(safe) == 1 and len(indices) == 2:  # the same weights in both forms
         return _read_index(safe[0])
     if indices:
         raise CheckpointMismatchError(

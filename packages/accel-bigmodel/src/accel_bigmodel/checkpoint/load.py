@@ -271,7 +271,7 @@ def _targets(placement: Placement, source: Checkpoint, options: LoadOptions) -> 
         if target is None:
             stays = name in buffers and not options.offload_buffers
             target = _Target([], tensor, device, options.dtype_for(name, tensor), stays)
-            targets[id(tensor)] = target
+            targets[id(tensor)] = target  # by identity: a tied tensor is filled once
         elif target.device == "disk":
             target.device = device  # tied, and needed in memory under another name
         target.names.append(name)
@@ -312,6 +312,7 @@ def _check_offload(plan: _Plan, options: LoadOptions) -> None:
         )
     try:
         os.makedirs(options.folder, exist_ok=True)
+        # Tried, because the mode of a folder does not tell that its mount is read-only.
         with tempfile.TemporaryFile(dir=options.folder):
             pass
     except OSError as failure:

@@ -18,13 +18,11 @@ __all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "load_state_dict", 
 
 
 class SafetensorsShard:
-    """A safetensors file of a checkpoint: its tensors are views of a memory map.
-
-    The map is its own: a model that takes the views may write to them, and no other model shall see that.
-    """
+    """A safetensors file of a checkpoint: its tensors are views of a memory map."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        # A map of its own: a model that takes the views may write to them, and no other model shall see that.
         self.file = MappedFile(path)
 
     def names(self) -> list[str]:
@@ -191,6 +189,7 @@ class Checkpoint:
             for shard in shards:
                 self._shard_of.update(dict.fromkeys(shard.names(), shard))
         self.canonical = {name: canonical_name(name) for name in self._shard_of}
+        # Backwards: of several names of one tensor the first counts.
         self._stored = {plain: name for name, plain in reversed(self.canonical.items())}
 
     def __contains__(self, name: object) -> bool:

@@ -98,6 +98,7 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
     try:
         import transformers
 
+        # The library would try for half a minute to reach a hub that does not answer.
         config: Any = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=unreachable is not None
         )

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -91,7 +91,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
         )
     missing = [name for name in names if device_of(name, device_map) is None]
     if missing:
-        scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)
+        scratch = get_non_persistent_buffers(model, recurse=True, fqns=True)  # only now: it walks over all modules
         missing = [name for name in missing if name not in scratch]
     if missing:
         raise DeviceMapError(
@@ -174,14 +174,20 @@ def check_blocks_fit(
     main_device: AnyDevice | None = None,
     preload_module_classes: Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
+    alone: Collection[str] = (),
 ) -> None:
-    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them."""
+    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them.
+
+    Those in `alone` come part by part.
+    """
     main = torch.device(main_device_of(device_map) if main_device is None else main_device)
     accelerator = accelerator_module()
     if main.type in ("cpu", "meta", "mps") or accelerator is None or not hasattr(accelerator, "mem_get_info"):
         return
     room = int(accelerator.mem_get_info(main)[1])
     for name, module in model.named_modules():
+        if name in alone:
+            continue
         together = loads_whole(module, preload_module_classes)
         count = sum(
             tensor_bytes(tensor, dtype)

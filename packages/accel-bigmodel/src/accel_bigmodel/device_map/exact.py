@@ -89,7 +89,7 @@ def contiguous(
     room: dict[Device, int] = {device: max_memory[device] for device in slow}
     tiers: list[list[Device]] = [slow] if slow else []
     if allow_disk:
-        room["disk"] = max_memory.get("disk", total)
+        room["disk"] = max_memory.get("disk", total)  # without a limit it holds everything
         tiers.append([*slow, "disk"])
     for tier in tiers:
         for number in range(len(accelerators)):
@@ -110,12 +110,13 @@ def _with_offload(
     for number in reversed(range(len(units))):
         largest[number] = max(largest[number + 1], units[number].size)
     main = accelerators[0]
+    # The smallest reserve first: the smaller it is, the more stays on the accelerators.
     for reserve in sorted(set(largest[1:])):
         if reserve > limits[main]:
             return None
         fast = [limits[main] - reserve, *(limits[device] for device in accelerators[1:])]
         taken = _fill(units, fast)
-        if taken[0] == 0:
+        if taken[0] == 0:  # another accelerator can be the first in use
             return None
         begin = sum(taken)
         if largest[begin] > reserve:

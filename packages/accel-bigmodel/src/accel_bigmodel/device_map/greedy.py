@@ -116,7 +116,7 @@ class Greedy:
             if entry.size <= room and not self._tied_entries(entry, level):
                 return entry
             if self._may_split(entry):
-                level.extendleft(reversed(entry.children))
+                level.extendleft(reversed(entry.children))  # where it stood, to keep the model's order
         return None
 
     def _place(self, node: Node, device: Device) -> None:
@@ -136,7 +136,7 @@ class Greedy:
             for entry in queue:
                 if any(entry.holds(leaf) for leaf in outside) and not any(entry is other for other in found):
                     found.append(entry)
-                    pending.append(entry)
+                    pending.append(entry)  # what is tied to it comes along too
         return found
 
 

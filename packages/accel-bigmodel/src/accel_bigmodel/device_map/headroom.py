@@ -39,10 +39,7 @@ class Workload:
 
 
 def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | None = None) -> int:
-    """Trace a forward pass on the meta device and count the most bytes alive at once, weights left out.
-
-    Caches and logits that the forward returns count, because they are alive when it ends.
-    """
+    """Trace a forward pass on the meta device and count the most bytes alive at once, weights left out."""
 
     def empty(tensor: torch.Tensor) -> torch.Tensor:
         cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -62,6 +59,7 @@ def activation_bytes(model: nn.Module, workload: Workload, dtype: torch.dtype | 
         model.eval()
         with torch.no_grad(), counter:
             output = torch.func.functional_call(model, state, args, kwargs)
+        # Not before: caches and logits that the forward returns are alive when it ends, and count.
         del output
     except Exception as failure:
         raise ConfigurationError(

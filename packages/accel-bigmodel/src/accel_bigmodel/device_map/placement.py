@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -28,25 +28,16 @@ __all__ = ["Placement"]
 
 @record(frozen=True)
 class Placement:
-    """A model, and where each of its tensors goes.
+    """A model, and where each of its tensors goes."""
 
-    Attributes:
-        model: The model.
-        given: The device map as the caller wrote it, which the model shows as `hf_device_map`.
-        devices: The same under the model's own names.
-        tied: Groups of names of one parameter, before loading or hooks put tensors of their own in their place.
-        main: Where parts that wait on "cpu" or "disk" compute.
-        away: Whether the weights of an entry are away between forwards.
-        compute: Where an entry computes.
-    """
-
-    model: nn.Module
-    given: Mapping[str, AnyDevice]
-    devices: Mapping[str, AnyDevice]
+    model: nn.Module  # the model
+    given: Mapping[str, AnyDevice]  # the device map as the caller wrote it, which the model shows as `hf_device_map`
+    devices: Mapping[str, AnyDevice]  # the same under the model's own names
+    # Groups of names of one parameter, before loading or hooks put tensors of their own in their place.
     tied: list[list[str]]
-    main: AnyDevice
-    away: dict[str, bool]
-    compute: dict[str, AnyDevice]
+    main: AnyDevice  # where parts that wait on "cpu" or "disk" compute
+    away: dict[str, bool]  # whether the weights of an entry are away between forwards
+    compute: dict[str, AnyDevice]  # where an entry computes
 
     @classmethod
     def of(
@@ -92,8 +83,10 @@ class Placement:
         """Return those of some tensors that go to a device."""
         return {name: value for name, value in tensors.items() if str(self.device_of(name)) == place}
 
-    def check_blocks_fit(self, preload_module_classes: list[str] | None, dtype: Dtype | None = None) -> None:
-        """Check that the device of offloaded blocks has memory for the largest of them.
+    def check_blocks_fit(
+        self, preload_module_classes: list[str] | None, dtype: Dtype | None = None, alone: Collection[str] = ()
+    ) -> None:
+        """Check that the device of offloaded blocks has memory for the largest of them; those in `alone` come in parts.
 
         Raises:
             DeviceMapError: When all of its memory is less than one block.
@@ -105,6 +98,7 @@ class Placement:
             self.main,
             preload_module_classes,
             wanted if isinstance(wanted, torch.dtype) else None,
+            alone,
         )
 
     def room_left(self, max_memory: Mapping[int | str, int | str], dtype: Dtype | None) -> int | None:

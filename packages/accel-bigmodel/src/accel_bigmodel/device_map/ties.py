@@ -85,7 +85,7 @@ def _matches(pattern: str, names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _paired(target: str, source: str, names: Iterable[str]) -> list[list[str]]:
-    sources = {rest: name for name, rest in reversed(_matches(source, names))}
+    sources = {rest: name for name, rest in reversed(_matches(source, names))}  # the first match counts
     return [[sources[rest], name] for name, rest in _matches(target, names) if rest in sources]
 
 

@@ -113,6 +113,7 @@ class Node:
 
     def holds(self, other: "Node") -> bool:
         """Return whether another node is this one or below it."""
+        # Numbers rise in the model's order, so what is below a module lies between its own and its end.
         return self.order <= other.order < self._counts.ends.get(self.order, self.order + 1)
 
 
@@ -172,7 +173,7 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
     sizes, buffer_sizes, layers, ends = counts.sizes, counts.buffer_sizes, counts.layers, counts.ends
     append = sizes.append
     first_at: dict[int, int] = {}
-    kinds: dict[type, tuple[bool, bool]] = {}
+    kinds: dict[type, tuple[bool, bool]] = {}  # by class: many modules have few classes
     as_stored = dtype is None and not special and not packed.any_known()
 
     def bytes_of(tensor: torch.Tensor, name: str) -> int:

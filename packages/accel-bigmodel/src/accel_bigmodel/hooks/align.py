@@ -37,6 +37,7 @@ def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | 
         return values if values.device == device else values.to(device)
     else:
         items = (values,)
+    # Looked at first: mostly nothing has to move, and the containers stay as they are.
     for item in items:
         if isinstance(item, torch.Tensor):
             if item.device != device:

@@ -9,7 +9,9 @@ from torch import nn
 
 from accel_bigmodel.device_map.check import loads_whole
 from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.experts import ExpertsHook, attach_experts_hook, can_come_alone
 from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
+from accel_bigmodel.offload.experts import ExpertCache
 from accel_bigmodel.offload.store import PrefixedDataset
 from accel_bigmodel.placement import TiedTensors, moved_tensors
 from accel_core._records import record
@@ -151,6 +153,7 @@ class HookSettings:
     skip_keys: str | list[str] | None
     preload_module_classes: list[str] | None
     tied_params_map: TiedTensors | None
+    expert_cache: ExpertCache | None = None
 
     def hook(
         self,
@@ -179,6 +182,10 @@ class HookSettings:
 
     def attach_below(self, module: nn.Module, name: str, device: Device, *, offload: bool = True) -> None:
         """Put a hook on every module, at any depth, that holds tensors itself."""
+        if offload and self.expert_cache is not None and can_come_alone(module):
+            weights = self._weights_below(name)
+            attach_experts_hook(module, ExpertsHook(self.expert_cache, name, device, weights))
+            return
         no_split = offload and loads_whole(module, self.preload_module_classes)
         if no_split or any(value is not None for value in (*module._parameters.values(), *module._buffers.values())):
             hook = self.hook(

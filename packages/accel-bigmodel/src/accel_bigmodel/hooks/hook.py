@@ -200,11 +200,7 @@ class SequentialHook(ModelHook):
 
 
 class _ClassForward:
-    """The forward of a module's class, for classes where that function has another name.
-
-    A bound method is pickled by the name of its function. That of a container such as `nn.ModuleList` is
-    `_forward_unimplemented`, which its class does not have: such a method could be pickled and not loaded.
-    """
+    """The forward of a module's class, for classes where that function has another name."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -229,18 +225,17 @@ def _picklable(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., 
     """Return a module's forward in a form that another process can load."""
     function = getattr(forward, "__func__", None)
     if function is not None and function is type(module).forward and function.__name__ != "forward":
+        # A bound method is pickled by the name of its function. That of a container such as `nn.ModuleList` is
+        # `_forward_unimplemented`, which its class does not have: it could be pickled and not loaded.
         return _ClassForward(module)
     return forward
 
 
 class HookedForward:
-    """The forward of a module that carries a hook. It can be copied and pickled with the module.
-
-    It shows name, signature and attributes of the forward that it surrounds, and holds nothing but the module: what it
-    copied of that forward would be bound to the process and the module that it was made for.
-    """
+    """The forward of a module that carries a hook, shown as the one without it; copied and pickled with the module."""
 
     def __init__(self, module: nn.Module) -> None:
+        # Nothing else: what it copied of the module's own forward would be bound to this process and this module.
         self.module = module
 
     def of(self, module: nn.Module) -> "HookedForward":
@@ -266,7 +261,7 @@ class HookedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hook and the forward; a compiled graph is left for the hook and entered again for the forward."""
-        if "torch._dynamo" in sys.modules:
+        if "torch._dynamo" in sys.modules:  # without the compiler nobody records a graph
             runner = _runner if _runner is not None else _make_runner()
             return runner(self, args, kwargs)
         hook: ModelHook = self.module.__dict__["_hf_hook"]
@@ -341,6 +336,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     forward = module.forward
     own = module.__dict__.get("forward")
     module = hook.init_hook(module)
+    # Past `__setattr__`, by which a compiled module hands attributes on to the module inside.
     object.__setattr__(module, "_old_forward", _picklable(module, forward))
     object.__setattr__(module, "_hf_hook", hook)
     object.__setattr__(module, "_accel_own_forward", own)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
+from accel_bigmodel.hooks.experts import ExpertsHook
 from accel_bigmodel.hooks.hook import SequentialHook
 from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
@@ -45,7 +46,7 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
             blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, spec), store, prefix))
         largest = max(block.nbytes for _, _, block, _, _ in blocks)
         budget = _budget(device, largest, prefetch)
-        if budget is None and device.type != "cpu":
+        if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
             continue
         transport: Transport[Weights] = MapTransport() if device.type == "cpu" else StreamTransport(device)
         schedule = Schedule(transport, budget, None if device.type == "cpu" else functools.partial(_has_room, device))
@@ -63,8 +64,10 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
 def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook]]:
     for module in model.modules():
         for residency in residencies_of(module):
-            if residency.slots and isinstance(residency.hook, AlignDevicesHook):
-                yield residency, residency.hook
+            hook = residency.hook
+            # Which experts will be needed is not known before the router ran.
+            if residency.slots and isinstance(hook, AlignDevicesHook) and not isinstance(hook, ExpertsHook):
+                yield residency, hook
 
 
 def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWeightsLoader, str] | None:

@@ -78,8 +78,7 @@ class Residency:
 
     The weights are in memory while some forward of the module runs, or while somebody holds them. Forwards are counted,
     not serialized: a forward that is entered while another one runs (recursion, another thread) finds the weights
-    there, and the last one to leave sends them away. The lock is held while weights come or go, never while a module
-    computes, so that a forward which waits for threads of its own cannot wait for itself.
+    there, and the last one to leave sends them away.
     """
 
     def __init__(self, module: nn.Module, hook: OffloadingHook) -> None:
@@ -104,6 +103,8 @@ class Residency:
         module.__dict__.setdefault(_KEY, []).append(self)
 
     def _begin(self) -> None:
+        # Held while weights come or go, never while a module computes: a forward that waits for threads of its own
+        # cannot wait for itself.
         self._lock = threading.RLock()
         # A list, not a set: a forward that calls itself is in it more than once.
         self._threads: list[int] = []
@@ -245,10 +246,8 @@ class Residency:
             self._stream = torch.accelerator.current_stream(device)
 
     def _place_again(self) -> bool:
-        """Put the weights of the last forward in place, and return whether nothing has changed since.
-
-        This is the whole cost of a forward whose weights share their memory with the map's, so it checks little.
-        """
+        """Put the weights of the last forward in place, and return whether nothing has changed since."""
+        # The whole cost of a forward whose weights share their memory with the map's: it checks little.
         hook = self.hook
         if hook.tied_params_map:
             return False

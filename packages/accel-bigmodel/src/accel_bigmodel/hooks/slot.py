@@ -82,11 +82,9 @@ class Slot:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the place holds the placeholder or what was loaded for it, and not a tensor from elsewhere.
-
-        A parameter that was assigned to the module, or swapped in by `torch.func.functional_call`, is computed with as
-        it is; the weight comes again once its placeholder is back.
-        """
+        """Whether the place holds the placeholder or what was loaded for it, and not a tensor from elsewhere."""
+        # A parameter that was assigned to the module, or swapped in by `torch.func.functional_call`, is computed with
+        # as it is; the weight comes again once its placeholder is back.
         present = self.store.get(self.key)
         return present is not None and (present is self.placeholder or present is self.placed)
 
@@ -137,8 +135,8 @@ class Slot:
             )
         if data.dtype != self.dtype:  # its transfer began before the model was cast
             data = data.to(self.dtype)
-        made = self._wrapped(data.detach())
-        if share_memory(data, value):
+        made = self.wrapped(data.detach())
+        if share_memory(data, value):  # kept for the next forward: it takes no memory of its own
             self.source, self.cached = value, made
         return made
 
@@ -146,7 +144,7 @@ class Slot:
         """Return a loaded tensor, or a copy if it shares its memory with a weight in a file's map."""
         if not loaded.numel() or not share_memory(loaded, value):
             return loaded
-        return self._wrapped(loaded.detach().clone())
+        return self.wrapped(loaded.detach().clone())
 
     def stored_in(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the weight as a map of the module's weights holds it, under the name that it is tied to.
@@ -193,7 +191,8 @@ class Slot:
             return data
         return make_subclass(self.cls, data, self.requires_grad)
 
-    def _wrapped(self, data: torch.Tensor) -> torch.Tensor:
+    def wrapped(self, data: torch.Tensor) -> torch.Tensor:
+        """Return data as what the module had: a parameter, whose gradient is refused, or a buffer."""
         if not self.is_parameter:
             return data
         requires_grad = self.requires_grad and (data.is_floating_point() or data.is_complex())

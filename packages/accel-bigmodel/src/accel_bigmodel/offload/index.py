@@ -21,7 +21,7 @@ __all__ = ["MappedFile", "header_of", "map_file"]
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _FAILED = ctypes.c_void_p(-1).value
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.restype = ctypes.c_void_p  # as an int, ctypes would cut the address
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -60,15 +60,14 @@ def _open(path: str | os.PathLike[str]) -> int:
 class _Map:
     """The bytes of a file as private memory, released when nothing uses them.
 
-    Python's own `mmap` keeps the file open (before 3.13): a model with a thousand weight files would use up the files
-    that a process may open.
-
     Attributes:
         buffer: The bytes. Tensors made of it keep the memory.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
         access = mmap.PROT_READ | mmap.PROT_WRITE
+        # Python's own `mmap` keeps the file open (before 3.13): a model with a thousand weight files would use up the
+        # files that a process may open.
         address = _LIBC.mmap(None, size, access, mmap.MAP_PRIVATE | _NORESERVE, descriptor, 0)
         if address == _FAILED:
             code = ctypes.get_errno()
@@ -100,16 +99,15 @@ class MappedFile:
         return name in self.entries
 
     def check(self) -> None:
-        """Check that the mapped file is unchanged: it has the same size and modification time.
-
-        A file that was deleted, or that another one took the place of, stays mapped as it was: saving a model into the
-        folder that it is read from leaves it as it is. A file that was overwritten in place, and whose time of change
-        was then put back, passes: only checksums would tell, and reading all weights for one is what a map avoids.
-        """
+        """Check that the mapped file is unchanged: it has the same size and modification time."""
         try:
             found = os.stat(self.path)
         except OSError:
             return
+        # A file that was deleted, or that another one took the place of, stays mapped as it was: saving a model into
+        # the folder that it is read from leaves it as it is. A file that was overwritten in place, and whose time of
+        # change was then put back, passes: only checksums would tell, and reading all weights for one is what a map
+        # avoids.
         is_replaced = (found.st_dev, found.st_ino) != (self._stamp.st_dev, self._stamp.st_ino)
         if is_replaced or (found.st_size, found.st_mtime_ns) == (self._stamp.st_size, self._stamp.st_mtime_ns):
             return
@@ -141,24 +139,27 @@ class MappedFile:
         check_booleans(view, self.path)
         return view
 
-    def will_need(self, name: str) -> None:
-        """Ask the kernel to read a tensor's pages ahead."""
-        self._advise(mmap.MADV_WILLNEED, self.entries[name])
+    def will_need(self, name: str, row: int | None = None) -> None:
+        """Ask the kernel to read the pages of a tensor, or of one of its rows, ahead."""
+        self._advise(mmap.MADV_WILLNEED, self.entries[name], row)
 
-    def done_with(self, name: str) -> None:
-        """Release a tensor's pages; touching it again reads the file again."""
-        self._advise(mmap.MADV_DONTNEED, self.entries[name])
+    def done_with(self, name: str, row: int | None = None) -> None:
+        """Release the pages of a tensor, or of one of its rows; touching it again reads the file again."""
+        self._advise(mmap.MADV_DONTNEED, self.entries[name], row)
 
-    def _advise(self, advice: int, entry: StoredTensor) -> None:
+    def _advise(self, advice: int, entry: StoredTensor, row: int | None) -> None:
         if self._map is None or entry.nbytes == 0:
             return
         first, last = entry.start, entry.stop
+        if row is not None:
+            size = entry.nbytes // entry.shape[0]
+            first, last = first + row * size, first + (row + 1) * size
         if advice == mmap.MADV_DONTNEED:
             # Whole pages of this tensor alone: a neighbor may have been written to, in memory.
             first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
             last -= last % mmap.PAGESIZE
         else:
-            first -= first % mmap.PAGESIZE
+            first -= first % mmap.PAGESIZE  # where `madvise` wants a range to begin
         if last > first:
             self._map.advise(advice, first, last)
 
@@ -178,6 +179,7 @@ def map_file(path: str | os.PathLike[str]) -> MappedFile:
         found = os.fstat(descriptor)
     finally:
         os.close(descriptor)
+    # By what the file is now: one that has changed is mapped anew.
     key = (os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ino)
     with _lock:
         file = _mapped.get(key)

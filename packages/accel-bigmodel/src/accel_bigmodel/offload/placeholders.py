@@ -103,15 +103,13 @@ class OffloadedTensor(torch.Tensor):
 def _written(
     func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> OffloadedTensor | None:
-    """Return the placeholder that an operation would write to, or None.
-
-    The name decides, as it does in torch: writing operations end with an underscore, those of `torch.nn.init` too.
-    """
+    """Return the placeholder that an operation would write to, or None."""
     out = kwargs.get("out")
     if out is not None:
         return _first_placeholder(out)
     if func == _SET_DATA:
         return None if _is_cast(args[0], args[1]) else _first_placeholder(args[0])
+    # The name decides, as it does in torch: writing operations end with an underscore, those of `torch.nn.init` too.
     name = getattr(func, "__name__", "")
     writes = name in _DUNDER_WRITES or (name.endswith("_") and not name.endswith("__"))
     if not writes or func in _HARMLESS:
@@ -194,7 +192,7 @@ def _make(tensor: torch.Tensor, weight_name: str, block_name: str) -> OffloadedT
         made: OffloadedTensor = make_subclass(OffloadedTensor, empty, tensor.requires_grad)
         made.__dict__.update({key: value for key, value in own_attributes(tensor).items() if key != "_backward_hooks"})
         if isinstance(tensor, nn.Parameter):
-            made.__dict__["_is_param"] = True
+            made.__dict__["_is_param"] = True  # by this `isinstance(made, nn.Parameter)` is true
         made.__dict__["weight_name"] = weight_name
         made.__dict__["block_name"] = block_name
     return made
@@ -223,12 +221,10 @@ _optimizers_are_watched = False
 
 
 def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> torch.Tensor:
-    """Make the empty tensor that a module shows while a weight is offloaded.
-
-    The same tensor always gets the same placeholder, so that ties survive.
-    """
+    """Make the empty tensor that a module shows while a weight is offloaded."""
     if isinstance(tensor, OffloadedTensor):
         return tensor
+    # The same tensor always gets the same placeholder, so that ties survive.
     known = _placeholders.get(tensor)
     if known is not None and known.size() == tensor.size() and known.dtype == tensor.dtype:
         return known
@@ -257,7 +253,7 @@ def _watch_optimizers() -> None:
 
 
 def _refuse_offloaded(optimizer: Optimizer, args: object, kwargs: object) -> None:
-    if not _watched and not _placeholders:
+    if not _watched and not _placeholders:  # called before each step of every optimizer
         return
     for group in optimizer.param_groups:
         for parameter in group["params"]:

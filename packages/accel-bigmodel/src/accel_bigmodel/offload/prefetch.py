@@ -93,10 +93,7 @@ class _Staging:
 
 
 class StreamTransport:
-    """Weights on the CPU or in files, computed with on an accelerator: copied by a stream and a thread of their own.
-
-    A tensor that arrives is new each time, so that what autograd saved of the last one stays as it was.
-    """
+    """Weights on the CPU or in files, computed with on an accelerator: copied by a stream and a thread of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -126,6 +123,7 @@ class StreamTransport:
                     used.append(buffer)
                     staged = buffer[: host.nbytes].view(host.dtype).view(host.shape)
                     host = staged.copy_(host)
+                # New each time, so that what autograd saved of the last one stays as it was.
                 arrived = host.to(self.device, non_blocking=True)
                 weights.tensors.append(arrived if arrived.dtype == dtype else arrived.to(dtype))
                 weights.sources.append(source)

@@ -14,11 +14,7 @@ __all__ = ["offload_once"]
 def offload_once(
     folder: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor], needed: Collection[str]
 ) -> None:
-    """Write weights to an offload folder, or check that the folder already holds these weights.
-
-    The weights themselves are compared, bit by bit, with what loading them would give: names, shapes and dtypes of two
-    models, or of one before and after training, may well be equal. This only reads; nothing is written a second time.
-    """
+    """Write weights to an offload folder, or check that the folder already holds these weights."""
     if not os.path.isfile(os.path.join(folder, INDEX_NAME)):
         offload_state_dict(folder, state_dict)
         return
@@ -29,6 +25,8 @@ def offload_once(
             f"The offload folder belongs to another model; got {os.fspath(folder)!r} without {', '.join(missing)}. "
             "Choose another folder, or delete this one."
         )
+    # The weights themselves are compared, bit by bit, with what loading them would give: names, shapes and dtypes of
+    # two models, or of one before and after training, may well be equal.
     for name, tensor in state_dict.items():
         if name in needed and not tensor.is_meta and not _holds(stored, name, tensor):
             raise OffloadError(

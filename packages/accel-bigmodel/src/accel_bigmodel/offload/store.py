@@ -124,6 +124,7 @@ def _form(info: Mapping[str, Any], where: str | os.PathLike[str]) -> tuple[torch
             f"{os.fspath(where)!r}. Offload the model again."
         )
     try:
+        # Left to torch: the product of sizes in a damaged entry may overflow.
         torch.empty(tuple(shape), dtype=dtype, device="meta")
     except (RuntimeError, TypeError, OverflowError) as failure:
         raise OffloadError(
@@ -229,7 +230,7 @@ def offload_state_dict(save_dir: str | os.PathLike[str], state_dict: Mapping[str
         ['blocks.0.layer.bias.dat', 'blocks.0.layer.weight.dat']
     """
     for name in state_dict:
-        _data_file(save_dir, name)
+        _data_file(save_dir, name)  # names that cannot be are refused before anything is written
     try:
         os.makedirs(save_dir, exist_ok=True)
     except OSError as failure:

@@ -1,9 +1,7 @@
 """What `accel plan --train` does."""
 
 import argparse
-import importlib
 import json
-import operator
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -24,6 +22,7 @@ from accel_bigmodel.training.workload import Loss, TrainingWorkload, optimizer_w
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.spec import parse_layouts
 from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
+from accel_core.options.engines import load
 
 __all__ = ["maker_of", "run", "workload_of"]
 
@@ -50,16 +49,16 @@ def maker_of(name: str) -> Callable[[], nn.Module]:
             "A training step runs the model's forward, which headers do not describe; got no config.json for "
             f"{name!r} whose model transformers has. Name the model as MODULE:NAME."
         )
+    # Made anew at each call: a model that was split or sharded for one layout cannot be for another.
     return lambda: skeleton_of(name) if os.path.exists(name) else model_of_config(name)
 
 
 def _named(name: str, what: str) -> Callable[..., Any]:
     """Return the class or function of a name."""
-    module, _, path = name.partition(":")
-    if "" not in sys.path:
+    if "" not in sys.path:  # a command begins in the folder of its own program
         sys.path.insert(0, "")
     try:
-        found: Callable[..., Any] = operator.attrgetter(path)(importlib.import_module(module))
+        found: Callable[..., Any] = load(name)
     except (ImportError, AttributeError, ValueError) as failure:
         raise ConfigurationError(
             f"The name of {what} cannot be imported; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, as "

@@ -131,12 +131,10 @@ def _give_device(model: nn.Module, dtype: torch.dtype | None, buffer_dtype: torc
 
 
 def _needed_on_cpu(operation: str, arguments: tuple[Any, ...], result: Any) -> int:
-    """Return the bytes that an operation on a CPU needs beside what it returns, where they count.
-
-    oneDNN convolves in formats of its own: it copies what it reads, and what it made is written out afterwards. The
-    gradient of an input is made contiguous too, so that there are three copies of it for a moment; the one of weights
-    in half precision is summed in 32 bits. It multiplies matrices in half precision that lie in one piece.
-    """
+    """Return the bytes that an operation on a CPU needs beside what it returns, where they count."""
+    # oneDNN multiplies matrices in half precision that lie in one piece. It convolves in formats of its own: it copies
+    # what it reads, and what it made is written out afterwards. The gradient of an input is made contiguous too, so
+    # that there are three copies of it for a moment; the one of weights in half precision is summed in 32 bits.
     if operation == "aten.bmm.default" and result.itemsize < _SUMMED:
         apart = [each for each in arguments[:2] if not (each.is_contiguous() or each.mT.is_contiguous())]
         return sum(each.numel() * int(each.itemsize) for each in apart)
@@ -174,7 +172,7 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
     kept: dict[str, object] = {}
-    for _ in range(2):
+    for _ in range(2):  # only the second step has optimizer states from its beginning
         counter.forget_peak()
         for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
             shared.reduce_gradients(last)

@@ -78,7 +78,7 @@ def smallest(
             try:
                 found = predict(make_model, spec, workload, checkpointing=way)
             except AccelError as failure:
-                refusal = failure
+                refusal = failure  # with and without checkpointing alike
                 break
             report(found)
             if found.peak <= limit:

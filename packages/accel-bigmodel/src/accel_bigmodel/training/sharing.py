@@ -71,6 +71,11 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     """
     if spec.engine == "deepspeed":
         _check_zero(spec, workload)
+    if spec.size("pp") > 1:
+        raise EngineUnavailableError(
+            f"Memory of a pipeline is not predicted; got the layout {spec.name}. Plan without pp: each rank then needs "
+            "about the part of weights, gradients and optimizer state that its stages hold."
+        )
     if spec.engine == "fsdp" and spec.size(*SHARD_AXES) == 1 < spec.ranks:
         raise ConfigurationError(
             f"FSDP shards over 2 or more ranks, or over the one there is; got {spec.name}. Leave fsdp1 out."
@@ -106,10 +111,8 @@ def _check_zero(spec: LayoutSpec, workload: TrainingWorkload) -> None:
 
 
 def weights_dtype(spec: LayoutSpec, workload: TrainingWorkload) -> torch.dtype | None:
-    """Return the dtype that parameters and batches of numbers are converted to; `None` where they stay as they are.
-
-    DeepSpeed's engine holds parameters in the dtype of mixed precision, and casts no batch.
-    """
+    """Return the dtype that parameters and batches of numbers are converted to; `None` where they stay as they are."""
+    # DeepSpeed's engine holds parameters in the dtype of mixed precision, and casts no batch.
     is_cast = spec.zero_stage is not None and workload.precision == "bf16"
     return torch.bfloat16 if is_cast else workload.dtype
 
@@ -272,6 +275,6 @@ def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
         stack.enter_context(_one_of_many(spec.ranks))
         sizes: dict[str, Any] = {f"{axis}_size": spec.size(axis) for axis in MESH_AXES}
         mesh = ParallelismConfig(**sizes).build_device_mesh("cpu")
-        if mesh is None and spec.engine == "fsdp":
+        if mesh is None and spec.engine == "fsdp":  # of one rank there are no axes, and FSDP wants one
             mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
         yield mesh

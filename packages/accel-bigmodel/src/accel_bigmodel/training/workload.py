@@ -24,36 +24,23 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 @record(frozen=True)
 class TrainingWorkload:
-    """A training step.
+    """A training step."""
 
-    Attributes:
-        batch: Samples of one forward pass, over all ranks.
-        accumulation: Passes of a step, whose gradients add up.
-        sequence: Tokens of a sample, for models that read token numbers.
-        sample: Shape of a sample of numbers, for other models.
-        precision: Mixed precision: "no", "bf16" or "fp16".
-        dtype: The dtype that floating point weights and numbers are converted to; by default the model's own.
-        optimizer: A class of `torch.optim`, by name.
-        optimizer_arguments: Its arguments.
-        foreach: Whether the optimizer updates lists of tensors at once, torch's default on accelerators.
-        loss: Computes the loss; by default the model's own, or the mean of what it returns.
-        tensor_plan: How tensor parallel splits the model; "auto" for the model's own plan.
-        reduce_bucket: Elements of the bucket in which DeepSpeed reduces gradients; its own default.
-        zero3: Options of DeepSpeed's stage 3 that change its memory, by their keys; see `ZeroLimits`.
-    """
-
-    batch: int = 1
-    accumulation: int = 1
-    sequence: int | None = None
-    sample: tuple[int, ...] | None = None
-    precision: str = "no"
+    batch: int = 1  # samples of one forward pass, over all ranks
+    accumulation: int = 1  # passes of a step, whose gradients add up
+    sequence: int | None = None  # tokens of a sample, for models that read token numbers
+    sample: tuple[int, ...] | None = None  # shape of a sample of numbers, for other models
+    precision: str = "no"  # mixed precision: "no", "bf16" or "fp16"
+    # The dtype that floating point weights and numbers are converted to; by default the model's own.
     dtype: torch.dtype | None = None
-    optimizer: str = "AdamW"
-    optimizer_arguments: Mapping[str, Any] = field(default_factory=dict)
-    foreach: bool = False
-    loss: Loss | None = None
+    optimizer: str = "AdamW"  # a class of `torch.optim`, by name
+    optimizer_arguments: Mapping[str, Any] = field(default_factory=dict)  # its arguments
+    foreach: bool = False  # whether the optimizer updates lists of tensors at once, torch's default on accelerators
+    loss: Loss | None = None  # computes the loss; by default the model's own, or the mean of what it returns
+    # How tensor parallel splits the model; "auto" for the model's own plan.
     tensor_plan: Mapping[str, str] | str = "auto"
-    reduce_bucket: int = 500_000_000
+    reduce_bucket: int = 500_000_000  # elements of the bucket in which DeepSpeed reduces gradients; its own default
+    # Options of DeepSpeed's stage 3 that change its memory, by their keys; see `ZeroLimits`.
     zero3: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,7 +74,7 @@ class TrainingWorkload:
         """Make the optimizer of a model's parameters that train."""
         cls, arguments = optimizer_named(self.optimizer), dict(self.optimizer_arguments)
         if self.foreach and "foreach" in inspect.signature(cls).parameters:
-            arguments = {"foreach": True, **arguments}
+            arguments = {"foreach": True, **arguments}  # torch's default on accelerators
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
             return cls(trained, **arguments)
@@ -106,7 +93,7 @@ class TrainingWorkload:
             return own
         for leaf in tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-                return leaf.float().mean()
+                return leaf.float().mean()  # any number that all outputs go into
         raise ConfigurationError(
             f"A loss is computed from the numbers that a model returns; got a {type(output).__name__} without any. "
             "Name a function of the output and the batch with --loss MODULE:NAME."

@@ -388,7 +388,7 @@ def test_the_smallest_layout_that_fits_is_found() -> None:
     """Fewer ranks come first and checkpointing comes after its absence; each smaller layout does not fit."""
     tried: list[TrainingMemory] = []
     least = of("fsdp2", TOKENS, Words).peak
-    found = smallest(meta(Words), TOKENS, least, ranks=4, tell=tried.append)
+    found = smallest(meta(Words), TOKENS, least, ranks=4, report=tried.append)
     assert found.peak <= least
     assert found is tried[-1]
     assert all(each.peak > least for each in tried[:-1])
@@ -396,7 +396,7 @@ def test_the_smallest_layout_that_fits_is_found() -> None:
     assert tried[0].layout == "single"
     tried.clear()
     with pytest.raises(ConfigurationError, match="at least"):
-        smallest(meta(Words), TOKENS, least // 2, ranks=2, tell=tried.append)
+        smallest(meta(Words), TOKENS, least // 2, ranks=2, report=tried.append)
     assert "zero3x2" in [each.layout for each in tried]
     with pytest.raises(ConfigurationError, match=r"got 10 B a rank and up to 2 ranks, and it needs more than that"):
         smallest(meta(Words), TOKENS, 10, ranks=2)
@@ -425,6 +425,7 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
         ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
         ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
+        ("pp2", NUMBERS, Mlp, EngineUnavailableError, "a pipeline is not predicted; got the layout pp2"),
         ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
         ("zero3x2", NUMBERS, Wandering, EngineUnavailableError, "got a Block at another place in the second pass"),
         ("zero3x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),

@@ -241,7 +241,7 @@ if TYPE_CHECKING:
     from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
 
 _LATER = {
-    "accel_deepspeed": [
+    "accel_deepspeed": [  # engines that may not be installed
         "DeepSpeedEngineWrapper",
         "DeepSpeedOptimizerWrapper",
         "DeepSpeedPlugin",
@@ -262,26 +262,26 @@ _LATER = {
         "add_model_config_to_megatron_parser",
         "avg_losses_across_data_parallel_group",
     ],
-    "accel_launch.notebook": [
+    "accel_launch.notebook": [  # what starts processes, of no use in those that were started
         "PrepareForLaunch",
     ],
     "accel_launch.settings.config": [
         "write_basic_config",
     ],
-    "accel_quant.config": ["BnbQuantizationConfig"],
+    "accel_quant.config": ["BnbQuantizationConfig"],  # for models that are packed
     "accel_quant.layers": ["has_4bit_bnb_layers"],
     "accel_quant.load": ["load_and_quantize_model"],
-    "accelerate._launch_preparation": [
+    "accelerate._launch_preparation": [  # brings all launchers
         "prepare_deepspeed_cmd_env",
         "prepare_multi_gpu_env",
         "prepare_sagemager_args_inputs",
         "prepare_simple_launcher_cmd_env",
         "prepare_tpu",
     ],
-    "accelerate._weights_merging": [
+    "accelerate._weights_merging": [  # brings the readers of shards
         "merge_fsdp_weights",
     ],
 }
 if not is_deepspeed_available():
-    _LATER["accel_deepspeed"] = ["DeepSpeedPlugin"]
+    _LATER["accel_deepspeed"] = ["DeepSpeedPlugin"]  # in Accelerate, too, the others are there with DeepSpeed only
 _rebinding.write_through(__name__, _LATER)

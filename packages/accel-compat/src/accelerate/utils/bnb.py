@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from accel_quant.offload import quantize_and_offload_8bit as quantize_and_offload_8bit
 
 _LATER = {
-    "accel_quant.config": [
+    "accel_quant.config": [  # for models that are packed
         "BnbQuantizationConfig",
     ],
     "accel_quant.device_map": [

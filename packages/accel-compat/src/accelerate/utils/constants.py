@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from accel_launch.settings.config import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
 
 _LATER = {
-    "accel_launch.launchers.sagemaker": [
+    "accel_launch.launchers.sagemaker": [  # of use where a job is sent
         "SAGEMAKER_PARALLEL_EC2_INSTANCES",
     ],
     "accel_launch.settings.config": [

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 
 _LATER = {
-    "accel_deepspeed": ["DeepSpeedPlugin"],
+    "accel_deepspeed": ["DeepSpeedPlugin"],  # engines that may not be installed
     "accel_megatron.model_configs": [
         "MODEL_CONFIGS_TO_MEGATRON_PARSERS",
         "add_model_config_to_megatron_parser",
@@ -93,6 +93,6 @@ _LATER = {
     "accel_megatron.plugin": [
         "MegatronLMPlugin",
     ],
-    "accel_quant.config": ["BnbQuantizationConfig"],
+    "accel_quant.config": ["BnbQuantizationConfig"],  # for models that are packed
 }
 _rebinding.write_through(__name__, _LATER)

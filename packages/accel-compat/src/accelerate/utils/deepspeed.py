@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from accel_deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
 _LATER = {
-    "accel_deepspeed": [
+    "accel_deepspeed": [  # an engine that may not be installed
         "DeepSpeedEngineWrapper",
         "DeepSpeedOptimizerWrapper",
         "DeepSpeedSchedulerWrapper",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
 
 _LATER = {
-    "accelerate._weights_merging": [
+    "accelerate._weights_merging": [  # brings the readers of shards
         "merge_fsdp_weights",
     ],
 }

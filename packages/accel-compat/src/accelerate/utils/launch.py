@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from accelerate._launch_preparation import setup_fp8_env as setup_fp8_env
 
 _LATER = {
-    "accel_launch.notebook": [
+    "accel_launch.notebook": [  # what starts processes, of no use in those that were started
         "PrepareForLaunch",
     ],
     "accel_launch.settings.config": [
         "SageMakerConfig",
     ],
-    "accelerate._launch_preparation": [
+    "accelerate._launch_preparation": [  # brings all launchers
         "_convert_nargs_to_dict",
         "env_var_path_add",
         "prepare_deepspeed_cmd_env",

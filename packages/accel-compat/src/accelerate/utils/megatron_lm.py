@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from accel_megatron import prepare_scheduler as prepare_scheduler
 
 _LATER = {
-    "accel_megatron": [
+    "accel_megatron": [  # an engine that may not be installed
         "AbstractTrainStep",
         "BertTrainStep",
         "GPTTrainStep",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from accel_launch.settings.config import write_basic_config as write_basic_config
 
 _LATER = {
-    "accel_launch.settings.config": [
+    "accel_launch.settings.config": [  # reads and writes YAML
         "write_basic_config",
     ],
 }

@@ -33,6 +33,7 @@ def common_save(everywhere: Sequence[Sequence[FoundSave]]) -> str | None:
 def common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
     """Return which save all disks hold of each target that a crash left several of; no id where there is none."""
     left = {other.name for other in commit.unrecovered(target.parent)} if numbered else set()
+    # In one order on all ranks: what each rank found is matched by place.
     looked_at = sorted(set().union({target.name}, *ranks.exchange(left)))
     everywhere = ranks.exchange([commit.saves_of(target.with_name(name)) for name in looked_at])
     saves = zip(looked_at, zip(*everywhere, strict=True), strict=True)

@@ -47,7 +47,7 @@ class Handle:
                 f"The save of {str(self.target)!r} is still under way after {timeout} s. Wait longer, or without a "
                 "limit."
             )
-        error, self._error = self._error, None
+        error, self._error = self._error, None  # once: `finish` must not raise it again
         if error is not None:
             raise error
         return self.target
@@ -62,6 +62,7 @@ class Handle:
 class _LastStatus:
     """Ends the process with status 1 when the interpreter deletes it, after everything else has ended."""
 
+    # Bound as a default: when this runs, the names of the module may be gone.
     def __del__(self, leave: Callable[[int], None] = os._exit) -> None:
         leave(1)
 
@@ -83,7 +84,7 @@ def start(work: Callable[[], object], target: Path) -> Handle:
 def finish() -> None:
     """Wait for the save in flight, if there is one, and raise its error unless `wait` raised it before."""
     global _in_flight
-    handle, _in_flight = _in_flight, None
+    handle, _in_flight = _in_flight, None  # first, as `wait` may raise
     if handle is not None:
         handle.wait()
 

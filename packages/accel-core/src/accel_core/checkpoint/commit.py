@@ -115,8 +115,8 @@ def files_in(staging: Path) -> list[str]:
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:
     """Finish what was staged, all of it on disk: from then on it can be published."""
-    (staging / _COMMITTER).unlink(missing_ok=True)
-    if staging.parent != target.parent:
+    (staging / _COMMITTER).unlink(missing_ok=True)  # no part of the checkpoint
+    if staging.parent != target.parent:  # inside of it, where files may have to be replaced
         state_journal(target).prepare(staging)
     # Last: a folder counts as complete from its manifest on.
     manifest.write(staging)
@@ -187,6 +187,7 @@ def recover(target: Path, identity: str | None = None) -> None:
     """Bring a target to rest: put in place what is to be kept, delete the rest of what saves left."""
     journal = state_journal(target)
     whole = [save for save in saves_of(target) if save.whole]
+    # On several disks, what this one alone prepared must not take the place of what all of them hold.
     counting = whole if identity is None else [save for save in whole if save.committed]
     best = next((save for save in whole if save.identity == identity), next(iter(counting), None))
     # Before anything is cleared: until it is in place, the folder that is adopted may be the only whole copy.
@@ -302,11 +303,7 @@ def _adopt(folder: Path, target: Path) -> None:
 
 
 def _delete(target: Path) -> None:
-    """Delete a checkpoint at once; where others keep something in its folder, file by file, its list last.
-
-    A list that names files which are not there is that of no whole checkpoint: after a crash in between nothing loads
-    what is left, and it goes when the series is pruned again. Accelerate's have no list, and lose first what ends them.
-    """
+    """Delete a checkpoint at once; where others keep something in its folder, file by file, its list last."""
     listed, _ = owned_files(target)
     owned = {names.MANIFEST_NAME, *listed}
     folders = {parent for name in owned for parent in Path(name).parents}
@@ -314,13 +311,17 @@ def _delete(target: Path) -> None:
     if all(path.as_posix() in owned or path in folders for path in inside):
         _discard(target, target)
         return
+    # A folder of Accelerate has no list, and loses first the file without which it counts as incomplete.
     in_turn = sorted(listed, key=lambda name: (name != names.random_states_name(0), name))
     files = [target / name for name in in_turn if lies_inside(target, name)]
     held = [deferred_delete.hold(path) for path in files]
+    # The list last: nothing loads a folder whose list names files that are not there, so a crash in between does no
+    # harm.
     for path in [*files, target / names.MANIFEST_NAME]:
         with contextlib.suppress(NotADirectoryError):
             path.unlink(missing_ok=True)
     deferred_delete.release(held)
+    # Inner ones first: only an empty folder goes.
     for folder in sorted(folders - {Path()}, key=lambda folder: -len(folder.parts)):
         # A folder in which others keep something is not empty, and stays.
         with contextlib.suppress(OSError):
@@ -333,7 +334,7 @@ def _discard(folder: Path, target: Path) -> None:
     try:
         if not folder.name.startswith(GONE):
             gone = sibling_path(folder.parent / target.name, GONE, names.fresh_id())
-            os.rename(folder, gone)
+            os.rename(folder, gone)  # its name says so, whatever becomes of its files
         if gone.is_dir() and not gone.is_symlink():
             deferred_delete.remove(gone)
         else:
@@ -359,22 +360,17 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def _rename_with(flag: int, source: Path, target: Path) -> int:
-    """Rename with a flag of renameat2, for which Python has no name; return 0, or the number of the error.
-
-    Its flags: https://man7.org/linux/man-pages/man2/rename.2.html
-    """
+    """Rename with a flag of renameat2, for which Python has no name; return 0, or the number of the error."""
     renameat2 = _renameat2()
     if renameat2 is None:
         return errno.ENOSYS
+    # The flags: https://man7.org/linux/man-pages/man2/rename.2.html
     done = renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flag))
     return 0 if done == 0 else ctypes.get_errno()
 
 
 def _rename_if_absent(source: Path, target: Path) -> bool:
-    """Rename a folder unless the target exists; return whether it was done.
-
-    Where the system cannot do both in one step, an empty folder that appears in between is replaced.
-    """
+    """Rename a folder unless the target exists; return whether it was done."""
     # `os.rename` replaces an empty folder that somebody made meanwhile; RENAME_NOREPLACE does not.
     number = _rename_with(_RENAME_NOREPLACE, source, target)
     if number in (0, errno.EEXIST):
@@ -384,6 +380,7 @@ def _rename_if_absent(source: Path, target: Path) -> bool:
     if os.path.lexists(target):
         return False
     try:
+        # Not in one step: an empty folder that appears in between is replaced.
         os.rename(source, target)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):

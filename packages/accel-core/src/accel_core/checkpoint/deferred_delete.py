@@ -15,7 +15,7 @@ from pathlib import Path
 __all__ = ["hold", "release", "remove", "wait"]
 
 _LARGE = 1 << 20
-_MOST_HELD = 64
+_MOST_HELD = 64  # a process may open only so many files
 
 _freeing: list[threading.Thread] = []
 
@@ -26,6 +26,7 @@ def hold(path: str | os.PathLike[str]) -> int | None:
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size >= _LARGE:
+            # Not blocking: opening a FIFO that took the name meanwhile would wait for a writer.
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     return None
 
@@ -51,6 +52,7 @@ def remove(folder: Path) -> None:
     """Delete a folder; its names are gone when the call returns, the space of its large files a little later."""
     walked = list(os.walk(folder))
     for path in (os.path.join(place, name) for place, inner, _ in walked for name in inner):
+        # Before anything is deleted: `rmtree` would empty what is mounted before it fails.
         if os.path.ismount(path):
             raise OSError(errno.EBUSY, "Another filesystem is mounted in it", path)
     files = (os.path.join(place, name) for place, _, names in walked for name in names)

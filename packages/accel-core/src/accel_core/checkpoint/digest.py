@@ -60,6 +60,7 @@ class HashingFile:
         self.size += len(view)
         if self.size - self._begun >= _WRITEBACK:
             # Let the disk begin to write now, so that the flush at the end has less left to wait for.
+            # 64 bits: ctypes passes a plain integer as a C int.
             begun, length = ctypes.c_int64(self._begun), ctypes.c_int64(self.size - self._begun)
             _sync_file_range()(self._descriptor, begun, length, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
             self._begun = self.size
@@ -68,7 +69,7 @@ class HashingFile:
     def _append(self, part: memoryview) -> None:
         try:
             while len(part):
-                part = part[os.write(self._descriptor, part) :]
+                part = part[os.write(self._descriptor, part) :]  # a write may take only a part of it
         except OSError as failure:
             self._failure = failure
             raise

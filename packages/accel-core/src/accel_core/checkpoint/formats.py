@@ -6,7 +6,6 @@ The run's own format is asked first, then those that strategies announced, then 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import cast
@@ -15,7 +14,7 @@ from accel_core.checkpoint import names
 from accel_core.checkpoint.format import CheckpointFormat, Source
 from accel_core.checkpoint.report import listed
 from accel_core.errors import CheckpointMismatchError
-from accel_core.options.engines import PUBLIC, require
+from accel_core.options.engines import PUBLIC, load, require
 
 __all__ = ["recognise", "register_format"]
 
@@ -50,8 +49,7 @@ def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
 def _others() -> Iterator[CheckpointFormat]:
     for index, chosen in enumerate(_registered):
         if isinstance(chosen, str):
-            module, _, name = chosen.partition(":")
-            _registered[index] = chosen = cast(CheckpointFormat, getattr(importlib.import_module(module), name))
+            _registered[index] = chosen = cast(CheckpointFormat, load(chosen))
         yield chosen
     for point in entry_points(group="accel.formats"):
         yield point.load()

@@ -29,10 +29,10 @@ def write_bytes(path: Path, content: bytes, *, rank: int = 0) -> Entry:
 def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
     """Read a JSON file of at most 256 MiB."""
     with open(open_member(folder, name, links=links), "rb") as file:
-        content = file.read(_LONGEST + 1)
+        content = file.read(_LONGEST + 1)  # one byte more than allowed, to see that there are more
     try:
         if len(content) > _LONGEST:
             raise ValueError(f"more than {_LONGEST} bytes")
         return json.loads(content)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # the latter of lists in lists, thousands deep
         raise damaged_file(folder / name, f"text that is not JSON ({error})") from error

@@ -56,6 +56,7 @@ def load_state(
     Every rank calls it. Everything is read and compared first; nothing is changed unless all of it fits on all ranks.
     Load hooks are called when everything but the models was found to fit.
     """
+    # The save under way may be the one that is loaded.
     background.finish()
     options = placement(load_model_func_kwargs.pop("map_location", None), run.world) | (load_kwargs or {})
     ranks = Ranks(run.world, "load_state")
@@ -132,7 +133,7 @@ def _read_and_compare(request: LoadRequest) -> Reading:
                 if failure is not None:
                     raise failure
                 return reading
-        time.sleep(_PAUSE * 2**attempt)
+        time.sleep(_PAUSE * 2**attempt)  # the other process may not be done
     raise CheckpointError(
         f"The checkpoint {str(request.input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
         "meanwhile. Load a copy of it, or save less often."
@@ -152,6 +153,7 @@ def _select(request: LoadRequest) -> Reading:
     with ranks.together(f"Opening the checkpoint {str(given)!r}"):
         folder = given if save is None or (save.folder == target and given.exists()) else save.folder
         manifest = Manifest.read(folder)
+        # Accelerate writes down no number of ranks, but a file of random states for each.
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
         own = recognise(source, request.run.strategy.format)
@@ -168,6 +170,7 @@ def _check_keywords(request: LoadRequest) -> None:
     for model in request.run.models if given else ():
         method = extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict
         try:
+            # Bound and not called: no model may change before everything was compared.
             inspect.signature(method).bind({}, strict=False, **given)
         except TypeError as error:
             raise ConfigurationError(
@@ -214,16 +217,15 @@ def _compared(look: Callable[[Exchange], list[Restoration]], reading: Reading) -
 
 
 def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
-    """Begin to compare files with the manifest: what a machine's ranks read, each file on one of them.
-
-    Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
-    """
+    """Begin to compare files with the manifest: what a machine's ranks read, each file on one of them."""
     source, world = reading.source, reading.request.run.world
     manifest = source.manifest
     if manifest is None:
         return []
     machine = range(world.rank - world.local_rank, world.rank - world.local_rank + max(1, world.local_size))
+    # Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
     read = reading.read_by(*machine) if reading.whole else set(source.files())
+    # So that ranks get about as many bytes.
     by_size = sorted((entry for entry in manifest.entries if entry.name in read), key=lambda entry: -entry.size)
     mine = [entry.name for number, entry in enumerate(by_size) if number % len(machine) == world.local_rank]
     return [pool.submit(_damage, manifest, source.folder, name, world.rank) for name in mine]

@@ -157,6 +157,7 @@ def found_save(folder: Path, *, committed: bool = False, foreign: bool = True) -
 def check_name(name: str, where: Path) -> None:
     """Refuse a file name that leads out of its folder."""
     parts = name.split("/")
+    # A backslash separates folders on Windows, where the same checkpoint may be read.
     if not name or name.startswith("/") or "\\" in name or "\0" in name or any(p in ("", ".", "..") for p in parts):
         raise UnsafeCheckpointError(
             f"A file name in {str(where)!r} leads outside its folder; got {name!r}. "
@@ -212,6 +213,7 @@ def open_member(folder: Path, name: str, *, links: bool = False) -> int:
             "Copy the file into the folder if you trust it."
         )
     _refuse_irregular(path, os.stat(path).st_mode)
+    # Not blocking, and looked at again: a FIFO may have taken the name since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse_irregular(path, os.fstat(descriptor).st_mode)

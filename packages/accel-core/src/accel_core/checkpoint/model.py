@@ -130,7 +130,7 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
             fitting[key] = raw
     known = {stored[name] for name in stored.keys() & actual.keys()}
     for name in sorted(stored.keys() - actual.keys()):
-        if aliases.get(stored[name]) not in known:
+        if aliases.get(stored[name]) not in known:  # another name of a weight that the model has is expected
             note("unexpected", f"{name} is not in the model")
     apply = partial(_apply, inner, state, fitting, weights, kwargs)
     return Restoration(component, apply, findings, partial=True)
@@ -140,6 +140,7 @@ def _by_bare_names(weights: StoredWeights) -> Mapping[str, str]:
     """Return the stored names by those of the bare model, whichever form of it was saved."""
     stored = [*weights.tensors, *weights.aliases]
     bare = {canonical_name(name): name for name in stored}
+    # Two names of one bare name are two weights: then all are compared as they are.
     return bare if len(bare) == len(set(stored)) else {name: name for name in stored}
 
 

@@ -155,7 +155,7 @@ def found_in(folder: Path) -> list[str]:
     inside = [f"{place.name}/{name}" for place in folders for name in os.listdir(place)]
     inside = [name for name in inside if engine_of(name)]
     known = {engine_of(name) for name in inside}
-    unsure = [also for title, _, also in _engines() if title not in known]
+    unsure = [also for title, _, also in _engines() if title not in known]  # `latest`, for instance, may be anybody's
     return sorted([*inside, *(name for name in listed if not any(also.fullmatch(name) for also in unsure))])
 
 

@@ -21,6 +21,7 @@ _LIKE_PARAMETER = frozenset(
 )
 """Entries that have the shape of their parameter in every optimizer of torch."""
 
+# What schedules add to a group, and names of parameters, which not every torch keeps.
 _NOT_COMPARED = frozenset({"params", "param_names", "initial_lr", "swa_lr", "base_momentum", "max_momentum"})
 
 
@@ -90,6 +91,7 @@ def differences(state: Any, optimizer: Any) -> list[str]:
     parameters: dict[Any, Tensor] = {}
     for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
         ours, theirs = own.keys() - _NOT_COMPARED, group.keys() - _NOT_COMPARED
+        # In one direction only, it may be another version of torch: versions add settings.
         if ours - theirs and theirs - ours:
             found.append(
                 f"group {number} has {sorted(theirs - ours)} and lacks {sorted(ours - theirs)}: another optimizer"
@@ -108,6 +110,7 @@ def differences(state: Any, optimizer: Any) -> list[str]:
     current = getattr(optimizer, "state", {})
     for key, entries in state["state"].items():
         parameter = parameters.get(key)
+        # Of no parameter: torch keeps such an entry as it is.
         if parameter is None:
             continue
         own_entries = current.get(parameter, {})

@@ -67,9 +67,10 @@ def read_object(folder: Path, name: str, *, links: bool = False, **options: obje
 
 def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     """Read an open file that `torch.save` wrote, refusing anything but data."""
+    # The last one wins: no caller switches `weights_only` off.
     options = {"map_location": "cpu"} | options | {"weights_only": True}
     room = _room(file, path)
-    mapped = bool(options.pop("mmap", False)) and room.zipped
+    mapped = bool(options.pop("mmap", False)) and room.zipped  # torch maps archives alone
     try:
         with safe_globals(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -118,6 +119,7 @@ def safe_globals() -> Iterator[None]:
     NumPy's own functions and types are not on the list meanwhile, whoever declared them. Threads read one after the
     other: torch keeps its list for the whole process.
     """
+    # Sparse tensors are checked too: the indices in a crafted one may lie outside of it.
     with _lock, torch.sparse.check_sparse_tensor_invariants():  # type: ignore[no-untyped-call]
         before = torch.serialization.get_safe_globals()
         torch.serialization.clear_safe_globals()
@@ -172,7 +174,7 @@ class _Walk:
         if isinstance(value, list):
             value[:] = map(self.finished, value)
         elif isinstance(value, dict):
-            for key, item in list(dict.items(value)):
+            for key, item in list(dict.items(value)):  # not by a method of a subclass
                 value[key] = self.finished(item)
         if type(value) is not Array:
             self._check_attributes(value)
@@ -217,10 +219,7 @@ class _Room(NamedTuple):
 
 
 def _room(file: BinaryIO, path: Path) -> _Room:
-    """Return how much memory a file fills, refusing one that grows when it is read.
-
-    `torch.save` stores members as they are. A deflated or doubled member may unpack to a thousand times its size.
-    """
+    """Return how much memory a file fills, refusing one that grows when it is read."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     try:
@@ -232,6 +231,7 @@ def _room(file: BinaryIO, path: Path) -> _Room:
         raise damaged_file(path, f"an archive that cannot be read ({type(error).__name__}: {error})") from error
     finally:
         file.seek(0)
+    # `torch.save` stores members as they are; a deflated or doubled one may unpack to a thousand times its size.
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise damaged_file(path, "compressed members, which torch does not write")
     content = sum(member.file_size for member in members)

@@ -30,7 +30,9 @@ class Ranks:
         together = dist.is_available() and dist.is_initialized()
         self.rank = world.rank
         self.size = world.size if together else 1
+        # Without a process group there is nobody to exchange with, whatever the environment says.
         found = world if together else replace(world, size=1)
+        # Patient: ranks write different amounts, which may take longer than debug mode waits elsewhere.
         self._channel = Channel(found, operation, group_name=group_name, patient=True)
 
     def exchange(self, value: _T) -> list[_T]:
@@ -89,6 +91,7 @@ class Ranks:
 
 def described(failure: Exception) -> tuple[type[AccelError], str]:
     """Return the class and the text under which other ranks learn of a failure."""
+    # Every rank has its class.
     if isinstance(failure, AccelError) and type(failure).__module__ == AccelError.__module__:
         return type(failure), str(failure)
     return CheckpointError, f"{type(failure).__name__}: {failure}"

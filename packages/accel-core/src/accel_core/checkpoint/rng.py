@@ -41,6 +41,7 @@ def collect(world: World) -> dict[str, Any]:
 def check(states: Any, world: World) -> None:
     """Make sure that `restore` will succeed."""
     try:
+        # Into generators made for it: those of the process stay as they are until all ranks have compared.
         random.Random().setstate(_words_state(states, _PYTHON))
         torch.Generator().set_state(states[_TORCH])
         if _NUMPY in states and "numpy" in sys.modules:
@@ -66,18 +67,18 @@ def restore(states: dict[str, Any], world: World) -> None:
     if isinstance(found, torch.Tensor):
         world.hardware.set_rng_state(found)
         return
-    for number, state in enumerate(found[: world.hardware.count()]):
+    for number, state in enumerate(found[: world.hardware.count()]):  # another machine may have fewer devices
         world.hardware.module.set_rng_state(state, number)
 
 
 def derive(states: dict[str, Any], world: World) -> None:
     """Seed the generators of a rank that did not save, from the states of a rank that did."""
     words = bytes(states[_TORCH].tolist()) + world.rank.to_bytes(8, "little")
-    seed = int(digest_of_bytes(words)[:15], 16)
+    seed = int(digest_of_bytes(words)[:15], 16)  # 60 bits, which torch takes for a seed
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+        sys.modules["numpy"].random.seed(seed % 2**32)  # NumPy's seed has 32 bits
 
 
 def _words_state(states: Mapping[str, Any], key: str) -> tuple[Any, ...]:

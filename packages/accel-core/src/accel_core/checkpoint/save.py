@@ -101,21 +101,21 @@ def save_state(
     except BaseException:
         transaction.abandon()
         raise
-    if blocking:
-        transaction.finish(parts, hooked, ranks, threads=True)
+    # In the background over a gloo group of its own, so that the save does not disturb the collectives of training.
+    own = ranks if blocking or absent else Ranks(run.world, "save_state in the background", group_name=BACKGROUND)
+
+    def write() -> None:
+        transaction.finish(parts, hooked, own, threads=blocking)
         card.checkpoint(str(given))
+        if not blocking:
+            # Here, and not where the next save begins: that would keep the run waiting.
+            deferred_delete.wait()
+
+    if blocking:
+        write()
         run.project.iteration += 1
         return given
     run.project.iteration += 1
-    # On a gloo group of its own, so that the save does not disturb the collectives of training.
-    own = ranks if absent else Ranks(run.world, "save_state in the background", group_name=BACKGROUND)
-
-    def write() -> None:
-        transaction.finish(parts, hooked, own)
-        card.checkpoint(str(given))
-        # Here, and not where the next save begins: that would keep the run waiting.
-        deferred_delete.wait()
-
     return background.start(write, given)
 
 
@@ -231,6 +231,7 @@ class Transaction:
         if self.limit is not None:
             if self.completes:
                 commit.prune(self.target, self.limit)
+            # No rank leaves while an old checkpoint is half deleted.
             ranks.exchange(None)
         return self.target
 

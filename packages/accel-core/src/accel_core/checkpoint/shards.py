@@ -82,7 +82,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 def _open_file(path: Path) -> StoredWeights:
     try:
-        return model.open_weights(path.parent, path.name, links=True)
+        return model.open_weights(path.parent, path.name, links=True)  # caches of hubs hold links
     except FileNotFoundError as error:
         raise _not_found(path) from error
     except OSError as error:

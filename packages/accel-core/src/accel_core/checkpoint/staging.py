@@ -85,5 +85,5 @@ def _is_accelerators(tensor: Tensor) -> bool:
 
 def _same_mapping(original: Mapping[Any, Any], copied: dict[Any, Any]) -> object:
     """Rebuild an OrderedDict or Counter; any other mapping becomes a dict."""
-    kind: Any = type(original)
+    kind: Any = type(original)  # a defaultdict would take the copy for its factory
     return kind(copied) if kind.__module__ == "collections" and kind.__name__ != "defaultdict" else copied

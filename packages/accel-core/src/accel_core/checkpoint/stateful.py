@@ -53,7 +53,7 @@ def parts(run: Run) -> list[Part]:
     found: list[Part] = []
 
     def add(name: str, component: str, state: object) -> None:
-        pickles.prove_readable(state, component)
+        pickles.prove_readable(state, component)  # refused now, and not when it is to be loaded
         found.append(FilePart(name, "object", state))
 
     for index, scheduler in enumerate(run.schedulers):
@@ -237,11 +237,9 @@ def _keeps_state(loader: object) -> bool:
 
 
 def _state_of(loader: Any) -> object:
-    """Return the state of a stateful loader; `None` where it has none yet.
-
-    Asking one of torchdata's for its state before it was iterated makes its iterator there and then: a seed is drawn
-    from torch's generator now and not later, workers are started, and a run that saves differs from one that does not.
-    """
+    """Return the state of a stateful loader; `None` where it has none yet."""
+    # Asking one of torchdata's before it was iterated makes its iterator there and then: a seed is drawn from torch's
+    # generator now and not later, workers start, and a run that saves differs from one that does not.
     if getattr(loader, "_iterator", None) is None and hasattr(loader, "next_iter_state"):
         return loader.next_iter_state
     return loader.state_dict()

@@ -58,6 +58,7 @@ class TensorFile:
     def __init__(self, folder: Path, name: str, *, links: bool = False) -> None:
         self.path = folder / name
         self._descriptor = open_member(folder, name, links=links)
+        # Open as long as it may be read: another save can take its name meanwhile.
         weakref.finalize(self, os.close, self._descriptor)
         self.tensors, metadata = read_header(self._descriptor, self.path)
         self.aliases = {
@@ -77,6 +78,7 @@ class TensorFile:
     def read_into(self, name: str, destination: Tensor) -> None:
         """Copy a tensor into another of the same shape, straight into its memory where that is possible."""
         stored = self.tensors[self.aliases.get(name, name)]
+        # Booleans are checked before they are in place.
         if lies_open(destination) and destination.dtype == stored.dtype != torch.bool:
             self._read_bytes(stored, destination)
         else:
@@ -129,7 +131,7 @@ def stream_tensors(file: HashingFile | IO[bytes], tensors: Mapping[str, Tensor |
         header[name] = {"dtype": form, "shape": shape, "data_offsets": [start, end]}
         start = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    encoded += b" " * (-len(encoded) % 8)  # so that values begin at a multiple of 8
     file.write(len(encoded).to_bytes(8, "little") + encoded)
     for _, value in on_terminal(list(in_file_order(stored)), "Writing weights"):
         if isinstance(value, SpreadWeight) and value.pieces is not None:

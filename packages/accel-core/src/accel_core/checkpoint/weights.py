@@ -208,7 +208,7 @@ def _index(files: Mapping[str, Mapping[str, Any]], safe: bool) -> dict[str, Any]
         seen: set[Any] = set()
         for name, tensor in shard.items():
             key = tensor_file.storage_key(tensor)
-            if key in seen and safe:
+            if key in seen and safe:  # the file has it under its first name alone
                 continue
             total += 0 if key in seen else bytes_of(tensor)
             seen.add(key)

@@ -59,7 +59,7 @@ def send_to_device(
             return value.to(device, non_blocking=non_blocking)
         try:
             return value.to(device, non_blocking=non_blocking)
-        except TypeError:
+        except TypeError:  # a class of somebody else may take a device alone
             return value.to(device)
 
     moved: _T = tree_map_with_path(move, tensor, is_leaf=is_leaf)

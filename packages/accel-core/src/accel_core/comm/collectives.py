@@ -120,6 +120,7 @@ def reduce(tensor: Nest, reduction: str = "mean", scale: float = 1.0) -> Nest:
         )
     if world.size == 1:
         flatten(tensor, "reduce")
+        # A copy, as from several ranks: what is done to the result does not reach the input.
         copied: Nest = recursively_apply(torch.clone, tensor)
         return copied
     return _reduce(tensor, reduction, scale, world)
@@ -237,10 +238,8 @@ def _all_reduce_max(wire: torch.Tensor, transport: Transport) -> None:
 
 
 def _dense(leaf: torch.Tensor, transport: Transport) -> torch.Tensor:
-    """Return a tensor whose memory holds its values one after the other, where operations take it from.
-
-    A conjugated or negated tensor shares the memory of another and carries a flag; its bytes are not its values.
-    """
+    """Return a tensor whose memory holds its values one after the other, where operations take it from."""
+    # A conjugated or negated tensor shares the memory of another and carries a flag; its bytes are not its values.
     return leaf.to(transport.device).resolve_conj().resolve_neg().contiguous()
 
 

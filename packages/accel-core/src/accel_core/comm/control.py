@@ -43,6 +43,7 @@ class Channel:
     """What the ranks of a world tell each other in the course of one thing that they do together.
 
     Every method but `exchange_among` is called by every rank, in the same order. With one process each returns at once.
+    They raise RankDisagreementError where a rank is in another operation, RemoteRankError where one failed or is gone.
     """
 
     def __init__(self, world: World, operation: str, *, group_name: str = "", patient: bool = False) -> None:
@@ -61,18 +62,11 @@ class Channel:
 
         Raises:
             CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
-            RankDisagreementError: Another rank is in another operation.
-            RemoteRankError: Another rank failed, or is gone.
         """
         return swap(value, self.operation, self.world, group_name=self.group_name, patient=self._patient)
 
     def exchange_bytes(self, content: bytes) -> list[bytes]:
-        """Return the bytes of each rank, by rank: `exchange` without pickling, cheap enough for every step of a loop.
-
-        Raises:
-            RankDisagreementError: Another rank is in another operation.
-            RemoteRankError: Another rank failed, or is gone.
-        """
+        """Return the bytes of each rank, by rank: `exchange` without pickling, cheap enough for every step."""
         if self.world.size == 1:
             return [content]
         with self._participate() as transport:
@@ -107,8 +101,7 @@ class Channel:
         Raises:
             CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
             ConfigurationError: There is no such rank.
-            RankDisagreementError: Another rank is in another operation, or has another `source`.
-            RemoteRankError: Another rank failed, or is gone.
+            RankDisagreementError: Also where another rank has another `source`.
         """
         if self.world.size == 1:
             return value
@@ -123,21 +116,11 @@ class Channel:
         return result
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag of any rank is true.
-
-        Raises:
-            RankDisagreementError: Another rank is in another operation.
-            RemoteRankError: Another rank failed, or is gone.
-        """
+        """Return whether the flag of any rank is true."""
         return b"\1" in self.exchange_bytes(b"\1" if flag else b"\0")
 
     def wait(self) -> None:
-        """Wait until every rank has come here.
-
-        Raises:
-            RankDisagreementError: Another rank is in another operation.
-            RemoteRankError: Another rank failed, or is gone.
-        """
+        """Wait until every rank has come here."""
         if self.world.size > 1:
             with self._participate() as transport:
                 transport.exchange(Message())
@@ -180,12 +163,7 @@ class Channel:
 
 
 def agree(failure: Exception | None, doing: str) -> None:
-    """Meet all ranks and go on only if none of them failed.
-
-    Raises:
-        Exception: `failure`, on the ranks that failed.
-        RemoteRankError: On the others, with the failed ranks and their messages.
-    """
+    """Meet all ranks and go on only if none of them failed; see `Channel.agree`."""
     Channel(process_world.ensure(), doing).agree(failure)
 
 
@@ -220,12 +198,7 @@ def in_step(world: World, operation: str, parts: Mapping[str, PartView]) -> Iter
 
 
 def wait_for_all(world: World, operation: str = "wait_for_everyone") -> None:
-    """Stop until every rank has come here; with one process, return at once.
-
-    Raises:
-        RankDisagreementError: A rank is in another operation; every rank names every rank's line.
-        RemoteRankError: A rank failed, or is gone.
-    """
+    """Stop until every rank has come here; with one process, return at once."""
     Channel(world, operation).wait()
 
 

@@ -31,38 +31,23 @@ _split_copy: Callable[..., Any] = torch.split_with_sizes_copy
 
 @record(frozen=True)
 class Block:
-    """Neighbors in a segment: a stack of tensors of one shape, or tensors of any shapes.
+    """Neighbors in a segment: a stack of tensors of one shape, or tensors of any shapes."""
 
-    Attributes:
-        members: Their places among the leaves of the nest.
-        sizes: Their numbers of elements.
-        shape: The shape that all have, or `None`.
-        first: Where they begin in the segment, in elements.
-        last: Where they end in the segment, in elements.
-    """
-
-    members: tuple[int, ...]
-    sizes: tuple[int, ...]
-    shape: torch.Size | None
-    first: int
-    last: int
+    members: tuple[int, ...]  # their places among the leaves of the nest
+    sizes: tuple[int, ...]  # their numbers of elements
+    shape: torch.Size | None  # the shape that all have, or `None`
+    first: int  # where they begin in the segment, in elements
+    last: int  # where they end in the segment, in elements
 
 
 @record(frozen=True)
 class Segment:
-    """The tensors of one dtype, one after the other.
+    """The tensors of one dtype, one after the other."""
 
-    Attributes:
-        dtype: Their dtype.
-        blocks: Who they are.
-        start: First byte in the buffer.
-        stop: Byte after the last one.
-    """
-
-    dtype: torch.dtype
-    blocks: tuple[Block, ...]
-    start: int
-    stop: int
+    dtype: torch.dtype  # their dtype
+    blocks: tuple[Block, ...]  # who they are
+    start: int  # first byte in the buffer
+    stop: int  # byte after the last one
 
 
 @record(frozen=True)
@@ -166,17 +151,13 @@ def lay_out(nest: object, operation: str, device: torch.device, world_size: int)
     if layout is None:
         check_kinds(nest, operation)
         if len(_layouts) >= _REMEMBERED:
-            _layouts.pop(next(iter(_layouts)))
+            _layouts.pop(next(iter(_layouts)))  # the oldest: ever new shapes must not fill the memory
         layout = _layouts[key] = _lay_out(leaves, spec, device, world_size)
     return leaves, layout
 
 
 def check_kinds(nest: object, operation: str, *, allow_nested: bool = False) -> None:
-    """Refuse tensors that have no memory with one value after the other, before anything is sent.
-
-    Raises:
-        UnsupportedTypeError: A tensor is of such a kind.
-    """
+    """Refuse tensors that have no memory with one value after the other, before anything is sent."""
     for path, leaf in leaf_paths(nest):
         kind, remedy = _kind_of(leaf)
         if kind and not (allow_nested and kind == "nested"):

@@ -100,7 +100,7 @@ def _pad(leaf: torch.Tensor, dim: int, longest: int, shortest: int, value: float
 def _dtype_for(leaf: torch.Tensor, value: float) -> torch.dtype:
     """Return the dtype that holds a tensor and a value: its own, else what torch promotes both to, else int64."""
     candidates: list[torch.dtype] = [leaf.dtype, torch.result_type(leaf, value)]
-    if leaf.dtype is not torch.uint64:
+    if leaf.dtype is not torch.uint64:  # the upper half of which int64 does not hold
         candidates.append(torch.int64)
     for dtype in candidates:
         if _holds(dtype, value):

@@ -8,7 +8,7 @@ Python. An answer rests on evidence, and on no time limit:
 - All ranks run one program. Where they call an operation together, each has begun as many frames (`transport.Place`) as
   the others, and as many collectives of each process group as the others of that group. A rank that has begun more than
   the caller is past the place of the call: what it began ends only with the caller's help. So is a rank that has begun
-  more than another one that is past it, on a group of these two.
+  more than another one that came or is past it, on a group of these two.
 - torch counts the collectives of a group, so training pays nothing. Its count includes what two ranks send each other,
   which need not be alike on all ranks; so only what was begun since the last frame is compared. Watched are the default
   group and those that the strategy names. A group that a thread beside training uses must not be among them.
@@ -71,6 +71,9 @@ class RollCall:
 
     Every rank makes it for the same process groups: the number of those made so far keeps their keys apart, as a store
     may outlive a process group.
+
+    Attributes:
+        missed: The kinds of calls that this rank did not come to because it had gone on.
     """
 
     def __init__(self, world: World) -> None:
@@ -84,6 +87,7 @@ class RollCall:
         self._closed: dict[int, str] | None = None  # what calls return that nobody answers any more
         self._stopped = False
         self._peers: frozenset[int] = frozenset()  # ranks with which this one is in smaller groups
+        self.missed: set[str] = set()
         store: Any = default_store()
         stores = connect_again(store)
         if stores is None:
@@ -118,11 +122,9 @@ class RollCall:
         return [rank for rank, word in answers.items() if word in (_PAST, _ENDED)]
 
     def _begin(self, kind: str, place: tuple[int, dict[str, int]] | None = None) -> int:
-        """Answer the next call of a kind by being here, or at another place, and return its number.
-
-        A rank that waits in a frame asks, and comes to no call meanwhile; who calls comes to no frame. So the first one
-        to use a number says which of the two it is, and who wants the other answers that it is elsewhere.
-        """
+        """Answer the next call of a kind by being here, or at another place, and return its number."""
+        # A rank that waits in a frame asks, and comes to no call meanwhile; who calls comes to no frame. So the first
+        # one to use a number says which of the two it is, and who wants the other answers that it is elsewhere.
         while True:
             with self._changed:
                 number, self._number = self._number, self._number + 1
@@ -132,7 +134,15 @@ class RollCall:
             if fits:
                 return number
 
-    def call(self, operation: str) -> dict[int, str]:
+    def is_passed(self, operation: str, kind: str) -> bool:
+        """Return whether another rank has begun a collective that needs this one, instead of coming to the same call.
+
+        Raises:
+            RemoteRankError: Nothing was heard of a rank before the process group's timeout.
+        """
+        return _PAST in self.call(operation, kind).values()
+
+    def call(self, operation: str, kind: str = _CALL) -> dict[int, str]:
         """Wait until it is known of every rank whether it comes to the same call.
 
         Raises:
@@ -140,7 +150,7 @@ class RollCall:
         """
         if self._closed is not None:
             return self._closed
-        number = self._begin(_CALL)
+        number = self._begin(kind)
         seconds = self._patience.total_seconds()
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed is not None or number in self._absent, seconds):
@@ -207,7 +217,8 @@ class RollCall:
 
     def _write(self, number: int, absent: dict[int, str]) -> None:
         """Write down who was absent; only what is written first counts."""
-        self._store.compare_set(f"{number}/absent", "", json.dumps(absent))
+        # Set once more: the store that torch 2.6 and 2.7 have on loopback wakes nobody where it compares.
+        self._store.set(f"{number}/absent", self._store.compare_set(f"{number}/absent", "", json.dumps(absent)))
 
     def _answer_of(self, number: int, rank: int) -> tuple[str, int, dict[str, int]]:
         """Return what a rank answered, and where it was: frames and collectives."""
@@ -256,7 +267,7 @@ class RollCall:
             heard = {rank for rank in waiting if self._store.check([f"{number}/{rank}"])}
             waiting -= heard
             answers = [self._answer_of(number, rank) for rank in heard]
-            passed += [(at, counts) for word, at, counts in answers if word in (_PAST, ELSEWHERE)]
+            passed += [(at, counts) for word, at, counts in answers if word in (_HERE, _PAST, ELSEWHERE)]
             with self._changed:
                 if self._stopped:
                     raise _Stopped
@@ -265,6 +276,8 @@ class RollCall:
                 word = self._evidence(passed)
                 if word:
                     self._number += 1
+                    if word == _PAST:
+                        self.missed.add(self._store.get(f"{number}/kind").decode())
                     break
                 self._changed.wait(pause)
                 pause = min(_LONGEST, 2 * pause)

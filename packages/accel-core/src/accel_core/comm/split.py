@@ -34,7 +34,7 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
             )
         parts = {key: split_for_rank(value, rank, size, apply_padding=apply_padding) for key, value in inputs.items()}
         return honor_mapping(inputs, parts)
-    numpy = sys.modules.get("numpy")
+    numpy = sys.modules.get("numpy")  # an array comes only from a NumPy that is loaded
     if numpy is not None and isinstance(inputs, numpy.ndarray) and inputs.ndim:
         return inputs[_indices(len(inputs), rank, size, apply_padding)]
     if not isinstance(inputs, list | tuple | torch.Tensor | Dataset) and not hasattr(inputs, "select"):

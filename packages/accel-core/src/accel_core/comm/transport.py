@@ -104,16 +104,11 @@ def largest_frame(world_size: int) -> int:
 
 
 class Message(NamedTuple):
-    """What a rank brings to an operation.
+    """What a rank brings to an operation."""
 
-    Attributes:
-        digest: 16 bytes that have to be equal on all ranks.
-        nbytes: Length of the payload in bytes; it may differ between ranks.
-        describe: Makes, when ranks disagree, this rank's view: what each part is, by its path.
-    """
-
-    digest: bytes = _NO_DIGEST
-    nbytes: int = 0
+    digest: bytes = _NO_DIGEST  # 16 bytes that have to be equal on all ranks
+    nbytes: int = 0  # length of the payload in bytes; it may differ between ranks
+    # Makes, when ranks disagree, this rank's view: what each part is, by its path.
     describe: Callable[[], dict[str, PartView]] = dict
 
 
@@ -252,7 +247,7 @@ class Transport:
         """Send the frame, whose payload is in place, and check that all ranks sent the same description.
 
         Raises:
-            RankDisagreementError: Ranks differ; every rank raises it and names every rank's view.
+            RankDisagreementError: Ranks differ in the operation or its digest; every rank names every rank's view.
             RemoteRankError: Another rank failed before it could take part, or is gone.
         """
         operation = self._operation()
@@ -268,11 +263,8 @@ class Transport:
     def exchange_bytes(self, content: bytes | memoryview, message: Message) -> Iterator[bytes | memoryview]:
         """Send bytes of any length and yield every rank's, one after the other.
 
-        Every rank has to take all of them: where they are long, each is a collective of its own.
-
-        Raises:
-            RankDisagreementError: Ranks differ in the operation or its digest.
-            RemoteRankError: Another rank failed before it could take part, or is gone.
+        Every rank has to take all of them: where they are long, each is a collective of its own. Raises what `exchange`
+        does.
         """
         if len(content) <= self.capacity:
             self._write(content)
@@ -293,12 +285,7 @@ class Transport:
                 yield self._broadcast_bytes(content, length, rank)
 
     def broadcast_bytes(self, content: bytes | memoryview, message: Message, source: int) -> bytes | memoryview:
-        """Give every rank the bytes of one rank.
-
-        Raises:
-            RankDisagreementError: Ranks differ in the operation or its digest.
-            RemoteRankError: Another rank failed before it could take part, or is gone.
-        """
+        """Give every rank the bytes of one rank; raises what `exchange` does."""
         if self.world.rank == source and len(content) <= self.capacity:
             self._write(content)
         length = self.exchange(message)[source]
@@ -602,11 +589,7 @@ def ranks_know(failure: BaseException) -> bool:
 
 
 def check_rank(rank: int, size: int) -> None:
-    """Refuse a number that is not a rank.
-
-    Raises:
-        ConfigurationError: `rank` is not between 0 and `size` - 1.
-    """
+    """Refuse a number that is not a rank."""
     if not 0 <= rank < size:
         raise ConfigurationError(
             f"from_process must be a rank; got {rank} with {size} ranks. Use a number from 0 to {size - 1}."

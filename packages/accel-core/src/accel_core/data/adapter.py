@@ -59,7 +59,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: object = None, **kwargs: Any
     ) -> None:
         if use_stateful_dataloader:
-            self.__class__ = type(self).over(stateful_class())
+            self.__class__ = type(self).over(stateful_class())  # first: the constructor is then torchdata's
         self.use_stateful_dataloader = use_stateful_dataloader
         if batch_sampler is not None:
             kwargs["batch_sampler"] = batch_sampler
@@ -96,6 +96,7 @@ class DataLoaderAdapter(DataLoader[Any]):
         if "epoch" in state:
             state["epoch"] = state["epoch"].without_batches()
         own, user_class = type(self), self._user_class
+        # A class made here cannot be imported by its name; the other process makes it of the same two.
         kind = own.__mro__[1] if own in DataLoaderAdapter._specialized.values() else own
         if user_class in _stateful.values():
             user_class = user_class.__mro__[1]

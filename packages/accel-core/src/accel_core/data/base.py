@@ -28,43 +28,26 @@ Order = dict[str, torch.Tensor]
 
 @record
 class EpochState:
-    """What one iteration of a loader knows about itself; `iter()` makes it, and nothing of it outlives the epoch.
+    """What one iteration of a loader knows about itself; `iter()` makes it, and nothing of it outlives the epoch."""
 
-    Attributes:
-        begins_at: Global offset that the iteration began at.
-        full: How far a full step moves the position.
-        surplus: How much further the steps that were not full have moved it; mostly negative.
-        steps_before: Steps of the epoch before this iteration, as this loader counts them.
-        batches_before: Batches of the loader's own before this iteration.
-        served: Batches given in this iteration.
-        ended: Whether the batch given last is the last one.
-        first_step: Number, among the indices dealt in this iteration, of the first step that is given.
-        skipped_steps: Steps that `skip_batches` passes over.
-        skipped: Samples (or batches, where these have no fixed size) that `skip_batches` passed over.
-        counts: By step, what the parts hold, where they are not all full and real.
-        order: States of the generators when the order was drawn.
-        drawn_late: Whether `order` was captured behind the seed that torch takes for workers, or it took none.
-        replay: A position whose order is drawn once more in this iteration.
-        advance: Notes in the gradient state that a batch is given; looked up once, not at every batch.
-        state: State of the `StatefulDataLoader` behind the batch given last.
-    """
-
-    begins_at: int = 0
-    full: int = 1
-    surplus: int = 0
-    steps_before: int = 0
-    batches_before: int = 0
-    served: int = 0
-    ended: bool = False
-    first_step: int = 0
-    skipped_steps: int = 0
-    skipped: int = 0
-    counts: dict[int, StepCounts] | None = None
-    order: Order | None = None
+    begins_at: int = 0  # global offset that the iteration began at
+    full: int = 1  # how far a full step moves the position
+    surplus: int = 0  # how much further the steps that were not full have moved it; mostly negative
+    steps_before: int = 0  # steps of the epoch before this iteration, as this loader counts them
+    batches_before: int = 0  # batches of the loader's own before this iteration
+    served: int = 0  # batches given in this iteration
+    ended: bool = False  # whether the batch given last is the last one
+    first_step: int = 0  # number, among the indices dealt in this iteration, of the first step that is given
+    skipped_steps: int = 0  # steps that `skip_batches` passes over
+    skipped: int = 0  # samples (or batches, where these have no fixed size) that `skip_batches` passed over
+    counts: dict[int, StepCounts] | None = None  # by step, what the parts hold, where they are not all full and real
+    order: Order | None = None  # states of the generators when the order was drawn
+    # Whether `order` was captured behind the seed that torch takes for workers, or it took none.
     drawn_late: bool = False
-    replay: dict[str, Any] | None = None
+    replay: dict[str, Any] | None = None  # a position whose order is drawn once more in this iteration
+    # Notes in the gradient state that a batch is given; looked up once, not at every batch.
     advance: Callable[[Any], None] | None = None
-    state: Any = None
+    state: Any = None  # state of the `StatefulDataLoader` behind the batch given last
 
     @property
     def offset(self) -> int:
@@ -98,7 +81,7 @@ class DataLoaderStateMixin:
     def begin(self) -> None:
         """Note that an iteration begins."""
         self.reset()
-        with contextlib.suppress(TypeError, AttributeError):
+        with contextlib.suppress(TypeError, AttributeError):  # not every dataset knows its length
             if not getattr(self, "_drop_last", False):
                 length = getattr(self, "total_dataset_length", -1)
                 size = getattr(self, "total_batch_size", None)
@@ -255,6 +238,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         holder: object = self.batch_sampler if self.batch_sampler is not None else self
         while isinstance(inner := getattr(holder, "batch_sampler", None), BatchSampler) and holder is not self:
             holder = inner
+        # Past `DataLoader.__setattr__`, which refuses a new sampler once the loader is made.
         holder.__dict__["sampler"] = sampler
         if holder is not self:
             self.__dict__["sampler"] = sampler

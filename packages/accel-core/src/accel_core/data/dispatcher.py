@@ -265,17 +265,11 @@ class DataLoaderDispatcher(PreparedLoader):
 
 @record(frozen=True)
 class _Group:
-    """What all ranks read in one step.
+    """What all ranks read in one step."""
 
-    Attributes:
-        shares: For each part, its batch.
-        counts: What the parts hold, where they are not all full and real.
-        units: How far the step moves the position.
-    """
-
-    shares: list[Any]
-    counts: StepCounts | None
-    units: int
+    shares: list[Any]  # for each part, its batch
+    counts: StepCounts | None  # what the parts hold, where they are not all full and real
+    units: int  # how far the step moves the position
 
 
 @record(frozen=True)

@@ -19,6 +19,7 @@ from accel_core.data.position import (
     Cursor,
     Indices,
     capture_order,
+    drawing_once,
     is_exact,
     keeps_default_generator,
     replay_order,
@@ -215,12 +216,10 @@ class PreparedLoader(LoaderBase):
         return bool(self.readers == pending["readers"])
 
     def _bound_to_readers(self) -> bool:
-        """Return whether what comes after an offset depends on who reads.
-
-        Several workers of a stream read parts of it, each in batches of its own; what a rank's own loader gives is
-        its own part; the state of a stateful loader counts the batches of one rank.
-        """
+        """Return whether what comes after an offset depends on who reads."""
         streams = isinstance(self.dataset, IterableDataset)
+        # Several workers of a stream read parts of it, each in batches of its own; a rank's own loader gives its own
+        # part; the state of a stateful loader counts the batches of one rank.
         return bool(self.local_ranks) or (streams and self.num_workers > 1) or self.use_stateful_dataloader
 
     def _check_readers(self, pending: dict[str, Any]) -> None:
@@ -265,7 +264,8 @@ class PreparedLoader(LoaderBase):
         # The run that took the position kept its workers, so the seed for these must not come from the same generator.
         own, self.generator, self._seedless = self.generator, torch.Generator(), False
         try:
-            return iter(super().__iter__())
+            with drawing_once(self):
+                return iter(super().__iter__())
         finally:
             self.generator = own
 

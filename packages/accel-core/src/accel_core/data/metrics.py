@@ -135,12 +135,10 @@ def _only_sizes_differ(failure: RankDisagreementError) -> bool:
 
 
 def _may_be_samples(value: object, counts: StepCounts | None, loader: object) -> bool:
-    """Return whether a nest holds a list that has as many tensors as some rank has samples.
-
-    Such a list may hold columns or one tensor a sample (boxes of an image), which no rank can tell by itself. All ranks
-    come to the same answer here: lists of columns are equally long everywhere, and lists of samples have a length that
-    is in the counts, or none.
-    """
+    """Return whether a nest holds a list that has as many tensors as some rank has samples."""
+    # Such a list may hold columns, or one tensor a sample (boxes of an image); no rank can tell by itself. All ranks
+    # decide alike: lists of columns are equally long everywhere, and a list of samples has a length that is in the
+    # counts.
     if isinstance(value, list) and all(isinstance(item, torch.Tensor) for item in value):
         sizes = {_part_size(loader)} if counts is None else set(counts.rows)
         return not value or len(value) in sizes

@@ -29,7 +29,15 @@ from accel_core.data.samplers import BatchSamplerShard, SeedableRandomSampler, b
 from accel_core.data.shard import StepCounts
 from accel_core.errors import CheckpointMismatchError
 
-__all__ = ["Cursor", "Indices", "capture_order", "is_exact", "keeps_default_generator", "replay_order"]
+__all__ = [
+    "Cursor",
+    "Indices",
+    "capture_order",
+    "drawing_once",
+    "is_exact",
+    "keeps_default_generator",
+    "replay_order",
+]
 
 _VERSION = 1
 _END: object = object()
@@ -117,6 +125,36 @@ def keeps_default_generator() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+@contextlib.contextmanager
+def drawing_once(loader: LoaderBase) -> Iterator[None]:
+    """Let torchdata's sampler draw one order in the block, as for kept workers, although new ones ask for it twice."""
+    batches, sampler = loader.batch_sampler, get_sampler(loader)
+    if type(sampler).__module__.partition(".")[0] != "torchdata" or getattr(batches, "sampler", None) is not sampler:
+        yield
+        return
+    batches.__dict__["sampler"] = _DrawnInVain(sampler)
+    try:
+        yield
+    finally:
+        batches.__dict__["sampler"] = sampler
+
+
+class _DrawnInVain:
+    """A sampler of torchdata whose first order nobody reads, so that its generator has to stay where it is."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._is_read = False
+
+    def __iter__(self) -> Iterator[Any]:
+        generator, is_read, self._is_read = self._sampler.generator, self._is_read, True
+        before = generator.get_state()
+        drawn: Iterator[Any] = iter(self._sampler)
+        if not is_read:
+            generator.set_state(before)
+        return drawn
 
 
 @contextlib.contextmanager

@@ -166,6 +166,7 @@ def _own_shards(dataset: IterableDataset[Any], place: _Place) -> object | None:
     """Return the shards of one rank, of a stream that can give them without reading the others; `None` of any other."""
     shard = getattr(dataset, "shard", None)
     shards = getattr(dataset, "num_shards", getattr(dataset, "n_shards", None))
+    # Fewer would leave ranks without data.
     if not callable(shard) or not isinstance(shards, int) or shards < place.ranks:
         return None
     own: object = shard(num_shards=place.ranks, index=place.rank)
@@ -190,16 +191,11 @@ def _check_words(sharding: str, uneven_end: str) -> None:
 
 @record(frozen=True)
 class _Place:
-    """Where this rank stands among those that share the data.
+    """Where this rank stands among those that share the data."""
 
-    Attributes:
-        ranks: Number of parts that the data has.
-        rank: The part of this rank.
-        parts: For each rank of the world, its part; `None` where every rank has one of its own, or that is not known.
-    """
-
-    ranks: int
-    rank: int
+    ranks: int  # number of parts that the data has
+    rank: int  # the part of this rank
+    # For each rank of the world, its part; `None` where every rank has one of its own, or that is not known.
     parts: tuple[int, ...] | None = None
 
     @property
@@ -243,21 +239,19 @@ def _seedable(dataloader: DataLoader[Any], data_seed: int | None) -> dict[str, A
     batches = dataloader.batch_sampler
     if batches is None:
         return {"sampler": seedable}
-    batches = copy.copy(batches)
+    batches = copy.copy(batches)  # the user's own stays as it is
     cast(Any, batches).sampler = seedable
     return {"batch_sampler": batches, "sampler": seedable}
 
 
 def _order(dataloader: DataLoader[Any], readers: int, data_seed: int | None, *, seedable: bool) -> dict[str, Any]:
-    """Return the samplers that replace those of a loader, and make several ranks draw one order.
-
-    A sampler that draws from the default generator gets one of its own, which ranks can synchronize.
-    """
+    """Return the samplers that replace those of a loader, and make several ranks draw one order."""
     order = _seedable(dataloader, data_seed) if seedable else {}
     if readers == 1 or isinstance(dataloader.dataset, IterableDataset):
         return order
     sampler = order.get("sampler") or get_sampler(dataloader)
     if getattr(sampler, "generator", False) is None and not isinstance(sampler, SeedableRandomSampler):
+        # Of its own, which ranks can synchronize; seeded from the default one, so that `set_seed` decides the order.
         sampler.generator = torch.Generator()
         sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     return order
@@ -296,6 +290,7 @@ def _stateful(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     if isinstance(dataloader, stateful):
         return dataloader
     made: object = object.__new__(stateful_class(type(dataloader)))
+    # What torchdata's constructor sets, without calling the constructor of the user's class again.
     made.__dict__.update(stateful(cast(Any, []), num_workers=0).__dict__)
     made.__dict__.update(dataloader.__dict__)
     return cast("DataLoader[Any]", made)

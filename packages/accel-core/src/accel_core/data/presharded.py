@@ -61,9 +61,6 @@ def check_read_alike(dataloader: DataLoader[Any], layout: Layout) -> None:
     """Refuse a loader that gives each rank its own part where ranks of one replica have to read the same.
 
     One that is declared to be split is right if its split names this rank's part of the data, out of all parts.
-
-    Raises:
-        PreparationError: It is declared to be split, or is, in another way.
     """
     if layout.replicas == layout.world_size:
         return

@@ -55,16 +55,14 @@ def count_rows(batch: object, rows: int | None = None) -> int | None:
 
 
 def count_rows_like(batch: object, like: object, full: int | None) -> int | None:
-    """Return the number of samples in a batch that may be shorter than the others of its loader.
-
-    A short list of tensors may hold columns or one tensor a sample; what the lists of a full batch hold tells which.
-    """
+    """Return the number of samples in a batch that may be shorter than the others of its loader."""
     if full is None:
         return count_rows(batch)
     if count_rows(like, full) != full:
         # No full batch was seen: tensors with equally many rows are columns, as torch's default collation makes them.
         columns = count_rows(batch)
         return columns if columns is not None and count_rows(batch, columns) == columns else count_rows(batch, full)
+    # A short list of tensors may hold columns or one tensor a sample; what the lists of a full batch hold tells which.
     return _count_as(batch, like, full)
 
 
@@ -127,11 +125,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _join_arrays(arrays: Sequence[Any]) -> object:
     arrays = [array.reshape(1) if array.ndim == 0 else array for array in arrays]
-    kept = [array for array in arrays if array.shape[0]] or list(arrays[:1])
+    kept = [array for array in arrays if array.shape[0]] or list(arrays[:1])  # empty ones do not decide shape and dtype
+    # What cannot be joined without a conversion stays as it is, row by row.
     if len({(type(array.dtype), array.shape[1:], array.dtype) for array in kept}) > 1:
         return [row for array in kept for row in array]
     if isinstance(kept[0], torch.Tensor):
         return torch.cat(kept)
     numpy = sys.modules["numpy"]
-    masked = any(isinstance(array, numpy.ma.MaskedArray) for array in kept)
+    masked = any(isinstance(array, numpy.ma.MaskedArray) for array in kept)  # `numpy.concatenate` drops masks
     return numpy.ma.concatenate(kept) if masked else numpy.concatenate(kept)

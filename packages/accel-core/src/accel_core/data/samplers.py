@@ -55,11 +55,7 @@ class SeedableRandomSampler(RandomSampler):
 
 
 def check_split(batch_size: int | None, ranks: int) -> None:
-    """Refuse to cut batches in unequal parts.
-
-    Raises:
-        ConfigurationError: `batch_size` is not a multiple of `ranks`, or is not fixed.
-    """
+    """Refuse to cut batches in unequal parts."""
     if batch_size is None:
         raise ConfigurationError(
             "With split_batches=True each batch is cut in one part a rank, so all have one size; got a batch sampler "
@@ -86,11 +82,9 @@ def _spec_of(shard: BatchSamplerShard | IterableDatasetShard, *, even: bool = Tr
 
 
 def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
-    """Return the batches of a batch sampler from a position on.
-
-    torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
-    of another class whole batches are drawn and let go.
-    """
+    """Return the batches of a batch sampler from a position on."""
+    # torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
+    # of another class whole batches are drawn and let go.
     if type(batch_sampler) is not BatchSampler:
         return skip_samples(iter(batch_sampler), offset, keep)
     order = iter(batch_sampler.sampler)

@@ -33,6 +33,7 @@ class _Pickler(pickle.Pickler):
         self.size = 0
 
     def persistent_id(self, obj: object) -> tuple[str, tuple[int, ...], int] | None:
+        # Only what has plain memory is left out; everything else is part of the pickle.
         if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.is_quantized or obj.is_meta:
             return None
         start, self.size = self.size, self.size + _aligned(obj.numel() * obj.element_size())
@@ -75,7 +76,7 @@ class ScatterChannel:
         """Send one object to each rank; on rank 0 only."""
         if self._world.size == 1:
             return messages[0]
-        packed: dict[int, torch.Tensor] = {}
+        packed: dict[int, torch.Tensor] = {}  # by identity: ranks that read the same part are sent one object
         for message in messages:
             if id(message) not in packed:
                 packed[id(message)] = self._pack(message)

@@ -23,37 +23,23 @@ _V = TypeVar("_V")
 
 @record(frozen=True)
 class LoaderSettings:
-    """How a loader shares out its data and where batches go.
+    """How a loader shares out its data and where batches go."""
 
-    Attributes:
-        device: Where batches go; `None` leaves them where they are.
-        rng_types: Random number generators that all ranks take over from rank 0 when an iteration begins.
-        synchronized_generator: The generator meant by "generator" in `rng_types`.
-        skip_batches: Batches left out at the start of every iteration.
-        drop_last: Whether the last, incomplete batch is left out.
-        non_blocking: Copy to the device without waiting.
-        torch_device_mesh: The mesh of all ranks, where data parallelism is one of several axes.
-        split_batches: A dispatcher cuts each batch in one part a rank.
-        slice_fn: Takes a rank's part out of a global batch that is dispatched.
-        uneven_end: What happens when streams of the ranks differ in length: "drop", "repeat" or "empty".
-        local_ranks: Number of parts where each rank's loader gives the rank's own already, 0 otherwise.
-        parts: For each rank of the world, which part of the data it reads; `None` where each reads its own.
-        cut: Whether ranks that read the same hold a part of each sample.
-    """
-
-    device: torch.device | None = None
+    device: torch.device | None = None  # where batches go; `None` leaves them where they are
+    # Random number generators that all ranks take over from rank 0 when an iteration begins.
     rng_types: list[Any] | None = None
-    synchronized_generator: torch.Generator | None = None
-    skip_batches: int = 0
-    drop_last: bool = False
-    non_blocking: bool = False
-    torch_device_mesh: DeviceMesh | None = None
-    split_batches: bool = False
-    slice_fn: Callable[..., Any] = slice_tensors
-    uneven_end: str = "drop"
-    local_ranks: int = 0
+    synchronized_generator: torch.Generator | None = None  # the generator meant by "generator" in `rng_types`
+    skip_batches: int = 0  # batches left out at the start of every iteration
+    drop_last: bool = False  # whether the last, incomplete batch is left out
+    non_blocking: bool = False  # copy to the device without waiting
+    torch_device_mesh: DeviceMesh | None = None  # the mesh of all ranks, where data parallelism is one of several axes
+    split_batches: bool = False  # a dispatcher cuts each batch in one part a rank
+    slice_fn: Callable[..., Any] = slice_tensors  # takes a rank's part out of a global batch that is dispatched
+    uneven_end: str = "drop"  # what happens when streams of the ranks differ in length: "drop", "repeat" or "empty"
+    local_ranks: int = 0  # number of parts where each rank's loader gives the rank's own already, 0 otherwise
+    # For each rank of the world, which part of the data it reads; `None` where each reads its own.
     parts: tuple[int, ...] | None = None
-    cut: bool = False
+    cut: bool = False  # whether ranks that read the same hold a part of each sample
 
 
 class _Configured(Protocol):

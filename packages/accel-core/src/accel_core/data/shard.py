@@ -23,23 +23,14 @@ _T = TypeVar("_T")
 
 @record(frozen=True)
 class ShardSpec:
-    """How batches are shared out, and the part asked for.
+    """How batches are shared out, and the part asked for."""
 
-    Attributes:
-        ranks: Number of ranks that share the data.
-        rank: The rank whose part it is.
-        batch_size: Samples in a full batch of the loader; `None` where batches have no fixed size.
-        split: Cut each batch in `ranks` parts, instead of giving each rank a batch of its own.
-        even: Fill the last global batch with samples from the start, so that all ranks read equally many.
-        drop_last: Leave out the last global batch if it is not full.
-    """
-
-    ranks: int = 1
-    rank: int = 0
-    batch_size: int | None = None
-    split: bool = False
-    even: bool = True
-    drop_last: bool = False
+    ranks: int = 1  # number of ranks that share the data
+    rank: int = 0  # the rank whose part it is
+    batch_size: int | None = None  # samples in a full batch of the loader; `None` where batches have no fixed size
+    split: bool = False  # cut each batch in `ranks` parts, instead of giving each rank a batch of its own
+    even: bool = True  # fill the last global batch with samples from the start, so that all ranks read equally many
+    drop_last: bool = False  # leave out the last global batch if it is not full
 
     @property
     def step_samples(self) -> int | None:
@@ -51,14 +42,10 @@ class ShardSpec:
 
 @record(frozen=True)
 class StepCounts:
-    """What each part of one step holds.
+    """What each part of one step holds."""
 
-    Attributes:
-        rows: Samples in the batch of each part; 0 for one that gets none.
-        real: How many of them, counted from the first, are there for the first time; the others are repeats.
-    """
-
-    rows: tuple[int, ...]
+    rows: tuple[int, ...]  # samples in the batch of each part; 0 for one that gets none
+    # How many of them, counted from the first, are there for the first time; the others are repeats.
     real: tuple[int, ...]
 
     @property
@@ -96,10 +83,7 @@ def shard_batches(
 
 
 def _whole_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[_T], note: Note) -> Iterator[list[_T]]:
-    """Give each rank every `ranks`-th batch.
-
-    Of the other ranks' batches only the lengths are kept: thousands of ranks have thousands of batches in every step.
-    """
+    """Give each rank every `ranks`-th batch."""
     ranks, rank, size = spec.ranks, spec.rank, spec.batch_size
     fills = spec.even and not spec.drop_last
     wanted = ranks * size if size is not None else 0
@@ -117,6 +101,8 @@ def _whole_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[
         indices = batch if isinstance(batch, (list, tuple)) else list(batch)
         if len(lengths) == rank:
             own = list(indices)
+        # Of the other ranks' batches only the lengths are kept: thousands of ranks have thousands of batches in every
+        # step.
         lengths.append(len(indices))
         if fills and len(pool) < wanted:
             pool.extend(indices[: wanted - len(pool)])
@@ -166,7 +152,7 @@ def _split_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[
             yield indices[rank * each : (rank + 1) * each]
             step += 1
         else:
-            held = indices
+            held = indices  # the last batch is cut in another way, and whether it is shows only with the next
     if held is None:
         return
     part, counts = _split(held, spec, pool, last=True)
@@ -176,11 +162,9 @@ def _split_batches(batches: Iterable[Sequence[_T]], spec: ShardSpec, pool: list[
 
 
 def _split(batch: list[_T], spec: ShardSpec, pool: list[_T], *, last: bool) -> tuple[list[list[_T]], StepCounts]:
-    """Cut a batch of any size in one part a rank.
-
-    Only the last batch may leave a rank without a part: after any other, ranks would be at different steps.
-    """
+    """Cut a batch of any size in one part a rank."""
     ranks, length = spec.ranks, len(batch)
+    # Only the last batch may leave a rank without a part: after any other, ranks would be at different steps.
     if spec.even or (not last and length < ranks):
         each = -(-max(length, (spec.batch_size or 0) if last else 0) // ranks)
         real = tuple(max(0, min(each, length - rank * each)) for rank in range(ranks))

@@ -100,5 +100,5 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
     skipping.__dict__.update(dataloader.__dict__)
     which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
     kept = SkipBatchSampler(getattr(dataloader, which), skip_batches=num_batches)
-    skipping.__dict__.update({"_iterator": None, which: kept})
+    skipping.__dict__.update({"_iterator": None, which: kept})  # whose workers read indices of the other loader
     return skipping  # type: ignore[no-any-return]

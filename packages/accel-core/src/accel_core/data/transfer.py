@@ -19,6 +19,7 @@ _END: Any = object()
 
 def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bool = False) -> Iterator[Any]:
     """Return an iterator over batches that lie on a device."""
+    # Where there is no accelerator, all tensors lie on the CPU already.
     if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
         return stream
     module = getattr(torch, device.type, None)

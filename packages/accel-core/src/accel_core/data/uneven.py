@@ -72,6 +72,7 @@ class _Ends:
         # Agreeing must not wait for a device that is still computing: where operations go through one, these numbers
         # have a group of their own on the host.
         group_name = "" if "gloo" in str(self.world.backend) else "data"
+        # Patient: reading a batch may take one rank much longer than another.
         self.channel = Channel(self.world, "reading the next batch", group_name=group_name, patient=True)
 
     def next(self) -> tuple[Any, tuple[int, ...] | None]:

@@ -32,6 +32,7 @@ class IgnoreSigterm:
 
 def ignore_sigterm(function: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
     """Return the `worker_init_fn` for workers that are about to start."""
+    # A rank without a handler ends with its workers.
     handled = hasattr(signal, "sigwaitinfo") and callable(signal.getsignal(signal.SIGTERM))
     if not handled or isinstance(function, IgnoreSigterm):
         return function

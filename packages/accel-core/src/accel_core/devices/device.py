@@ -63,7 +63,7 @@ class Device:
 
     def place(self, local_rank: int) -> torch.device:
         """Make a device current for this process and return it."""
-        device = torch.device(self.name, local_rank % max(self.count(), 1))
+        device = torch.device(self.name, local_rank % max(self.count(), 1))  # more ranks than devices share them
         self.module.set_device(device)
         return device
 

@@ -115,6 +115,7 @@ def find_executable_batch_size(
             except Exception as failure:
                 if not should_reduce_batch_size(failure):
                     raise
+            # Outside of `except`: until there, the traceback holds what the failed call allocated.
             clear_device_cache(garbage_collection=True)
             batch_size = shrink()
         raise OutOfMemoryError(

@@ -5,13 +5,13 @@ A third party adds a row through the entry-point group `accel.devices`; its rows
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.metadata import entry_points
 
 from accel_core.devices.device import Device
 from accel_core.errors import DeviceUnavailableError
+from accel_core.options.engines import load
 from accel_core.options.hardware import HARDWARE, Hardware
 
 __all__ = ["ORDER", "choose", "named"]
@@ -32,19 +32,18 @@ _CLASSES = {
 def _devices() -> dict[str, Callable[[], Device]]:
     """Return what makes each kind of device: those of third parties, then the built-in ones."""
     made: dict[str, Callable[[], Device]] = {
-        point.name: partial(_load, point.value) for point in entry_points(group="accel.devices")
+        point.name: partial(_made, point.value) for point in entry_points(group="accel.devices")
     }
     return {**made, **{row.name: partial(_built_in, row) for row in HARDWARE}}
 
 
-def _load(path: str, *arguments: Hardware) -> Device:
-    module, _, name = path.partition(":")
-    device: Device = getattr(importlib.import_module(module), name)(*arguments)
+def _made(path: str, *arguments: Hardware) -> Device:
+    device: Device = load(path)(*arguments)
     return device
 
 
 def _built_in(row: Hardware) -> Device:
-    return _load(_CLASSES[row.name], row) if row.name in _CLASSES else Device(row)
+    return _made(_CLASSES[row.name], row) if row.name in _CLASSES else Device(row)
 
 
 @cache

@@ -23,7 +23,6 @@ __all__ = [
     "is_cuda_available",
     "is_deepspeed_available",
     "is_hpu_available",
-    "is_megatron_core_available",
     "is_msamp_available",
     "is_timm_available",
     "is_torchao_available",
@@ -40,12 +39,7 @@ OLDEST_TORCHAO = "0.6.1"
 
 def has_library(module: str, *distributions: str) -> bool:
     """Return whether a module can be imported and belongs to an installed distribution."""
-    try:
-        if importlib.util.find_spec(module) is None:
-            return False
-    except (ImportError, ValueError):
-        return False
-    return any(version_of(name) is not None for name in distributions or (module,))
+    return has_module(module) and any(version_of(name) is not None for name in distributions or (module,))
 
 
 def _torch() -> ModuleType:
@@ -56,7 +50,7 @@ def has_module(name: str) -> bool:
     """Return whether a module without distribution metadata of a known name can be imported."""
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except (ImportError, ValueError):  # the package above it is not installed, or has no spec
         return False
 
 
@@ -97,11 +91,6 @@ def is_torchao_available() -> bool:
 def is_deepspeed_available() -> bool:
     """Return whether DeepSpeed is installed."""
     return has_library("deepspeed")
-
-
-def is_megatron_core_available() -> bool:
-    """Return whether megatron-core is installed, by itself or as a part of Megatron-LM."""
-    return has_library("megatron.core", "megatron-core", "megatron-lm")
 
 
 def is_transformers_available() -> bool:

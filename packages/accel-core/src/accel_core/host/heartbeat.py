@@ -33,17 +33,11 @@ _SIZE = _BEGIN + _RECORD.size
 
 @record(frozen=True)
 class Progress:
-    """What a process wrote.
+    """What a process wrote."""
 
-    Attributes:
-        at: When it last wrote, on the monotonic clock in seconds.
-        beats: Number of batches and optimizer steps so far, 0 where the process has not come to its first.
-        loops: Number of prepared loaders that are being read.
-    """
-
-    at: float
-    beats: int
-    loops: int
+    at: float  # when it last wrote, on the monotonic clock in seconds
+    beats: int  # number of batches and optimizer steps so far, 0 where the process has not come to its first
+    loops: int  # number of prepared loaders that are being read
 
 
 class Heartbeat:
@@ -101,6 +95,7 @@ class Sensor:
 def _attach(path: str) -> mmap.mmap | None:
     """Map the record, if what `path` leads to is one: in another container it may lead to a stranger's file."""
     with contextlib.suppress(OSError):
+        # Whatever lies at the path: opening it must not wait, nor make it the terminal of this process.
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             found = os.fstat(descriptor)

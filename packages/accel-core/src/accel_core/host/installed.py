@@ -26,7 +26,7 @@ def _files_in(folder: str, seen: set[str]) -> Iterator[Path]:
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for entry in found:
             name = entry.name.partition("-")[0].lower()
-            if entry.name.endswith((".dist-info", ".egg-info")) and name not in seen:
+            if entry.name.endswith((".dist-info", ".egg-info")) and name not in seen:  # the first on the path counts
                 seen.add(name)
                 yield Path(entry.path) / "entry_points.txt"
 

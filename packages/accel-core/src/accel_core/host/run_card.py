@@ -74,12 +74,13 @@ class RunCard:
         if self._path is None:
             return
         with contextlib.suppress(OSError):
+            # Whatever lies at the path: opening it must not wait, nor make it the terminal of this process.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
             try:
                 if stat.S_ISREG(os.fstat(descriptor).st_mode) and os.pread(descriptor, len(_MAGIC), 0) == _MAGIC:
                     text = json.dumps(self._facts).encode()
                     os.pwrite(descriptor, text, len(_MAGIC))
-                    os.ftruncate(descriptor, len(_MAGIC) + len(text))
+                    os.ftruncate(descriptor, len(_MAGIC) + len(text))  # the text before may have been longer
             finally:
                 os.close(descriptor)
 

@@ -37,17 +37,11 @@ STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], Any]] = {
 
 @record(frozen=True)
 class TorchFeature:
-    """Something that accel does with the torch that has it, and refuses with one that has not.
+    """Something that accel does with the torch that has it, and refuses with one that has not."""
 
-    Attributes:
-        name: What it is, as the beginning of a sentence.
-        since: The first version of torch that has it.
-        instead: What else may be done, as the end of a sentence.
-    """
-
-    name: str
-    since: str
-    instead: str
+    name: str  # what it is, as the beginning of a sentence
+    since: str  # the first version of torch that has it
+    instead: str  # what else may be done, as the end of a sentence
 
 
 TORCH_FEATURES = {
@@ -68,11 +62,7 @@ TORCH_FEATURES = {
 
 
 def require_torch(feature: str) -> None:
-    """Refuse what the installed torch lacks.
-
-    Raises:
-        TorchVersionError: The installed torch is older than the first that has it.
-    """
+    """Refuse what the installed torch lacks."""
     needed = TORCH_FEATURES[feature]
     if is_torch_version("<", needed.since):
         raise TorchVersionError(needed.name, str(installed_version("torch")), needed.since, needed.instead)

@@ -47,16 +47,11 @@ class FlatPart(Tensor):
     """Stands for a tensor of which this rank holds a run of elements: it has the shape of the whole.
 
     torch's planners of checkpoints ask it what to write. It cannot be computed with.
-
-    Attributes:
-        run: The elements that this rank holds, in one dimension; none are a run too.
-        lengths: How many elements each rank holds that has a part of it, one after the other.
-        place: Which of these ranks this one is.
     """
 
-    run: Tensor
-    lengths: tuple[int, ...]
-    place: int
+    run: Tensor  # the elements that this rank holds, in one dimension; none are a run too
+    lengths: tuple[int, ...]  # how many elements each rank holds that has a part of it, one after the other
+    place: int  # which of these ranks this one is
 
     @staticmethod
     def __new__(cls, run: Tensor, shape: Sequence[int], lengths: Sequence[int], place: int) -> FlatPart:

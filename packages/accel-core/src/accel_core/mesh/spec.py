@@ -13,8 +13,8 @@ from accel_core.mesh.layout import MESH_AXES, Layout
 __all__ = ["LAYOUT_HELP", "LayoutSpec", "parse_layout", "parse_layouts"]
 
 LAYOUT_HELP = (
-    "single, dp4, fsdp4, hsdp2x2 (copies x shards), ep2, tp2, cp2, zero3x4 (stage x ranks), or several joined by x: "
-    "fsdp2xtp2"
+    "single, dp4, fsdp4, hsdp2x2 (copies x shards), ep2, tp2, cp2, pp2, zero3x4 (stage x ranks), or several joined by "
+    "x: fsdp2xtp2"
 )
 
 _AXES = {
@@ -25,6 +25,7 @@ _AXES = {
     "ep": ("ep",),
     "tp": ("tp",),
     "cp": ("cp",),
+    "pp": ("pp",),
     "sp": ("sp",),
     "zero": ("stage", "dp_replicate"),
 }
@@ -37,19 +38,13 @@ _MOST_RANKS = 2**20
 
 @record(frozen=True)
 class LayoutSpec:
-    """How many ranks share what, and by which engine.
+    """How many ranks share what, and by which engine."""
 
-    Attributes:
-        name: How it was written.
-        engine: The strategy that trains so: "single", "ddp", "fsdp", "mesh" or "deepspeed".
-        sizes: For each axis that was named, outermost first, its name and its number of ranks.
-        zero_stage: The stage of ZeRO; `None` for other engines.
-    """
-
-    name: str
-    engine: str
+    name: str  # how it was written
+    engine: str  # the strategy that trains so: "single", "ddp", "fsdp", "mesh" or "deepspeed"
+    # For each axis that was named, outermost first, its name and its number of ranks.
     sizes: tuple[tuple[str, int], ...]
-    zero_stage: int | None = None
+    zero_stage: int | None = None  # the stage of ZeRO; `None` for other engines
 
     @property
     def ranks(self) -> int:
@@ -70,7 +65,7 @@ def parse_layout(text: str, *, zero_ranks: int = 2) -> LayoutSpec:
 
     Words are joined by "x" and followed by their number of ranks: `dp` copies the model, `fsdp` shards it (by version
     2), `hsdp` shards it and copies the shards, `ep` shares out experts, `tp` shares matrix products, `cp` and `sp`
-    share sequences, and `zero` is DeepSpeed's, with its stage first.
+    share sequences, `pp` shares out blocks, and `zero` is DeepSpeed's, with its stage first.
 
     >>> parse_layout("hsdp2x4xtp2").sizes
     (('dp_replicate', 2), ('dp_shard', 4), ('tp', 2))
@@ -169,7 +164,7 @@ def _engine(words: list[str], sizes: dict[str, int]) -> str:
         return "deepspeed"
     if "dp_shard" in sizes:
         return "fsdp"
-    if any(sizes.get(axis, 1) > 1 for axis in ("cp", "ep", "sp", "tp")):
+    if any(sizes.get(axis, 1) > 1 for axis in ("cp", "ep", "pp", "sp", "tp")):
         return "mesh"
     return "ddp" if sizes.get("dp_replicate", 1) > 1 else "single"
 

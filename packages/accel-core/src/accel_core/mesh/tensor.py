@@ -48,7 +48,9 @@ def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     if isinstance(tensor, FlatPart):
         yield from tensor.parts()
     elif _is_dtensor(tensor):
-        # What torch's own planners ask; a tensor on a mesh has one part on each rank.
+        if tensor.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+            return
+        # What torch's own planners ask; a tensor on a mesh has one part on each rank of it.
         (part,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
         yield (tuple(part.offsets), tuple(part.sizes)), local_part(tensor)
     else:
@@ -72,10 +74,19 @@ def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def whole(value: _T) -> _T:
-    """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is."""
+    """Return a tensor whole; every rank of its mesh calls it. Anything that is on no mesh comes back as it is.
+
+    A mesh of one rank of several has their group as `among`: all of these ranks call it.
+    """
     if not _is_dtensor(value):
         return value
     spread: Any = value
+    among = getattr(spread.device_mesh, "among", None)
+    if among is not None:
+        part, held = spread.to_local().detach(), spread.device_mesh.get_coordinate() is not None
+        found = part.contiguous() if held else part.new_empty(spread.shape)
+        torch.distributed.broadcast(found, int(spread.device_mesh.mesh), group=among)
+        return found  # type: ignore[no-any-return]
     if spread.device_mesh.ndim > 1 and type(spread.placements[0]).__name__ == "_StridedShard":
         # What was cut last is put together first; asked for both at once, torch warns of the two steps.
         replicate = sys.modules["torch.distributed.tensor"].Replicate()
@@ -84,14 +95,12 @@ def whole(value: _T) -> _T:
 
 
 def whole_on_first(value: torch.Tensor) -> torch.Tensor:
-    """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it.
-
-    On a CPU each part is sent to rank 0 from where it lies, so the others need no memory for the whole.
-    """
+    """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it."""
     mesh, placements = value.device_mesh, value.placements  # type: ignore[attr-defined]
     copied = all(each.is_replicate() for each in placements[:-1])
     if mesh.device_type != "cpu" or not copied or type(placements[-1]).__name__ != "Shard" or 0 not in mesh.mesh:
         return whole(value)
+    # On a CPU each part is sent to rank 0 from where it lies, so the others need no memory for the whole.
     dist = torch.distributed
     part, rank, size = local_part(value).detach().contiguous(), dist.get_rank(), mesh.size(mesh.ndim - 1)
     (holders,) = [row.tolist() for row in mesh.mesh.reshape(-1, size) if 0 in row]
@@ -100,6 +109,7 @@ def whole_on_first(value: torch.Tensor) -> torch.Tensor:
     if rank != 0:
         return part
     found = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+    # Not strict: a dim shorter than the mesh leaves the last ranks without a piece.
     for piece, holder in zip(found.chunk(size, placements[-1].dim), holders, strict=False):
         if holder == 0:
             piece.copy_(part)
@@ -120,6 +130,7 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return like.part_of(value)
     module = sys.modules["torch.distributed.tensor"]
     mesh = like.device_mesh  # type: ignore[attr-defined]
+    # Unchecked, as values are equal on all ranks: the check would broadcast them.
     everywhere = module.DTensor.from_local(
         value if like.is_meta else value.to(like.device), mesh, [module.Replicate()] * mesh.ndim, run_check=False
     )

@@ -23,7 +23,7 @@ __all__ = [
 
 def is_compiled_module(module: object) -> bool:
     """Return whether `module` is what `torch.compile` returned."""
-    dynamo = sys.modules.get("torch._dynamo")
+    dynamo = sys.modules.get("torch._dynamo")  # compiling imports it
     return dynamo is not None and isinstance(module, dynamo.eval_frame.OptimizedModule)
 
 
@@ -86,6 +86,7 @@ def _twin(module: torch.nn.Module, compile_kwargs: dict[str, Any]) -> torch.nn.M
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     for name, value in module.__dict__.items():
+        # A method that somebody put on the object would run the original, which is not compiled.
         if isinstance(value, MethodType) and value.__self__ is module:
             twin.__dict__[name] = MethodType(value.__func__, twin)
     rebind = getattr(twin.__dict__.get("forward"), "of", None)  # a hook's, which would run the module it was put on

@@ -68,7 +68,7 @@ def tensor_bytes(tensor: torch.Tensor, dtype: torch.dtype | CustomDtype | None =
     wanted = _CUSTOM_BYTES[dtype] if isinstance(dtype, CustomDtype) else dtype.itemsize
     if wanted >= tensor.element_size():
         return tensor.nbytes
-    return -int(-tensor.numel() * wanted // 1)
+    return -int(-tensor.numel() * wanted // 1)  # rounded up to whole bytes
 
 
 def convert_file_size_to_int(size: float | str) -> int:

@@ -54,7 +54,7 @@ def _containers() -> tuple[type[Any], ...]:
             found = getattr(sys.modules.get(module), name, None)
             if found is None:
                 continue
-            _registered[index] = kind = found
+            _registered[index] = kind = found  # imported by now: looked up once
         kinds.append(kind)
     return tuple(kinds)
 

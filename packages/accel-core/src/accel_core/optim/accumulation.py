@@ -138,17 +138,15 @@ class Accumulation:
         return loss if divisor == 1 else loss / divisor
 
     def close_weighted(self, world: World) -> float | None:
-        """Return what the gradients of a window of summed losses are multiplied by, or `None` without weights.
-
-        Each rank's backward added up gradients of sums, and synchronizing took their mean over ranks. Multiplying by
-        (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). Where several
-        ranks are one replica, each counts its data's weight and its mean gradient as often, so the quotient is the
-        same. A window without any weight leaves zero gradients.
-        """
+        """Return what the gradients of a window of summed losses are multiplied by, or `None` without weights."""
         if self._weight is None:
             return None
         total = self._weight
         self._weight = None
+        # Each rank's backward added up gradients of sums, and synchronizing took their mean over ranks. Multiplying by
+        # (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). Where
+        # several ranks are one replica, each counts its data's weight and its mean gradient as often, so the quotient
+        # is the same. A window without any weight leaves zero gradients.
         amount = float(reduce(total.to(world.device), "sum") if world.size > 1 else total)
         return world.size / amount if amount else 0.0
 

@@ -14,7 +14,7 @@ __all__ = ["backward", "is_lomo"]
 
 def is_lomo(optimizer: object) -> bool:
     """Return whether an optimizer, or the one that it wraps, is `Lomo` or `AdaLomo` of lomo-optim."""
-    library = sys.modules.get("lomo_optim")
+    library = sys.modules.get("lomo_optim")  # whoever made such an optimizer has imported it
     inner = getattr(optimizer, "optimizer", optimizer)
     return library is not None and isinstance(inner, library.Lomo | library.AdaLomo)
 

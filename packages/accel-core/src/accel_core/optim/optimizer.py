@@ -11,6 +11,7 @@ import torch
 
 from accel_core.comm.tree import recursively_apply
 from accel_core.host import heartbeat
+from accel_core.modules import joined
 from accel_core.optim.lomo import is_lomo
 from accel_core.state.gradient import GradientState
 
@@ -141,7 +142,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer.defaults = defaults
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optimizer" or name.startswith("__"):
+        if name == "optimizer" or name.startswith("__"):  # while it is unpickled there is no optimizer to ask
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
@@ -213,6 +214,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         heartbeat.beat()
         if not self.gradient_state.sync_gradients or self._updates_in_backward:
             return None
+        if joined.noted:
+            joined.check_step(self.optimizer)
         if self._stepper is not None:
             return self._stepper.step(closure)
         if self.scaler is None:

@@ -39,12 +39,10 @@ class ParameterNames:
                 self._seen[parameter] = (owner, canonical_name(name))
 
     def release(self, model: torch.nn.Module) -> None:
-        """Let go of the spread parameters that a bare model has now; from here on they are looked up in the model.
-
-        `Module.to` and its kin exchange such parameters in place, which torch refuses while a weak reference to one
-        exists.
-        """
+        """Let go of the spread parameters that a bare model has now; from here on they are looked up in the model."""
         self._released.add(model)
+        # `Module.to` and its kin exchange such parameters in place, which torch refuses while a weak reference to one
+        # exists.
         for parameter in model.parameters():
             if is_spread(parameter):
                 self._seen.pop(parameter, None)

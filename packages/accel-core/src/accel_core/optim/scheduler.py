@@ -155,6 +155,6 @@ class AcceleratedScheduler:
         self.scheduler.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "scheduler" or name.startswith("__"):
+        if name == "scheduler" or name.startswith("__"):  # while it is unpickled there is no schedule to ask
             raise AttributeError(name)
         return getattr(self.scheduler, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -45,17 +46,11 @@ _NO_ENGINES = {"ACCELERATE_USE_CPU", "ACCELERATE_USE_PARALLELISM_CONFIG"}
 
 @record(frozen=True)
 class Presence:
-    """Whether an engine can be used here.
+    """Whether an engine can be used here."""
 
-    Attributes:
-        version: Version of its library; `None` where that is not installed.
-        problem: What is missing, empty where nothing is.
-        remedy: The command that mends it, empty where nothing is missing.
-    """
-
-    version: str | None
-    problem: str = ""
-    remedy: str = ""
+    version: str | None  # version of its library; `None` where that is not installed
+    problem: str = ""  # what is missing, empty where nothing is
+    remedy: str = ""  # the command that mends it, empty where nothing is missing
 
 
 @record(frozen=True)
@@ -69,8 +64,8 @@ class Engine:
         oldest: First version of the library that serves; empty where any does.
         extras: What else `pip` is asked for when the library is installed.
         install: How `pip` calls the library, where that is more than its name.
-        strategy: `module:Class` of its strategy, or `module:function` that returns that for the plugin; empty where a
-            package has it.
+        strategy: `module:Class` of its strategy, or `module:function` that returns that for the plugin, or `None`, and
+            for the axes of the mesh; empty where a package has it.
         plugin: `module:Class` of its plugin; giving one claims the run.
         argument: Argument of the Accelerator that takes the plugin, and attribute of `AcceleratorState` that has it.
         flag: Variable `ACCELERATE_USE_…` that claims the run in the plugin's stead; set where a plugin claimed it.
@@ -153,11 +148,7 @@ class Engine:
         return Presence(version)
 
     def require(self) -> None:
-        """Refuse a run with this engine where its library is missing or too old, without importing it.
-
-        Raises:
-            MissingDependencyError: The library is not installed, or is too old.
-        """
+        """Refuse a run with this engine where its library is missing or too old, without importing it."""
         found = self.presence()
         if found.problem:
             raise MissingDependencyError(
@@ -173,9 +164,9 @@ def _is_older(version: str, oldest: str) -> bool:
 
 
 def load(path: str) -> Any:
-    """Import what `module:name` names."""
+    """Import what `module:name` names; the name may lead through a class."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 _XLA_FSDP = (
@@ -296,11 +287,7 @@ def absent(*words: str) -> list[Public]:
 
 
 def require(word: str, asked: str) -> None:
-    """Refuse an engine of Accelerate's API whose package is not installed; any other word passes.
-
-    Raises:
-        MissingDependencyError: The package is not installed.
-    """
+    """Refuse an engine of Accelerate's API whose package is not installed; any other word passes."""
     for known in absent(word):
         raise MissingDependencyError(
             f"{known.package} is not installed, which has {known.title}; got {asked}. "
@@ -309,11 +296,7 @@ def require(word: str, asked: str) -> None:
 
 
 def require_switched(settings: Mapping[str, Any]) -> None:
-    """Refuse engines of Accelerate's API that settings of the launcher turn on, and whose packages are not installed.
-
-    Raises:
-        MissingDependencyError: A package is not installed.
-    """
+    """Refuse engines of Accelerate's API that settings of the launcher turn on and whose package is missing."""
     for known in PUBLIC:
         if settings.get(f"use_{known.word}"):
             require(known.word, f"the setting use_{known.word}")

@@ -191,6 +191,7 @@ def option(
         only_with=only_with,
         prompt=prompt,
     )
+    # None, because a plugin that inherits the table reads what is left open from the environment.
     return dataclasses.field(default=None, metadata={"option": row})
 
 

@@ -50,6 +50,14 @@ class ParallelismOptions:
         field="ep_size",
         prompt=Prompt(),
     )
+    parallelism_config_pp_size: int = option(
+        "PARALLELISM_CONFIG_PP_SIZE",
+        int,
+        1,
+        "Number of ranks that each hold some blocks of the model, through which batches pass in parts.",
+        field="pp_size",
+        prompt=Prompt(),
+    )
     parallelism_config_tp_size: int = option(
         "PARALLELISM_CONFIG_TP_SIZE",
         int,

@@ -175,7 +175,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
             function = wrappers[self._wrapper](function)
         state = None
         if hook in (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD):
-            state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)
+            state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)  # over the default process group
         model.register_comm_hook(state=state, hook=function)
 
 

@@ -167,8 +167,8 @@ class TorchTensorParallelPlugin:
 class ParallelismConfig:
     """Number of ranks along each axis of the mesh; a size left at `None` is read from PARALLELISM_CONFIG_*.
 
-    The ranks of the run are laid out in the order dp_replicate, dp_shard, ep, cp, sp, tp, the last varying fastest, so
-    that ranks that talk most are neighbors.
+    The ranks of the run are laid out in the order pp, dp_replicate, dp_shard, ep, cp, sp, tp, the last varying fastest,
+    so that ranks that talk most are neighbors.
 
     Args:
         dp_replicate_size: Number of copies of the model.
@@ -183,6 +183,8 @@ class ParallelismConfig:
         sp_handler: Settings of sequence parallelism.
         ep_size: Number of ranks that share out the experts of a mixture by expert parallelism; they read different
             data, as those along dp_shard do. Not part of Accelerate.
+        pp_size: Number of ranks that each hold some blocks of the model, as `PipelineKwargs` says; batches pass through
+            them in parts. Not part of Accelerate.
 
     Raises:
         ConfigurationError: A size below 1, an unknown backend, a handler of another type, or axes that exclude one
@@ -204,6 +206,7 @@ class ParallelismConfig:
     cp_handler: TorchContextParallelConfig | None = None
     sp_handler: DeepSpeedSequenceParallelConfig | None = None
     ep_size: int | None = None
+    pp_size: int | None = None
 
     device_mesh: DeviceMesh | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -305,6 +308,11 @@ class ParallelismConfig:
         return self.sizes["ep"] > 1
 
     @property
+    def pp_enabled(self) -> bool:
+        """Whether ranks hold different blocks of the model."""
+        return self.sizes["pp"] > 1
+
+    @property
     def cp_enabled(self) -> bool:
         """Whether sequences are shared by context parallelism."""
         return self.sizes["cp"] > 1
@@ -325,7 +333,7 @@ class ParallelismConfig:
     @property
     def non_dp_dim_names(self) -> list[str]:
         """Axes along which ranks work on the same data."""
-        return self._active("tp", "cp", "sp")
+        return self._active("tp", "cp", "sp", "pp")
 
     @property
     def dp_shard_cp_dim_names(self) -> list[str]:

@@ -51,6 +51,7 @@ class AutocastPrecision(Precision):
         if not self.native_amp or "_original_forward" in model.__dict__:
             return model
         original: Callable[..., Any] = model.forward
+        # The function and not the method, which would run this model in a copy of it.
         function = original.__func__ if isinstance(original, MethodType) else original
         model.__dict__["_original_forward"] = original
         mixed = convert_outputs_to_fp32(self._under_autocast(function))

@@ -39,5 +39,5 @@ def choose(
             f"mixed_precision={other!r} or 'no'."
         )
     if name == "bf16":
-        hardware.configure_bf16()
+        hardware.configure_bf16()  # before the device is first used
     return AutocastPrecision(name, world.device, autocast, scaler, scale=hardware.has_scaler)

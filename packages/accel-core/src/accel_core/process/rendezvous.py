@@ -18,42 +18,26 @@ __all__ = ["LAUNCHERS", "Launcher", "ProcessEnv", "expand_hosts", "locate", "pub
 
 @record(frozen=True)
 class ProcessEnv:
-    """Where a process stands among its fellows.
+    """Where a process stands among its fellows."""
 
-    Attributes:
-        rank: Number of the process, from 0 to `size` - 1.
-        size: Number of processes.
-        local_rank: Number of the process on its machine.
-        local_size: Number of processes on its machine.
-        source: Who said so: `torchrun`, `openmpi`, `pmi`, `mvapich2`, `xla`, `slurm` or `alone`.
-        counted: Whether the environment gives `local_size`; otherwise it assumes that all processes are on one machine.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    source: str
+    rank: int  # number of the process, from 0 to `size` - 1
+    size: int  # number of processes
+    local_rank: int  # number of the process on its machine
+    local_size: int  # number of processes on its machine
+    source: str  # who said so: `torchrun`, `openmpi`, `pmi`, `mvapich2`, `xla`, `slurm` or `alone`
+    # Whether the environment gives `local_size`; otherwise it assumes that all processes are on one machine.
     counted: bool = True
 
 
 @record(frozen=True)
 class Launcher:
-    """The variables by which a launcher tells a process its place.
+    """The variables by which a launcher tells a process its place."""
 
-    Attributes:
-        name: The launcher, as `ProcessEnv.source` names it.
-        rank: Variable of the process's number.
-        size: Variable of the number of processes.
-        local_rank: Variable of the process's number on its machine.
-        local_size: Variable of the number of processes on its machine.
-    """
-
-    name: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
+    name: str  # the launcher, as `ProcessEnv.source` names it
+    rank: str  # variable of the process's number
+    size: str  # variable of the number of processes
+    local_rank: str  # variable of the process's number on its machine
+    local_size: str  # variable of the number of processes on its machine
 
     @classmethod
     def with_prefix(cls, name: str, prefix: str) -> Launcher:
@@ -71,7 +55,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
 
 _FIRST_PORT, _PORTS = 20000, 20000
 _MOST_HOSTS = 100_000
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)  # `\d` alone takes digits of every script
 
 
 def locate() -> ProcessEnv:
@@ -165,6 +149,7 @@ def expand_hosts(text: str) -> list[str]:
                     f"A SLURM node list has ranges of rising numbers; got {text!r}. Set MASTER_ADDR by hand."
                 )
             rests = expand_hosts(tail) or [""]
+            # Before they are written out: a few characters can stand for a list that fills the memory.
             if len(hosts) + count * len(rests) > _MOST_HOSTS:
                 raise ConfigurationError(
                     f"A run has at most {_MOST_HOSTS:,} hosts; got the node list {text!r}. Set MASTER_ADDR by hand."

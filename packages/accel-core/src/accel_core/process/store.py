@@ -13,6 +13,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # p
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from accel_core.host import environ
+from accel_core.host.versions import is_torch_version
 from accel_core.process.rendezvous import ProcessEnv
 
 __all__ = ["LOOPBACK_METHOD", "listens_on_loopback", "loopback_store"]
@@ -31,18 +32,17 @@ def loopback_store(port: int, timeout: timedelta, host: str = "127.0.0.1", size:
     """
     listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = listener.getsockname()[1]
-    return TCPStore(
-        host, port, size, True, timeout, size is not None, multi_tenant=True, master_listen_fd=listener.detach()
-    )
+    arguments = host, port, size, True, timeout, size is not None
+    # Before torch 2.8 only the older of its two servers takes over a socket.
+    new = is_torch_version(">=", "2.8")
+    return TCPStore(*arguments, multi_tenant=True, master_listen_fd=listener.detach(), use_libuv=new)
 
 
 def listens_on_loopback(place: ProcessEnv) -> bool:
-    """Return whether this process starts the store of a run on one machine that meets at a loopback address.
-
-    Not where the launcher has the store, nor where the environment does not say that all ranks are on this machine:
-    schedulers may give a loopback address to rank 0 alone.
-    """
-    served = environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    """Return whether this process starts the store of a run on one machine that meets at a loopback address."""
+    served = environ.text("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by the launcher, which has the store
+    # Schedulers may give a loopback address to rank 0 alone, so the environment has to say that all ranks are on this
+    # machine.
     together = place.counted and place.local_size == place.size
     return place.rank == 0 and together and not served and environ.text("MASTER_ADDR") in _LOOPBACK
 

@@ -139,7 +139,7 @@ def ensure(cpu: bool = False, needs: GroupNeeds = _NOTHING, **init: object) -> W
             _world = replace(_world, backend=backend)
         _check_group(needs)
         if _world.backend is not None:
-            atexit.unregister(_let_go)
+            atexit.unregister(_let_go)  # once, and before what was registered earlier
             atexit.register(_let_go)
         return _world
 
@@ -160,12 +160,7 @@ def before_leaving(function: Callable[[], None]) -> None:
 
 
 def destroy(group: dist.ProcessGroup | None = None) -> None:
-    """Leave the process group and, for the default group, forget the world.
-
-    The default group that was left last is kept as an object. A DDP model that outlives it would otherwise be the last
-    to hold it and end it with Python's lock in hand, waiting for a thread of gloo that waits for this very lock to let
-    go of its last tensor. The short sleep lets such threads come to their end.
-    """
+    """Leave the process group and, for the default group, forget the world."""
     global _left
     if dist.is_initialized():
         leaving = dist.group.WORLD if group is None else None
@@ -173,6 +168,9 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
             _leaving.pop()()
         dist.destroy_process_group(group)
         if leaving is not None:
+            # Kept as an object: a DDP model that outlives the group would otherwise be the last to hold it, and end it
+            # with Python's lock in hand, waiting for a thread of gloo that waits for this very lock to let go of its
+            # last tensor. The short sleep lets such threads come to their end.
             _left = leaving
             time.sleep(_LETTING_GO)
     if group is None:
@@ -220,11 +218,9 @@ def _set_up(cpu: bool, needs: GroupNeeds, init: dict[str, Any]) -> World:
 
 
 def _let_go() -> None:
-    """Give threads of a process group that was not left the time to let go of tensors.
-
-    One that waits for Python's lock when Python ends is ended by it, in the middle of a C++ destructor, and that ends
-    the process with SIGABRT.
-    """
+    """Give threads of a process group that was not left the time to let go of tensors."""
+    # A thread that waits for Python's lock when Python ends is ended by it, in the middle of a C++ destructor, and that
+    # ends the process with SIGABRT.
     if dist.is_initialized():
         time.sleep(_LETTING_GO)
 
@@ -245,7 +241,7 @@ def _join(
         arguments |= {"init_method": f"file://{os.path.abspath(meeting_file)}"}
         arguments |= {"rank": place.rank, "world_size": place.size}
     elif place.size == 1 and "init_method" not in arguments:
-        arguments |= {"store": HashStore(), "rank": 0, "world_size": 1}
+        arguments |= {"store": HashStore(), "rank": 0, "world_size": 1}  # nobody to meet
     elif place.source != "xla":
         rendezvous.publish(place)
         if listens_on_loopback(place):
@@ -267,14 +263,12 @@ def _join(
 
 
 def _joined(place: rendezvous.ProcessEnv, *, connects: bool) -> None:
-    """Wait until all ranks are connected, and have this one say how it ends to those that may wait for it.
-
-    gloo connects each pair of ranks, and a rank that is done could end while another still connects: that one would
-    fail with "Connection closed by peer".
-    """
+    """Wait until all ranks are connected, and have this one say how it ends to those that may wait for it."""
     global _join_key
     store, word, process = default_store(), f"accel/joined/{next(_joins)}", os.getpid()
     _join_key = word
+    # gloo connects each pair of ranks, and a rank that is done could end while another still connects: that one would
+    # fail with "Connection closed by peer".
     if connects:
         if store.add(word, 1) == place.size:
             store.set(f"{word}/all", "yes")

@@ -27,7 +27,7 @@ class _Reading:
     __slots__ = ("begun", "left_open", "loader", "served")
 
     def __init__(self, loader: object) -> None:
-        self.loader = weakref.ref(loader)
+        self.loader = weakref.ref(loader)  # an iteration that was broken off keeps no dataset alive
         self.served = 0
         self.left_open = False
         self.begun = time.monotonic(), 0
@@ -225,11 +225,9 @@ class GradientState:
         heartbeat.loops(sum(not reading.left_open for reading in self._readings))
 
     def training_dataloader(self) -> Any:
-        """Return the loader that feeds the step about to be taken, or `None`.
-
-        It is the one that fed the previous step if it gave a batch since then, else the one that gave a batch last:
-        so neither an evaluation loop inside the epoch nor one broken off becomes the training loader.
-        """
+        """Return the loader that feeds the step about to be taken, or `None`."""
+        # The one that fed the previous step if it gave a batch since then, else the one that gave a batch last: so
+        # neither an evaluation loop inside the epoch nor one broken off becomes the training loader.
         fresh = self._fresh
         # Called for every batch: the loader of the batch before is nearly always the only one that gave another.
         if fresh and (len(fresh) > 1 or fresh[0] is not self._training):

@@ -24,17 +24,11 @@ __all__ = ["AcceleratorState", "Decision", "decided", "is_initialized", "loss_pa
 
 @record(frozen=True)
 class Decision:
-    """What the first Accelerator of a process decided for those after it.
+    """What the first Accelerator of a process decided for those after it."""
 
-    Attributes:
-        engine: The engine that was asked for; `None` where the number of processes chose the strategy.
-        layout: Which rank does what.
-        flag: Variable that was set to tell libraries of the engine, or nothing.
-    """
-
-    engine: object
-    layout: Layout
-    flag: str
+    engine: object  # the engine that was asked for; `None` where the number of processes chose the strategy
+    layout: Layout  # which rank does what
+    flag: str  # variable that was set to tell libraries of the engine, or nothing
 
 
 _decision: Decision | None = None
@@ -160,6 +154,7 @@ class AcceleratorState(ProcessControl):
         is_set = self.initialized
         if PartialState._shared_state == {}:
             PartialState(cpu, **kwargs)
+        # All but the label: that of the run stays, which the process alone may not know.
         self.__dict__.update({k: v for k, v in PartialState._shared_state.items() if k != "distributed_type"})
         self.__dict__.setdefault("distributed_type", PartialState().distributed_type)
         if is_set:
@@ -209,11 +204,9 @@ class AcceleratorState(ProcessControl):
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays.
-
-        The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
-        """
+        """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays."""
         global _decision
+        # The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
         if _decision is not None:
             environ.remove(_decision.flag)
         _decision = None

@@ -45,18 +45,15 @@ class DataParallelStrategy(Strategy):
         return self.world.hardware.label
 
     def check(self, bundle: Bundle) -> None:
-        """Also refuse a model spread over several devices, and one with parameters new to its wrapper.
-
-        Copies of a model that a device map spreads would share its devices. Gradients of new parameters would not be
-        averaged.
-        """
+        """Also refuse a model spread over several devices, and one with parameters new to its wrapper."""
         super().check(bundle)
         for slot in bundle.models:
             refuse_sharded(slot.given)
-            self._refuse_new_parameters(self._bare(slot.given))
+            self._refuse_new_parameters(self._bare(slot.given))  # DDP would not average their gradients
         if environ.flag("ACCELERATE_BYPASS_DEVICE_MAP"):
             return
         for slot in bundle.models:
+            # Copies of a spread model would share its devices.
             devices = devices_of(slot.given)
             if len(devices) > 1:
                 raise PreparationError(
@@ -83,11 +80,7 @@ class DataParallelStrategy(Strategy):
         return None if kept is None else kept()
 
     def _refuse_new_parameters(self, model: torch.nn.Module) -> None:
-        """Refuse a bare model that trains parameters which its wrapper, if it has one, does not know.
-
-        Raises:
-            PreparationError: There are such parameters.
-        """
+        """Refuse a bare model that trains parameters which its wrapper, if it has one, does not know."""
         if self._wrapper_of(model) is None:
             return
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -124,17 +117,14 @@ class DataParallelStrategy(Strategy):
 
     @contextmanager
     def sync_next_backward(self, model: torch.nn.Module) -> Iterator[None]:
-        """Make the next backward of a model average gradients although its forward ran under `no_sync`.
-
-        DDP decides in forward whether its reducer is armed; this arms it for the block. (See
-        `torch.nn.parallel.DistributedDataParallel.no_sync`.)
-        """
+        """Make the next backward of a model average gradients although its forward ran under `no_sync`."""
         wrapper = _ddp_of(model)
         if wrapper is None:
             yield
             return
         before = wrapper.require_backward_grad_sync, wrapper.require_forward_param_sync
         wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
+        # DDP decides in forward whether its reducer is armed (see `DistributedDataParallel.no_sync`): this arms it now.
         wrapper.reducer.prepare_for_backward([])
         try:
             yield

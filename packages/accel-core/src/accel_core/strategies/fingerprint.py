@@ -18,10 +18,8 @@ def fingerprint(model: nn.Module) -> str:
 
 @torch.no_grad()
 def fingerprint_of(tensors: Iterable[torch.Tensor]) -> str:
-    """Return what is equal on ranks that have the same tensors, and hardly ever otherwise.
-
-    Each tensor's bits are added up as integers where it lies, without a copy; a permutation goes unnoticed.
-    """
+    """Return what is equal on ranks that have the same tensors, and hardly ever otherwise."""
+    # Bits are added up as integers where a tensor lies, without a copy; a permutation goes unnoticed.
     sums = [_sum(tensor) for tensor in tensors]
     return hashlib.sha256(repr([int(each) for each in sums]).encode()).hexdigest()
 

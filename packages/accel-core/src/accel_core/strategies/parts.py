@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accel_core._records import record
+from accel_core.errors import EngineUnavailableError
 from accel_core.mesh.layout import Layout
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.options.enums import PRECISIONS
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.precision import registry as precisions
+from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
-__all__ = ["Clip", "Kit", "Parts", "PrecisionRequest"]
+__all__ = ["Clip", "Kit", "Parts", "PrecisionRequest", "SequenceBuffers"]
 
 
 class Clip(NamedTuple):
@@ -40,6 +44,20 @@ class Clip(NamedTuple):
     models: Sequence[torch.nn.Module] = ()
 
 
+class SequenceBuffers(NamedTuple):
+    """Tensors of whole sequences, to be split in place for a while.
+
+    Attributes:
+        buffers: The tensors.
+        dims: The dim of each along which its tokens lie.
+        stay_split: Those of them that need not be put back together.
+    """
+
+    buffers: Sequence[torch.Tensor]
+    dims: Sequence[int]
+    stay_split: Collection[torch.Tensor] = ()
+
+
 @record(frozen=True)
 class PrecisionRequest:
     """The precision that was asked for.
@@ -55,6 +73,21 @@ class PrecisionRequest:
     autocast: AutocastKwargs
     scaler: GradScalerKwargs
     recipes: tuple[KwargsHandler, ...] = ()
+
+    def left_to(self, engine: str, world: World, instead: str) -> Precision:
+        """Return a precision that changes nothing, for an engine that casts weights and scales losses itself.
+
+        Raises:
+            DeviceUnavailableError: The hardware does not support the requested precision.
+            EngineUnavailableError: fp8 was requested, for which the message says what to write `instead`.
+        """
+        if PRECISIONS[self.name].exchanges_layers:
+            raise EngineUnavailableError(
+                f"{engine} cannot train in {self.name} by mixed_precision; got mixed_precision={self.name!r}. {instead}"
+            )
+        # Only to check that the hardware supports it.
+        precisions.choose(self.name, world, self.autocast, self.scaler)
+        return Precision(self.name, self.autocast)
 
 
 @record(frozen=True)
@@ -92,17 +125,29 @@ class Parts:
         return next(iter([*selected, *self.plugins]), None)
 
 
-class Kit(Protocol):
+class Kit:
     """The methods with which a strategy prepares objects one by one, in the order it needs.
 
-    They are the Accelerator's own methods, so those that a subclass overrides are called.
+    They go through the Accelerator's own methods, so those that a subclass overrides are called.
+
+    Attributes:
+        optimizers: The optimizers prepared so far.
+        keep_model: Registers a prepared model in place of any earlier form of the same model.
     """
 
-    @property
-    def optimizers(self) -> Sequence[AcceleratedOptimizer]:
-        """The optimizers prepared so far."""
+    def __init__(
+        self,
+        optimizers: Sequence[AcceleratedOptimizer],
+        keep_model: Callable[[torch.nn.Module], None],
+        prepare_one: Callable[..., Any],
+        prepare_data_loader: Callable[..., Any],
+    ) -> None:
+        self.optimizers = optimizers
+        self.keep_model = keep_model
+        self._prepare_one = prepare_one
+        self._prepare_data_loader = prepare_data_loader
 
-    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> Any:
+    def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> torch.nn.Module:
         """Prepare a model by `Strategy.prepare_model`, and register it.
 
         Args:
@@ -112,13 +157,8 @@ class Kit(Protocol):
         Returns:
             The prepared model.
         """
-
-    def keep_model(self, model: torch.nn.Module) -> None:
-        """Register a prepared model in place of any earlier form of the same model.
-
-        Args:
-            model: The prepared model.
-        """
+        made: torch.nn.Module = self._prepare_one(model, first_pass=True, device_placement=placement)
+        return made
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, placement: bool | None = None
@@ -132,6 +172,8 @@ class Kit(Protocol):
         Returns:
             The wrapper.
         """
+        made: AcceleratedOptimizer = self._prepare_one(optimizer, first_pass=True, device_placement=placement)
+        return made
 
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
@@ -146,6 +188,12 @@ class Kit(Protocol):
         Returns:
             The prepared loader.
         """
+        made: DataLoader[Any]
+        if slice_fn is None:
+            made = self._prepare_one(loader, first_pass=True, device_placement=placement)
+        else:  # which the method for any object does not take
+            made = self._prepare_data_loader(loader, placement, slice_fn)
+        return made
 
     def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
         """Wrap and register a schedule, bound to the optimizers that it steps.
@@ -156,10 +204,13 @@ class Kit(Protocol):
         Returns:
             The wrapper.
         """
+        made: AcceleratedScheduler = self._prepare_one(scheduler)
+        return made
 
-    def prepare_other(self, given: object) -> Any:
+    def prepare_other(self, given: object) -> object:
         """Return the prepared form of an object of no known kind; the run calls it, after `Strategy.prepare`.
 
         Args:
             given: The object.
         """
+        return self._prepare_one(self._prepare_one(given, first_pass=True))  # a subclass may take it in either pass

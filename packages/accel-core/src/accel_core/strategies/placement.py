@@ -31,22 +31,16 @@ def is_spread(model: torch.nn.Module) -> bool:
 
 
 def move(model: torch.nn.Module, device: torch.device) -> None:
-    """Move a model to the device.
-
-    It stays where it is if a device map placed its parts, or if hooks move its weights and inputs together. A device
-    map with a single device for the whole model does not count.
-    """
+    """Move a model to the device."""
+    # A device map placed the parts, or hooks move weights and inputs together. One with a single device for the whole
+    # model does not count.
     placed = is_spread(model) or (_maps(model) and "_hf_hook" in model.__dict__) or "disk" in devices_of(model)
     if not placed:
         model.to(device)
 
 
 def refuse_empty(model: torch.nn.Module) -> None:
-    """Refuse a model that would be moved, and has parameters or buffers on the meta device.
-
-    Raises:
-        PreparationError: It has, and no hooks that fetch them.
-    """
+    """Refuse a model that would be moved, and has parameters or buffers on the meta device."""
     if _maps(model) or any("_hf_hook" in vars(module) for module in model.modules()):
         return
     found = next((name for name, each in (*model.named_parameters(), *model.named_buffers()) if each.is_meta), None)
@@ -59,11 +53,7 @@ def refuse_empty(model: torch.nn.Module) -> None:
 
 
 def refuse_offloaded(model: torch.nn.Module) -> None:
-    """Refuse to train a model with weights on disk; one that is frozen as a whole may be used.
-
-    Raises:
-        PreparationError: The device map names the disk, and some parameter is trained.
-    """
+    """Refuse to train a model with weights on disk; one that is frozen as a whole may be used."""
     if "disk" in devices_of(model) and any(parameter.requires_grad for parameter in model.parameters()):
         raise PreparationError(
             "A model with weights on disk cannot be trained, as their updates would be lost; got a device map that "
@@ -72,12 +62,8 @@ def refuse_offloaded(model: torch.nn.Module) -> None:
 
 
 def refuse_sharded(model: torch.nn.Module) -> None:
-    """Refuse a model that torch's FSDP has sharded, where the run trains whole copies.
-
-    Raises:
-        PreparationError: Some part of it is sharded.
-    """
-    library = sys.modules.get("torch.distributed.fsdp")
+    """Refuse a model that torch's FSDP has sharded, where the run trains whole copies."""
+    library = sys.modules.get("torch.distributed.fsdp")  # whoever sharded a model has imported it
     if library is None:
         return
     kinds = (library.FSDPModule, library.FullyShardedDataParallel)

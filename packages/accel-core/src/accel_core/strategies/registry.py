@@ -34,36 +34,22 @@ __all__ = [
 
 @record(frozen=True)
 class Request:
-    """What was asked for, before any strategy exists.
+    """What was asked for, before any strategy exists."""
 
-    Attributes:
-        processes: Number of processes.
-        plugins: Everything that was given and configures a strategy, built in or not.
-        parallelism: The axes of the mesh, or `None`.
-        cpu: Whether the run computes on the CPU whatever hardware is here.
-    """
-
-    processes: int
-    plugins: tuple[Any, ...] = ()
-    parallelism: ParallelismConfig | None = None
-    cpu: bool = False
+    processes: int  # number of processes
+    plugins: tuple[Any, ...] = ()  # everything that was given and configures a strategy, built in or not
+    parallelism: ParallelismConfig | None = None  # the axes of the mesh, or `None`
+    cpu: bool = False  # whether the run computes on the CPU whatever hardware is here
 
 
 @record(frozen=True)
 class Choice:
-    """The strategy of a run.
+    """The strategy of a run."""
 
-    Attributes:
-        strategy: Its class.
-        plugins: Its plugins, made from the environment where none was given.
-        engine: Its row; `None` for a third party's strategy that has none.
-        is_engine: Whether it was asked for by plugin, variable or name, not just by the number of processes.
-    """
-
-    strategy: type[Strategy]
-    plugins: tuple[Any, ...]
-    engine: Engine | None = None
-    is_engine: bool = True
+    strategy: type[Strategy]  # its class
+    plugins: tuple[Any, ...]  # its plugins, made from the environment where none was given
+    engine: Engine | None = None  # its row; `None` for a third party's strategy that has none
+    is_engine: bool = True  # whether it was asked for by plugin, variable or name, not just by the number of processes
 
     @property
     def argument(self) -> str:
@@ -141,7 +127,10 @@ def choose(request: Request) -> Choice:
         )
     own = row.own(request.plugins) or ((load(row.plugin)(),) if row.plugin and not row.claims else ())
     home = load(row.strategy)
-    strategy: type[Strategy] = home if isinstance(home, type) else load(home(own[0]))
+    # An engine with several strategies chooses by its plugin and the mesh.
+    strategy: type[Strategy] = (
+        home if isinstance(home, type) else load(home(next(iter(own), None), request.parallelism))
+    )
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
     return Choice(strategy, (*own, *others), row, not by_machine)
 
@@ -153,13 +142,11 @@ def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any,
 
 
 def _claimant(request: Request) -> Engine:
-    """Return the engine that claims a request: by a plugin that was given, else by its variable, else by the processes.
-
-    Packages are looked for only where a plugin, a variable or an axis asks for one: that reads many files.
-    """
+    """Return the engine that claims a request: by its plugin, else by its variable, else by the processes."""
     handlers = (DistributedDataParallelKwargs,)
     plugins = any(not isinstance(plugin, handlers) for plugin in request.plugins)
     axes = needs_mesh(request)
+    # Packages are looked for only where a plugin, a variable or an axis asks for one: that reads many files.
     rows = tuple(engines().values()) if plugins or axes else BUILT_IN
     given = [row for row in rows if row.strategy and not row.claims and row.own(request.plugins)]
     if len(given) > 1:

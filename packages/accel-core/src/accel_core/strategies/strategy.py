@@ -20,6 +20,7 @@ from accel_core.data.presharded import check_read_alike
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import whole
+from accel_core.modules import joined
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
 from accel_core.optim.rebind import ParameterNames
@@ -30,7 +31,7 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
 from accel_core.strategies import placement, recipe, slips
 from accel_core.strategies.bundle import Bundle, Kind
-from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest, SequenceBuffers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -457,6 +458,7 @@ class Strategy(ABC):
         parameters = [p for model in models for p in model.parameters()] or [
             p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
         ]
+        # By identity: a gradient that two models share is scaled once.
         by_type: dict[type, dict[int, torch.Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:
@@ -503,18 +505,11 @@ class Strategy(ABC):
             'Use DataLoaderConfiguration(uneven_end="empty") or even batches instead of join_uneven_inputs.'
         )
 
-    def split_context(
-        self,
-        buffers: list[torch.Tensor] | None,
-        buffer_seq_dims: list[int] | None,
-        no_restore_buffers: set[torch.Tensor] | None,
-    ) -> AbstractContextManager[None]:
-        """Return a context that splits buffers along their sequence dims; without context parallelism, it does nothing.
+    def split_context(self, given: SequenceBuffers) -> AbstractContextManager[None]:
+        """Return a context that splits tensors along their sequence dims; without context parallelism, it does nothing.
 
         Args:
-            buffers: Tensors of whole sequences, split in place for the length of the context.
-            buffer_seq_dims: The sequence dim of each buffer.
-            no_restore_buffers: Buffers that need not be restored afterwards.
+            given: Tensors of whole sequences, split in place for the length of the context.
         """
         return nullcontext()
 
@@ -580,6 +575,18 @@ class Strategy(ABC):
         state = canonical_state_dict(model) if unwrap else model.state_dict()
         return {name: whole(value) for name, value in state.items()}
 
+    def whole_of(self, parameter: torch.Tensor, value: torch.Tensor | None) -> Any:
+        """Return whole what belongs to a parameter of a prepared model: its value, or its gradient.
+
+        Args:
+            parameter: The parameter, of which this rank may hold a part, or nothing.
+            value: What it has here.
+
+        Returns:
+            The whole tensor on every rank; `None` where there is none.
+        """
+        return None if value is None else whole(value.detach())
+
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Yield the names and weights that `save_model` writes, in the same order on every rank.
 
@@ -599,3 +606,4 @@ class Strategy(ABC):
         """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)
         self._names.release(self._bare(model))
+        joined.watch(self._bare(model))

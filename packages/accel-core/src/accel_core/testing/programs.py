@@ -119,11 +119,11 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(-1)  # the parent's, which was closed just now
         for each in signal.valid_signals():
             if callable(signal.getsignal(each)):
                 signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
-        random.seed()
+        random.seed()  # or all children would draw the same numbers
         _run(words[1:], os.fspath(cwd or os.getcwd()), dict(os.environ if env is None else env), list(_path), [])
     except BaseException:
         traceback.print_exc()
@@ -162,8 +162,9 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
         if isinstance(error, KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
+    # Waits for threads as Python does at its end.
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # which `os._exit` does not call
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)

@@ -108,13 +108,14 @@ def run(
                 "LOCAL_WORLD_SIZE": str(size),
                 "OMP_NUM_THREADS": "1",
                 "ACCELERATE_USE_CPU": "true",
+                # A file and not a port, which two tests at once might both find free.
                 "ACCELERATE_DEBUG_RDV_FILE": os.path.join(folder, "meeting"),
                 **(environment or {}),
             }
             process: BaseProcess = context.Process(
                 target=_rank_main,
                 args=(sender, source, body.__qualname__, args, kwargs or {}, variables, sys.path, folder, rank),
-                daemon=False,
+                daemon=False,  # a rank may start processes of its own
             )
             process.start()
             sender.close()
@@ -155,7 +156,7 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline
             pid = ranks[rank][0].pid
             if pid is not None and ranks[rank][0].is_alive():
                 os.kill(pid, signal.SIGUSR2)
-        time.sleep(0.3)
+        time.sleep(0.3)  # for the stacks to be written
     if failed or hung:
         lines = [f"rank {rank} failed:\n{text}" for rank, text in failed]
         for rank in hung:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -11,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, get_args
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host.availability import has_module
 from accel_core.logging import get_logger
 from accel_core.options.enums import LoggerType
 from accel_core.tracking.tracker import GeneralTracker
@@ -64,7 +64,7 @@ class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
         self._classes: dict[str, type[GeneralTracker]] = {}
 
     def _offered(self) -> dict[str, EntryPoint]:
-        if self._points is None:
+        if self._points is None:  # looking for packages reads many files
             self._points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
         return self._points
 
@@ -234,13 +234,6 @@ def _needs_folder(name: str) -> bool:
 
 def _missing_library(tracker_class: type[GeneralTracker]) -> str | None:
     """Return the library to install, or `None` where one of those that serve is here."""
-    if not tracker_class.libraries or any(map(_importable, tracker_class.libraries)):
+    if not tracker_class.libraries or any(map(has_module, tracker_class.libraries)):
         return None
     return tracker_class.libraries[0]
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False

@@ -34,7 +34,7 @@ class TrackerHandle(GeneralTracker):
 
     def __init__(self, session: TrackerSession, send: Sender, deliver: Callable[[TrackerSession], None]) -> None:
         super().__init__(_blank=True)
-        own = vars(self)
+        own = vars(self)  # past `__setattr__`, which sets attributes of the tracker
         own["_session"] = session
         own["_kind"] = session.kind
         own["_send"] = send

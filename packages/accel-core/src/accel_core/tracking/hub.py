@@ -86,7 +86,7 @@ class TrackerHub:
     def log_with(self, log_with: Wanted | Iterable[Wanted] | None) -> None:
         self._log_with = filter_trackers(log_with, self.logging_dir)
         if self._log_with:
-            recorder_for(self.settings)
+            recorder_for(self.settings)  # a spool that nothing installed can write is refused at once
 
     @property
     def trackers(self) -> list[GeneralTracker]:
@@ -109,7 +109,7 @@ class TrackerHub:
         if self.is_main:
             known = {id(face): self._sessions[name] for name, face in self._faces.items()}
             before, after = ({id(tracker) for tracker in listed} for listed in (self._trackers, wanted))
-            for changed in (before ^ after) & known.keys():
+            for changed in (before ^ after) & known.keys():  # left out now, or in the list again
                 known[changed].switched_off = changed in before
             for tracker in wanted:
                 if id(tracker) not in known:
@@ -180,6 +180,7 @@ class TrackerHub:
             run = {"run_id": self.run_id, "project": self._project, "trackers": list(names)}
             self._recorder = recorder(self.settings.spool_folder(self.logging_dir), run)
         self.running = True
+        # Weak: a run that nobody holds any more need not live until then.
         atexit.register(_finish_at_exit, weakref.ref(self), os.getpid())
 
     def log(
@@ -333,6 +334,7 @@ class TrackerHub:
         folder = Path(self.logging_dir)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # Tried, because the mode of a folder does not tell that its mount is read-only.
             probe = folder / f".accel-{uuid.uuid4().hex}"
             probe.touch()
             probe.unlink()

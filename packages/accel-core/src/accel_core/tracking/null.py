@@ -14,7 +14,7 @@ class NullRun:
     """Stands for a library's run where none is open: every call and attribute of it is itself."""
 
     def __getattr__(self, name: str) -> NullRun:
-        if name.startswith("__"):
+        if name.startswith("__"):  # copies, pickles and protocols must find no methods here
             raise AttributeError(name)
         return self
 

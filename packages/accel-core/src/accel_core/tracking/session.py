@@ -16,19 +16,12 @@ __all__ = ["Call", "OnOutcome", "TrackerSession", "describe_error"]
 
 @record(frozen=True)
 class Call:
-    """One call of a tracker.
+    """One call of a tracker."""
 
-    Attributes:
-        method: Name of the tracker's method.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        seq: Number of the entry that it brings, or `None` for calls that are not entries.
-    """
-
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] | None = None
-    seq: int | None = None
+    method: str  # name of the tracker's method
+    args: tuple[Any, ...] = ()  # positional arguments
+    kwargs: dict[str, Any] | None = None  # keyword arguments
+    seq: int | None = None  # number of the entry that it brings, or `None` for calls that are not entries
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], tracker: str, fills_step: bool) -> Call:
@@ -69,6 +62,7 @@ class TrackerSession:
         self.dropped = 0
         self._make = make
         self._on_outcome = on_outcome
+        # Libraries keep their run in context variables, which a new thread does not have.
         self._context = contextvars.copy_context()
         self._worker = TrackerWorker(f"tracker-{name}")
 
@@ -103,14 +97,12 @@ class TrackerSession:
         return done
 
     def call(self, call: Call, on_caller: bool = False) -> None:
-        """Make a call in this thread, and report its outcome.
-
-        A tracker must not end its thread or the run, so SystemExit and the like count as failures. Only in the user's
-        own thread is KeyboardInterrupt raised again: there it may be the user's Ctrl-C.
-        """
+        """Make a call in this thread, and report its outcome."""
         error: BaseException | None = None
         try:
             self._context.run(self._carry_out, call)
+        # A tracker must not end its thread or the run, so SystemExit and the like count as failures. Only in the user's
+        # own thread is KeyboardInterrupt raised again: there it may be the user's Ctrl-C.
         except KeyboardInterrupt as interrupt:
             if on_caller:
                 raise

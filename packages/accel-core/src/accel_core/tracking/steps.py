@@ -52,7 +52,7 @@ class StepCounter:
 
     def _shift_of(self, name: str, step: int) -> int:
         if name in self._resumed:
-            left_at = self._resumed.pop(name)
+            left_at = self._resumed.pop(name)  # only a name's first step tells whether its counter begins anew
             if step < left_at:
                 self._shift[name] = left_at + 1 - step
                 logger.warning(

@@ -56,6 +56,7 @@ def test_one_rank_has_no_axes() -> None:
         ),
         ({"dp_shard_size": 2, "sp_size": 2}, ["dp_shard"], ["sp"], ["dp_shard"], ["dp_shard"], ["dp_shard_cp"]),
         ({"tp_size": 2, "cp_size": 2}, [], ["tp", "cp"], ["cp"], ["cp"], ["dp_shard_cp"]),
+        ({"tp_size": 2, "pp_size": 2}, [], ["tp", "pp"], [], [], []),
         ({"tp_size": 2, "ep_size": 2}, ["ep"], ["tp"], ["ep"], ["ep"], ["dp_shard_cp"]),
     ],
 )

@@ -122,9 +122,9 @@ def read_hosts(path: Path) -> Hosts:
 
 def _filtered(settings: Settings, key: str, hosts: Hosts) -> Hosts:
     """Return the slots that a filter such as `w0@w1:0,2` names, all those of a host that it names alone."""
-    hosts, where = str(settings[key]), settings.source(key)
+    text, where = str(settings[key]), settings.source(key)
     named: Hosts = {}
-    for part in hosts.split("@"):
+    for part in text.split("@"):
         host, colon, numbers = part.partition(":")
         if host not in hosts:
             raise ConfigurationError(

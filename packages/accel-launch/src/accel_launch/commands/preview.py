@@ -64,7 +64,7 @@ def _decided_by_files(settings: Settings) -> dict[str, Resolved]:
 
 
 def _shown(key: str, value: object) -> Any:
-    return "(hidden)" if value and any(word in key for word in _SECRET) else value
+    return "(hidden)" if value and any(word in key for word in _SECRET) else value  # outputs end in logs and issues
 
 
 def print_explanation(settings: Settings, *, as_json: bool, every: bool = False) -> None:

@@ -60,6 +60,7 @@ class _FollowedStreams(LogsSpecs):
             variables.update({**self._variables, **self._supervisor.variables(local_rank)})
             for name, followed in self._supervisor.follow(int(variables["RANK"]), local_rank).items():
                 paths[name][local_rank] = followed.child_path
+        # Nothing for torch to tee: the supervisor reads.
         return LogsDest(paths["stdout"], paths["stderr"], {}, {}, dict.fromkeys(envs, ""))
 
 
@@ -88,7 +89,7 @@ class _SupervisedAgent(LocalElasticAgent):
         try:
             pids: dict[int, int] = super()._start_workers(worker_group)
         except OSError as error:
-            raise cannot_start(str(worker_group.spec.entrypoint), error) from None
+            raise cannot_start(str(worker_group.spec.entrypoint), error) from None  # an OSError says not what to do
         for worker in worker_group.workers:
             self._supervisor.started(worker.global_rank, pids[worker.local_rank])
         self._supervisor.signals.install()  # only now: torch takes over the signals whenever it starts processes
@@ -162,7 +163,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             with torch_loggers(talk=bool(settings["debug"])):
                 result: RunResult | None = agent.run(spec.role)  # None if the machines agreed to end without a result
             failed = result is None or result.is_failed()
-            if result is not None and failed:
+            if result is not None and failed:  # machines that agreed to end know why
                 machines.announce(min(result.failures))
         except SignalException as signaled:
             # torch's own handler caught it if it came while the processes were being started.
@@ -177,7 +178,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             machines.close()
             if rendezvous is not None:
                 rendezvous.leave()
-    flush_output()
+    flush_output()  # before the report, which goes past Python's buffers
     supervisor.elsewhere = machines.failure
     if not failed:
         return supervisor.succeed()

@@ -140,11 +140,11 @@ def _forked() -> Iterator[_Forked]:
 @contextmanager
 def _own_signals() -> Iterator[None]:
     """Give this process its signals back afterwards: torch takes them over when it starts processes."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}  # a notebook goes on after the call
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other
             for number, handler in before.items():
                 signal.signal(number, handler)
 

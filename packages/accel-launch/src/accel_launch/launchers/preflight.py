@@ -26,7 +26,7 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
         raise LaunchError(
             f"The address of machine 0 is unknown; {host!r} gives: {error.strerror or error}. Check --main-process-ip."
         ) from None
-    if own:
+    if own:  # nobody listens there before its own agent does
         check_free(port)
         return
     deadline = time.monotonic() + seconds

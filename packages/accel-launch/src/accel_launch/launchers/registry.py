@@ -6,7 +6,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.installed import somebody_offers
-from accel_core.options.engines import engines
+from accel_core.options.engines import engines, load
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
@@ -43,8 +43,7 @@ def choose(settings: Settings) -> Launcher:
         return claimants[0]
     engines_own = (engine.launcher for engine in engines().values() if engine.launcher)
     for place in (*BUILT_IN[:-2], *engines_own, *BUILT_IN[-2:]):
-        module, _, name = place.partition(":")
-        launcher: Launcher = getattr(import_module(module), name)()
+        launcher: Launcher = load(place)()
         if launcher.claims(settings):
             return launcher
     raise AssertionError("the simple launcher claims every run")

@@ -162,6 +162,6 @@ class MachinesRendezvous(RendezvousHandler):
 
         A thread of Python that is in torch's store when Python ends takes the process down with SIGABRT.
         """
-        stop = getattr(self._inner, "_stop_heartbeats", None)
+        stop = getattr(self._inner, "_stop_heartbeats", None)  # torch's static one has no such thread
         if stop is not None:
             stop()

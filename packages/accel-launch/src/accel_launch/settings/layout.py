@@ -14,21 +14,13 @@ _MOST_PROCESSES, _MOST_MACHINES = 1 << 12, 1 << 17
 
 @dataclass(frozen=True)
 class ProcessLayout:
-    """Processes and machines of a run.
+    """Processes and machines of a run."""
 
-    Attributes:
-        processes: Processes over all machines, when as many machines as possible take part.
-        per_machine: Processes on each machine.
-        machines: The largest number of machines.
-        fewest_machines: The smallest number; less than `machines` in an elastic run.
-        machine_rank: Number of this machine, from 0.
-    """
-
-    processes: int
-    per_machine: int
-    machines: int
-    fewest_machines: int
-    machine_rank: int
+    processes: int  # processes over all machines, when as many machines as possible take part
+    per_machine: int  # processes on each machine
+    machines: int  # the largest number of machines
+    fewest_machines: int  # the smallest number; less than `machines` in an elastic run
+    machine_rank: int  # number of this machine, from 0
 
     @property
     def nnodes(self) -> str:

@@ -27,39 +27,23 @@ _GONE = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a run: its flag, variable, file key and default.
+    """One setting of a run: its flag, variable, file key and default."""
 
-    Attributes:
-        key: Name in the parsed arguments.
-        topic: Heading of the help under which it stands.
-        help: One sentence.
-        parse: Turns text into the value; raises ValueError for text that it cannot read.
-        default: Value where none is given.
-        choices: Values allowed, empty where any is.
-        kind: A value, a switch that is on when written, one that is off when written, or a value that may be repeated.
-        flags: Flags other than `--key`; they come first.
-        named: Whether `--key` itself is a flag.
-        path: Keys that lead to it in a configuration file, empty where a file cannot say it.
-        environment: Variable that says it to the launcher, empty where none does.
-        engine: Engine that the setting belongs to; only a run with that engine hands it to the processes.
-        option: The row of the training side that it is made of, if it is made of one.
-        rule: What a value has to be beyond its type, None where any will do.
-    """
-
-    key: str
-    topic: str
-    help: str
-    parse: Callable[[str], Any] = str
-    default: Any = None
-    choices: tuple[Any, ...] = ()
+    key: str  # name in the parsed arguments
+    topic: str  # heading of the help under which it stands
+    help: str  # one sentence
+    parse: Callable[[str], Any] = str  # turns text into the value; raises ValueError for text that it cannot read
+    default: Any = None  # value where none is given
+    choices: tuple[Any, ...] = ()  # values allowed, empty where any is
+    # A value, a switch that is on when written, one that is off when written, or a value that may be repeated.
     kind: Kind = "value"
-    flags: tuple[str, ...] = ()
-    named: bool = True
-    path: tuple[str, ...] = ()
-    environment: str = ""
-    engine: str = ""
-    option: Option | None = None
-    rule: Rule | None = None
+    flags: tuple[str, ...] = ()  # flags other than `--key`; they come first
+    named: bool = True  # whether `--key` itself is a flag
+    path: tuple[str, ...] = ()  # keys that lead to it in a configuration file, empty where a file cannot say it
+    environment: str = ""  # variable that says it to the launcher, empty where none does
+    engine: str = ""  # engine that the setting belongs to; only a run with that engine hands it to the processes
+    option: Option | None = None  # the row of the training side that it is made of, if it is made of one
+    rule: Rule | None = None  # what a value has to be beyond its type, None where any will do
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def resolve(
             )
         for source in (cluster, file):
             if source and setting.key in source:
+                # Also where a flag wins: a wrong file is told at once.
                 checked(setting, source[setting.key].value, source[setting.key].where)
                 sources.append(source[setting.key])
         sources.append(Resolved(setting.default, "default", "default"))
@@ -115,7 +116,7 @@ def written_in(table: Iterable[Setting], args: argparse.Namespace) -> set[str]:
         for setting in table
         if getattr(args, setting.key, setting.default) not in (setting.default, _parsed_default(setting))
     }
-    return given(args) | (changed - {"tpu_use_cluster"})
+    return given(args) | (changed - {"tpu_use_cluster"})  # programs that make a namespace leave no words
 
 
 def _parsed_default(setting: Setting) -> Any:

@@ -67,7 +67,7 @@ def find_orphans(run_id: str) -> list[int]:
             continue
         try:
             variables = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
+        except OSError:  # ended meanwhile, or of another user
             continue
         marks = [variable[len(name) :].split() for variable in variables if variable.startswith(name)]
         if any(wanted in mark for mark in marks) and alive(int(folder.name)):
@@ -150,7 +150,7 @@ class OrphanReaper:
         with contextlib.suppress(OSError):
             os.write(self._pipe, b"done\n")
         os.close(self._pipe)
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # somebody may have waited for all children
             os.waitpid(self._pid, os.WNOHANG)
 
 

@@ -64,28 +64,17 @@ class RankLog:
 
 @dataclass
 class Followed:
-    """One stream of one process that is read by the launcher.
+    """One stream of one process that is read by the launcher."""
 
-    Attributes:
-        log: The process's record.
-        source: Descriptor that is read, -1 once it has ended.
-        sink: Descriptor of the launcher that it is passed on to.
-        child_end: Descriptor for the process, closed once it has started.
-        child_path: A path that opens the same, for those who want a file name.
-        file: Copy on disk, if one is kept.
-        mark: Text before every line, empty to pass everything on untouched.
-        hold: What holds its tracebacks back, None where they are passed on like all else.
-    """
-
-    log: RankLog
-    source: int
-    sink: int
-    child_end: int
-    child_path: str
-    file: LogFile | None = None
-    mark: bytes = b""
+    log: RankLog  # the process's record
+    source: int  # descriptor that is read, -1 once it has ended
+    sink: int  # descriptor of the launcher that it is passed on to
+    child_end: int  # descriptor for the process, closed once it has started
+    child_path: str  # a path that opens the same, for those who want a file name
+    file: LogFile | None = None  # copy on disk, if one is kept
+    mark: bytes = b""  # text before every line, empty to pass everything on untouched
     rest: bytes = b""
-    hold: TracebackHold | None = None
+    hold: TracebackHold | None = None  # what holds its tracebacks back, None where they are passed on like all else
 
 
 class Streams:
@@ -98,7 +87,7 @@ class Streams:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()  # interrupts `select` when a stream is added
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # streams are added while the thread reads
         self._stopping = False
         self._followed: list[Followed] = []
         self._thread = threading.Thread(target=self._read_all, name="accel-streams", daemon=True)
@@ -237,7 +226,7 @@ class Streams:
     def _pass_on(self, followed: Followed) -> bool:
         try:
             chunk = os.read(followed.source, _CHUNK)
-        except OSError:
+        except OSError:  # a terminal ends with an error, a pipe with nothing
             return False
         if not chunk:
             return False
@@ -267,12 +256,12 @@ def _write_some(descriptor: int, view: memoryview) -> int | None:
     except BlockingIOError:
         time.sleep(0.005)
         return 0
-    except OSError:
+    except OSError:  # nobody reads it any more, which must not end the run
         return None
 
 
 def _like_terminal(descriptor: int, model: int) -> None:
-    with contextlib.suppress(OSError, termios.error):
+    with contextlib.suppress(OSError, termios.error):  # sizes are for looks only
         size = fcntl.ioctl(model, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
         fcntl.ioctl(descriptor, termios.TIOCSWINSZ, size)
     attributes = termios.tcgetattr(descriptor)

@@ -123,7 +123,7 @@ class Supervisor:
     def forward_signal(self, number: signal.Signals) -> None:
         """Send a signal to each rank, and not to what it started."""
         for log in self.running():
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
                 os.kill(log.pid, number)
 
     def terminate(self) -> None:
@@ -158,7 +158,7 @@ class Supervisor:
         self._killer.start()
 
     def _close(self) -> None:
-        self.signals.ignore()
+        self.signals.ignore()  # a second signal must not end the cleanup half-way
         if self._watchdog is not None:
             self._watchdog.stop()
         if self._killer is not None:
@@ -279,7 +279,7 @@ def marks(settings: Mapping[str, Any], local_rank: int) -> dict[str, str]:
     """Decide which streams of a rank the launcher reads, and the mark before their lines."""
     tee = tee_of(str(settings["tee"]), local_rank)
     mark = f"[{settings['role']}{local_rank}]: "
-    found = {"stderr": mark if tee & 2 else ""}
+    found = {"stderr": mark if tee & 2 else ""}  # always read, as the report of a failure quotes its end
     if tee & 1 or settings["log_dir"] or settings["watchdog"]:  # else ranks keep the launcher's own output
         found["stdout"] = mark if tee & 1 else ""
     return found

@@ -399,13 +399,13 @@ SHARDED = ["--parallelism-config-dp-shard-size", "2"]
         (["--num-processes", "4"], {"dp": 4}, {"dp": [[0, 1, 2, 3]]}, (None, None, None, 4)),
         (
             ["--num-processes", "4", *MESH, *SHARDED, "--parallelism-config-tp-size", "2"],
-            {"dp_replicate": 1, "dp_shard": 2, "ep": 1, "cp": 1, "sp": 1, "tp": 2},
+            {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "ep": 1, "cp": 1, "sp": 1, "tp": 2},
             {"dp_shard": [[0, 2], [1, 3]], "tp": [[0, 1], [2, 3]]},
             (None, None, None, 2),
         ),
         (
             ["--num-processes", "4", *MESH, "--parallelism-config-tp-size", "2"],
-            {"dp_replicate": 1, "dp_shard": 1, "ep": 1, "cp": 1, "sp": 1, "tp": 2},
+            {"pp": 1, "dp_replicate": 1, "dp_shard": 1, "ep": 1, "cp": 1, "sp": 1, "tp": 2},
             {"tp": []},
             (None, None, None, 1),
         ),

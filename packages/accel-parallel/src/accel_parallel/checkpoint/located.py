@@ -28,7 +28,7 @@ def locate_tensor(file: IO[bytes]) -> tuple[torch.Tensor, int] | None:
     try:
         with zipfile.ZipFile(file) as archive:
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
-            if archive.read(members["byteorder"]) != sys.byteorder.encode():
+            if archive.read(members["byteorder"]) != sys.byteorder.encode():  # values would have to be turned round
                 return None
             described = load_closed(archive.read(members["data.pkl"]), known, lambda saved: saved)
         storage, offset, size, stride, grad, hooks, *rest = described.arguments

@@ -85,16 +85,13 @@ def restoration(own: object, index: int, source: Source, rank: int) -> Restorati
 
 
 def damages(shards: ShardFolder, source: Source, component: str, rank: int) -> list[Finding]:
-    """Return the damages of a component's shards.
-
-    A folder without a manifest has no checksums, so its pieces are read once: a shard of another save is noticed now,
-    and not after a part of the run was restored.
-    """
+    """Return the damages of a component's shards."""
     wrong = shards.check()
     for file, held in shards.contents().items() if source.manifest is not None else ():
         if shards.file(file) not in source.files():
             wrong.setdefault(file, f"belongs to no save that is there; by its list it holds {listed(held)}")
     found = [Finding(component, "damaged", f"{shards.file(file)} {detail}", rank) for file, detail in wrong.items()]
+    # Without a manifest there are no checksums: read each once, before a part of the run is restored.
     if source.manifest is not None or found:
         return found
     try:

@@ -33,6 +33,7 @@ class NamedOptimizer:
     like: dict[str, Tensor]  # by name, a tensor that is spread over ranks as the entries of its state are to be
     load_state_dict: Callable[[dict[str, Any]], None]  # loads a state dict whose keys are those names, in this order
     state: Mapping[Any, Any] = field(default_factory=dict)  # what is there, by parameter, if it is to be compared
+    held: frozenset[str] | None = None  # whose state this rank keeps, if it is not all
 
 
 def named_optimizer(own: Any, models: Sequence[Any]) -> NamedOptimizer:
@@ -108,7 +109,7 @@ def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> R
 
 
 def _apply(own: NamedOptimizer, stored: _Stored, groups: list[dict[str, Any]]) -> None:
-    held = [name for group in groups for name in group["params"]]
+    held = [name for group in groups for name in group["params"] if own.held is None or name in own.held]
     memory = _Memory(own)
     state = {name: stored.entries(name, own.like[name], memory) for name in held if name in stored.of_parameters}
     own.load_state_dict({"state": state, "param_groups": groups})

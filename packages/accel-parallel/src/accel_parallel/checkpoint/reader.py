@@ -155,8 +155,8 @@ class ShardFolder:
 
     def _read_rows(self, name: str, stored: StoredTensor, box: Box, part: Box, target: Tensor) -> bool:
         """Read whole rows of a piece straight into their place; return False where they have to be read otherwise."""
-        readable = target.dtype == stored.dtype != torch.bool and part.sizes[1:] == box.sizes[1:]
-        if not readable or not lies_open(target):
+        fits = target.dtype == stored.dtype != torch.bool and part.sizes[1:] == box.sizes[1:]
+        if not fits or not lies_open(target):
             return False
         place = self.metadata.places[name, box.offsets]
         with self._opened(name, place) as window:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,23 @@ from accel_parallel.context.exchange import gather_keys_and_values
 from accel_parallel.context.masks import causal_mask, lacks_keys, own_rows
 from accel_parallel.context.order import Share
 
-__all__ = ["Attention", "GatheredAttention", "sdpa"]
+__all__ = ["Attention", "AttentionCall", "GatheredAttention", "sdpa"]
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 """torch's own attention, whatever takes its place."""
+
+
+class AttentionCall(NamedTuple):
+    """The arguments of `scaled_dot_product_attention`."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
 
 
 class Attention(ABC):
@@ -35,7 +48,6 @@ class Attention(ABC):
         self.share = share
         self._refusals: list[torch.Tensor] = []
 
-    @abstractmethod
     def __call__(
         self,
         query: torch.Tensor,
@@ -53,6 +65,12 @@ class Attention(ABC):
         Raises:
             EngineUnavailableError: Something that this way to compute it cannot honor.
         """
+        self.check(query, key, attn_mask, is_causal)
+        return self.attend(AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
+
+    @abstractmethod
+    def attend(self, call: AttentionCall) -> torch.Tensor:
+        """Return the attention of a call that `check` found right."""
 
     def raise_refusals(self) -> None:
         """Raise, on all ranks, what any of them refused; called where a forward pass is over.
@@ -65,13 +83,11 @@ class Attention(ABC):
             raise EngineUnavailableError(self.refusal)
 
     def _note(self, refusals: torch.Tensor) -> None:
-        """Note which ranks refuse: raise at once where that costs nothing, later where reading would stop a device.
-
-        Masks may differ from rank to rank, with the padding of their tokens. A rank that refuses takes part in the
-        exchange all the same, or the others would wait for it.
-        """
+        """Note which ranks refuse: raise at once where that costs nothing, later where reading would stop a device."""
+        # Masks may differ by rank, with the padding of tokens; a rank that refuses still takes part, or others would
+        # wait.
         self._refusals.append(refusals)
-        if refusals.device.type == "cpu":
+        if refusals.device.type == "cpu":  # elsewhere, reading would stop the device
             self.raise_refusals()
 
     def check(self, query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> None:
@@ -94,7 +110,7 @@ class Attention(ABC):
                 f"{'causal ' * is_causal}attention of {queries} queries to {keys} keys, whose positions in the "
                 "sequence are unknown. Train this model without context parallel."
             )
-        if is_causal and attn_mask is not None:
+        if is_causal and attn_mask is not None:  # torch refuses both as well
             raise EngineUnavailableError(
                 "Attention has a mask or is causal; got is_causal=True beside a mask. Put both in one mask."
             )
@@ -111,33 +127,21 @@ class GatheredAttention(Attention):
 
     def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
         super().__init__(group, share)
-        self._causal: dict[tuple[int, int], torch.Tensor] = {}
+        self._causal: dict[tuple[int, int], torch.Tensor] = {}  # the layers of a model ask for the same
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """Return the attention of this rank's queries over all keys."""
-        self.check(query, key, attn_mask, is_causal)
-        query, key, value = (_as_autocast(tensor) for tensor in (query, key, value))
-        queries, keys = query.shape[-2], key.shape[-2]
-        refuses = attn_mask is not None and lacks_keys(attn_mask, keys)
+        query, key, value = (_as_autocast(tensor) for tensor in (call.query, call.key, call.value))
+        mask, queries, keys = call.mask, query.shape[-2], key.shape[-2]
+        refuses = mask is not None and lacks_keys(mask, keys)
         all_keys, all_values, refusals = gather_keys_and_values(self.group, key, value, refuses)
         self._note(refusals)
-        rest: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
-        if is_causal:
+        rest: dict[str, Any] = {"dropout_p": call.dropout_p, "scale": call.scale, "enable_gqa": call.enable_gqa}
+        if call.is_causal:
             return self._attend_causally(query, all_keys, all_values, rest)
-        if attn_mask is None or refuses:  # what was refused raises before anybody sees it
+        if mask is None or refuses:  # what was refused raises before anybody sees it
             return sdpa(query, all_keys, all_values, **rest)
-        mask = own_rows(attn_mask, queries, keys, self.share, self.group)
+        mask = own_rows(mask, queries, keys, self.share, self.group)
         return sdpa(query, all_keys, all_values, attn_mask=mask, **rest)
 
     def _attend_causally(
@@ -145,6 +149,7 @@ class GatheredAttention(Attention):
     ) -> torch.Tensor:
         """Attend with each piece of this rank's queries to the keys up to its end, and to no others."""
         found: list[torch.Tensor] = []
+        # What comes after a piece costs nothing.
         for piece, own in zip(self.share.pieces, query.chunk(2, -2), strict=True):
             mask: Any = self._causal_mask(own.shape[-2], piece.stop, query.device)
             seen = slice(0, piece.stop)
@@ -167,6 +172,6 @@ class GatheredAttention(Attention):
 def _as_autocast(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the format in which autocast would have attention compute, so that fewer bytes are sent."""
     kind = tensor.device.type
-    if torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64:
+    if torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64:  # which autocast leaves alone
         return tensor.to(torch.get_autocast_dtype(kind))
     return tensor

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from accel_core.errors import ConfigurationError
+from accel_core.strategies.parts import SequenceBuffers
 from accel_parallel.context.order import Share
 
 __all__ = ["check_buffers", "split_in_place"]
 
 
-def check_buffers(
-    buffers: Sequence[torch.Tensor], dims: Sequence[int], no_restore: Collection[torch.Tensor], rank: int, size: int
-) -> Share:
+def check_buffers(given: SequenceBuffers, rank: int, size: int) -> Share:
     """Return how the sequence that some buffers share is split; refuse buffers that have none in common.
 
     Raises:
         ConfigurationError: There is none; one is not a tensor, or is trained; a dim is missing or out of range; lengths
             differ or cannot be shared; a tensor that would not be restored is not a buffer.
     """
+    buffers, dims, stay_split = given
     if not buffers or len(buffers) != len(dims):
         raise ConfigurationError(
             f"Every buffer has its sequence dim, and context parallel splits at least one; got {len(buffers)} buffers "
@@ -29,6 +29,7 @@ def check_buffers(
         )
     lengths: set[int] = set()
     for place, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
+        # Memory is exchanged in place, unseen by autograd.
         if not isinstance(buffer, torch.Tensor) or buffer.requires_grad:
             got = f"a {type(buffer).__name__}" + (" that requires a gradient" * isinstance(buffer, torch.Tensor))
             raise ConfigurationError(
@@ -46,9 +47,9 @@ def check_buffers(
             f"All buffers hold the same sequence; got the lengths {sorted(lengths)}. "
             "Pass in buffer_seq_dims the dim of each along which its tokens lie, and cut what is longer."
         )
-    if not {id(buffer) for buffer in no_restore} <= {id(buffer) for buffer in buffers}:
+    if not {id(buffer) for buffer in stay_split} <= {id(buffer) for buffer in buffers}:
         raise ConfigurationError(
-            f"Only what was split can stay split; got {len(no_restore)} no_restore_buffers, which are not all among "
+            f"Only what was split can stay split; got {len(stay_split)} no_restore_buffers, which are not all among "
             "the buffers. Pass the same tensors in both."
         )
     share = Share(lengths.pop(), rank, size)
@@ -57,24 +58,20 @@ def check_buffers(
 
 
 @contextmanager
-def split_in_place(
-    buffers: Sequence[torch.Tensor], dims: Sequence[int], no_restore: Collection[torch.Tensor], share: Share
-) -> Iterator[None]:
-    """Let buffers hold this rank's part of the sequence in the block, and put back afterwards what they held.
-
-    Each gets other memory for that time, so views of one tensor (inputs and labels of one batch) do not overwrite one
-    another, and what is put back is what was there.
-    """
-    kept = {id(buffer) for buffer in no_restore}
-    by_identity = {id(buffer): (buffer, dim) for buffer, dim in zip(buffers, dims, strict=True)}
+def split_in_place(given: SequenceBuffers, share: Share) -> Iterator[None]:
+    """Let buffers hold this rank's part of the sequence in the block, and put back afterwards what they held."""
+    # Other memory for that time: views of one tensor (inputs and labels of one batch) do not overwrite one another.
+    kept = {id(buffer) for buffer in given.stay_split}
+    # One that is listed twice is split once.
+    by_identity = {id(buffer): (buffer, dim) for buffer, dim in zip(given.buffers, given.dims, strict=True)}
     before: list[tuple[torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         parts = {key: share.of(buffer, dim) for key, (buffer, dim) in by_identity.items()}
     try:
         for key, (buffer, _) in by_identity.items():
             if key not in kept:
-                before.append((buffer, buffer.detach()))
-            _hold(buffer, parts.pop(key))
+                before.append((buffer, buffer.detach()))  # the same memory, to be put back
+            _hold(buffer, parts.pop(key))  # popped, so that only the buffer keeps it alive
         yield
     finally:
         for buffer, whole in before:

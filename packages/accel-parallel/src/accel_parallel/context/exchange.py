@@ -14,21 +14,20 @@ __all__ = ["gather_flags", "gather_keys_and_values", "gather_whole"]
 
 
 class _Gather(torch.autograd.Function):
-    """Each rank's keys and values on all ranks, with one collective forward and one backward.
-
-    `torch.distributed.nn` has such functions; over gloo they give wrong gradients where those are not contiguous.
-    """
+    """Each rank's keys and values on all ranks, with one collective forward and one backward."""
 
     @staticmethod
+    # `torch.distributed.nn` has such functions; over gloo, gradients that are not contiguous come out wrong.
     def forward(
         ctx: Any, group: dist.ProcessGroup, refuses: bool, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.group, ctx.shapes, ctx.dtype = group, (key.shape, value.shape), key.dtype
+        # Along with the data, to save a collective.
         packed = torch.cat([key.reshape(-1), value.reshape(-1), key.new_full((1,), float(refuses))])
         gathered = packed.new_empty(group.size() * packed.numel())
         all_gather_single(gathered, packed, group=group)
         keys, values, refusals = torch.split(gathered.view(group.size(), -1), [key.numel(), value.numel(), 1], 1)
-        refusals = refusals.clone()
+        refusals = refusals.clone()  # a view of what is gathered would keep all of it alive
         ctx.mark_non_differentiable(refusals)
         return keys.reshape(-1, *key.shape), values.reshape(-1, *value.shape), refusals
 

@@ -39,7 +39,7 @@ def _refuse(what: str, instead: str) -> NoReturn:
 
 def uncompiled(function: Callable[..., _R]) -> Callable[..., _R]:
     """Return a function that compiled code calls without tracing it."""
-    if "torch._dynamo" not in sys.modules:
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled then, and loading it takes seconds
         return function
     found: Callable[..., _R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return found
@@ -68,12 +68,10 @@ class _Interception(TorchFunctionMode):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Intercept calls in the block.
-
-        While a function of Python in torch runs, no mode is active, and attention that it calls (multi-head attention
-        does) is looked up where users look it up. So it is exchanged there too.
-        """
+        """Intercept calls in the block."""
         get_overridable_functions()  # torch looks them up once, by name, and would find what stands here in the block
+        # While a function of Python in torch runs (multi-head attention), no mode is active: exchange it where it looks
+        # too.
         before = F.scaled_dot_product_attention
         F.scaled_dot_product_attention = partial(self._attention, sdpa)
         try:
@@ -119,20 +117,18 @@ def _refusing_flex_attention() -> Iterator[None]:
 
 
 def attending(attention: Attention) -> AbstractContextManager[None]:
-    """Return a context in which attention goes over all ranks.
-
-    Functions that mix positions of a sequence otherwise are refused where they can be told from those that do not.
-    """
+    """Return a context in which attention goes over all ranks."""
+    # Functions that mix positions otherwise are refused where they can be told from those that do not.
     own = attention.share.local_length
 
     def multi_head_attention(func: _Function, *args: object, **kwargs: object) -> object:
         given = inspect.signature(func).bind(*args, **kwargs).arguments
-        if given.get("need_weights", True):
+        if given.get("need_weights", True):  # torch computes them by itself then
             _refuse("nn.MultiheadAttention with need_weights=True", "Pass need_weights=False.")
         return func(*args, **kwargs)
 
     def softmax(func: _Function, given: torch.Tensor, *args: object, **kwargs: object) -> object:
-        if given.dim() > 3 and tuple(given.shape[-2:]) == (own, own):
+        if given.dim() > 3 and tuple(given.shape[-2:]) == (own, own):  # scores by query and key, of one rank's tokens
             _refuse(
                 f"a softmax over scores of shape {tuple(given.shape)}",
                 'Choose the implementation "sdpa" of the model\'s attention.',
@@ -142,12 +138,12 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
     def convolution(
         func: _Function, given: torch.Tensor, weight: torch.Tensor, *args: object, **kwargs: object
     ) -> object:
-        if weight.shape[-1] > 1 and given.shape[-1] == own:
+        if weight.shape[-1] > 1 and given.shape[-1] == own:  # a kernel of one position mixes none
             _refuse("a convolution along the sequence", "Train this model without context parallel.")
         return func(given, weight, *args, **kwargs)
 
     def recurrence(func: _Function, given: torch.Tensor, *args: object, **kwargs: object) -> object:
-        if own in given.shape[:2]:
+        if own in given.shape[:2]:  # batch or tokens may come first
             _refuse("a recurrent layer", "Train this model without context parallel.")
         return func(given, *args, **kwargs)
 

@@ -13,6 +13,7 @@ __all__ = ["causal_mask", "lacks_keys", "own_rows"]
 
 def lacks_keys(mask: torch.Tensor, keys: int) -> bool:
     """Return whether a mask says nothing of keys that other ranks have, and differs between queries."""
+    # Equal for all queries, it is a mask of padding: all ranks' parts make the whole.
     return mask.dim() > 1 and mask.shape[-1] == keys and mask.shape[-2] > 1
 
 

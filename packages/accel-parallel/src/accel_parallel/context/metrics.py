@@ -15,23 +15,16 @@ from accel_core.errors import DataError
 __all__ = ["of_whole_samples"]
 
 _T = TypeVar("_T")
-_TOLERANCE = 1e-5
+_TOLERANCE = 1e-5  # ranks may add up in another order
 
 
 class _Leaf(NamedTuple):
-    """What a rank says of one value.
+    """What a rank says of one value."""
 
-    Attributes:
-        kind: Its type, with the shape and format of a tensor.
-        content: A number that other values, or the same in another order, make another.
-        size: The sum of all magnitudes.
-        loss: The number that it is, in each of its rows; `None` of anything but a loss.
-    """
-
-    kind: str
-    content: float = 0.0
-    size: float = 0.0
-    loss: float | None = None
+    kind: str  # its type, with the shape and format of a tensor
+    content: float = 0.0  # a number that other values, or the same in another order, make another
+    size: float = 0.0  # the sum of all magnitudes
+    loss: float | None = None  # the number that it is, in each of its rows; `None` of anything but a loss
 
 
 def of_whole_samples(value: _T, group: dist.ProcessGroup) -> _T:
@@ -73,12 +66,13 @@ def of_whole_samples(value: _T, group: dist.ProcessGroup) -> _T:
 def _leaf(value: object) -> _Leaf:
     """Return what there is to compare of a value; of objects of other kinds, nothing but their type."""
     if isinstance(value, str):
-        return _Leaf("str", float(zlib.crc32(value.encode())))
+        return _Leaf("str", float(zlib.crc32(value.encode())))  # every rank sends a number, not its texts
     if isinstance(value, bool | int | float):
         return _Leaf(type(value).__name__, float(value), abs(float(value)))
     if not isinstance(value, torch.Tensor) or value.is_complex():
         return _Leaf(type(value).__name__)
     numbers = torch.nan_to_num(value.detach().flatten().float())
+    # Weighted by position, or other orders would have the same sum.
     weights = torch.arange(1, numbers.numel() + 1, device=numbers.device).cos()
     # In float64, where a sum of the largest float32 numbers, which stand for infinities too, is finite.
     sums = [each.sum(dtype=torch.float64) for each in (numbers * weights, numbers.abs())]

@@ -23,11 +23,7 @@ __all__ = ["CompleteInputs", "check_attention", "find_model"]
 
 
 def check_attention(model: nn.Module) -> None:
-    """Refuse a model whose attention is not torch's `scaled_dot_product_attention`.
-
-    Raises:
-        PreparationError: Its configuration, or that of a part, names another implementation.
-    """
+    """Refuse a model whose attention is not torch's `scaled_dot_product_attention`."""
     for name, module in model.named_modules():
         kind = getattr(getattr(module, "config", None), "_attn_implementation", None)
         if isinstance(kind, str) and kind != "sdpa":
@@ -42,6 +38,7 @@ def find_model(model: nn.Module) -> nn.Module | None:
     """Return the first module that takes transformers' mask and positions, `model` or one inside it, or `None`."""
     for module in model.modules():
         if hasattr(getattr(module, "config", None), "_attn_implementation"):
+            # The outermost module; what it makes goes to those inside.
             names = inspect.signature(module.forward).parameters
             if {"attention_mask", "position_ids"} <= set(names):
                 return module
@@ -81,16 +78,13 @@ class CompleteInputs:
                 f"{None if positions is None else tuple(positions.shape)} for tokens of shape {tuple(tokens.shape)}. "
                 "Pass position_ids, such as torch.arange(length)[None], and split them with the other buffers."
             )
+        # Others are what attention takes, whole.
         if mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 2):
             given["attention_mask"] = self._complete(module, given, tokens, share)
         return (), given
 
     def _check_labels(self, module: nn.Module, given: dict[str, Any]) -> None:
-        """Refuse labels that the model would shift within each rank's part.
-
-        Raises:
-            EngineUnavailableError: A causal language model got labels, and not the shifted ones.
-        """
+        """Refuse labels that the model would shift within each rank's part."""
         shifts = getattr(module, "loss_type", None) == "ForCausalLM" and given.get("labels") is not None
         if shifts and given.get("shift_labels") is None:
             raise EngineUnavailableError(
@@ -111,6 +105,7 @@ class CompleteInputs:
         whole_positions = None if cached else gather_whole(self.group, positions, -1)
         causal = any(getattr(part, "is_causal", False) is True for part in module.modules())
         if not causal:
+            # Without a mask, torch can take its faster kernels.
             return None if mask is None or bool(mask.all()) else mask.bool()[:, None, None, :]
         masks = self._masks(module, tokens, mask, whole_positions, share)
         if masks is None and not self.compiled:
@@ -139,6 +134,7 @@ class CompleteInputs:
         make = getattr(library, "create_masks_for_generate", None)
         masks: Any = mask
         if make is not None:
+            # Only its shape, dtype and device are read.
             like = torch.empty(tokens.shape[0], share.length, 1, dtype=module.dtype, device=tokens.device)
             masks = make(module.config, like, mask, None, position_ids=positions)
         if make is None or (isinstance(masks, torch.Tensor) and masks.dim() != 4):

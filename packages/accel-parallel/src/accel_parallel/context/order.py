@@ -19,25 +19,15 @@ __all__ = ["Share", "in_order"]
 
 @record(frozen=True)
 class Share:
-    """One rank's part of a sequence.
+    """One rank's part of a sequence."""
 
-    Attributes:
-        length: Length of the whole sequence, in tokens.
-        rank: The rank, within its context-parallel group.
-        size: Number of ranks in the group.
-    """
-
-    length: int
-    rank: int
-    size: int
+    length: int  # length of the whole sequence, in tokens
+    rank: int  # the rank, within its context-parallel group
+    size: int  # number of ranks in the group
 
     def check(self) -> None:
-        """Refuse a length that ranks cannot share evenly.
-
-        Raises:
-            ConfigurationError: It is not divisible by twice the number of ranks.
-        """
-        if self.length % (2 * self.size) or not self.length:
+        """Refuse a length that ranks cannot share evenly."""
+        if self.length % (2 * self.size) or not self.length:  # a head and a tail piece for each
             raise ConfigurationError(
                 f"Context parallel over {self.size} ranks takes sequences whose length is divisible by "
                 f"{2 * self.size} (a head and a tail piece for each); got a length of {self.length}. "

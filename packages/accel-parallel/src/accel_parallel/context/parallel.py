@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 from weakref import WeakSet
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from accel_core.comm.tree import tree_leaves
 from accel_core.errors import DataError, StateError
 from accel_core.plugins.parallelism import TorchContextParallelConfig
-from accel_core.strategies.parts import Parts
+from accel_core.strategies.parts import Parts, SequenceBuffers
 from accel_parallel.context.attention import Attention, GatheredAttention
 from accel_parallel.context.buffers import check_buffers, split_in_place
 from accel_parallel.context.interception import attending, refusing_recomputation, uncompiled
@@ -35,7 +35,7 @@ class ContextParallel:
         self._kind = RingAttention if settings.cp_comm_strategy == "alltoall" else GatheredAttention
         self._attention: Attention | None = None
         self._left_open = False
-        self._watched: WeakSet[torch.nn.Module] = WeakSet()
+        self._watched: WeakSet[torch.nn.Module] = WeakSet()  # prepare may see a model twice
 
     @classmethod
     def of(cls, parts: Parts) -> ContextParallel | None:
@@ -50,11 +50,7 @@ class ContextParallel:
         return None if self._attention is None else self._attention.share
 
     def check(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose configuration names an attention that would not go over all ranks.
-
-        Raises:
-            PreparationError: It has another attention than torch's.
-        """
+        """Refuse a model whose configuration names an attention that would not go over all ranks."""
         check_attention(model)
 
     def watch(self, model: torch.nn.Module, *, compiled: bool = False) -> None:
@@ -67,13 +63,8 @@ class ContextParallel:
         module.register_forward_pre_hook(uncompiled(hook) if compiled else hook, with_kwargs=True)
 
     @contextmanager
-    def split(
-        self,
-        buffers: Sequence[torch.Tensor] | None,
-        buffer_seq_dims: Sequence[int] | None,
-        no_restore_buffers: Collection[torch.Tensor] | None,
-    ) -> Iterator[None]:
-        """Split buffers in the block, in which attention goes over all ranks.
+    def split(self, given: SequenceBuffers) -> Iterator[None]:
+        """Split tensors in the block, in which attention goes over all ranks.
 
         Raises:
             ConfigurationError: The buffers cannot be split.
@@ -84,15 +75,14 @@ class ContextParallel:
                 "A sequence is split once; got a context-parallel block inside another. Leave the first before the "
                 "next begins."
             )
-        given, dims, kept = list(buffers or ()), list(buffer_seq_dims or ()), list(no_restore_buffers or ())
-        share = check_buffers(given, dims, kept, self.group.rank(), self.group.size())
+        share = check_buffers(given, self.group.rank(), self.group.size())
         attention = self._kind(self.group, share)
-        with split_in_place(given, dims, kept, share):
-            self._attention, self._left_open = attention, True
+        with split_in_place(given, share):
+            self._attention, self._left_open = attention, True  # stays open until backward was called in a block
             try:
                 with attending(attention):
                     yield
-                attention.raise_refusals()
+                attention.raise_refusals()  # what no backward pass raised
             finally:
                 self._attention = None
 

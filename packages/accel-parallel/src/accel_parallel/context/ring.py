@@ -16,13 +16,15 @@ import torch.distributed as dist
 from accel_core import _torch
 from accel_core.errors import EngineUnavailableError
 from accel_core.host.versions import require_torch
-from accel_parallel.context.attention import Attention
+from accel_parallel.context.attention import Attention, AttentionCall
 from accel_parallel.context.exchange import gather_flags
 from accel_parallel.context.order import Share
 
 __all__ = ["RingAttention"]
 
 _SEQUENCE_DIM = 2
+_READ_BACKWARD = ("grad_out", "query", "key", "value", "out", "logsumexp")
+"""What backward kernels read, in their order; torch's ring passes it by these names."""
 
 
 class RingAttention(Attention):
@@ -39,26 +41,15 @@ class RingAttention(Attention):
         self._masked: list[bool] = []
         self._device = torch.device("cpu")
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    def attend(self, call: AttentionCall) -> torch.Tensor:
         """Return the attention of this rank's queries over all keys."""
-        self.check(query, key, attn_mask, is_causal)
-        self._check_kernel(query, value, dropout_p)
-        self._masked.append(attn_mask is not None)
+        query, key, value = call.query, call.key, call.value
+        self._check_kernel(query, value, call.dropout_p)
+        self._masked.append(call.mask is not None)  # told to others later, once for all layers
         self._device = query.device
-        if enable_gqa:
+        if call.enable_gqa:  # the kernels of a ring want as many heads of keys as of queries
             key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
-        return cast(torch.Tensor, _Ring.apply(self.group, is_causal, scale, query, key, value))  # type: ignore[no-untyped-call]
+        return cast(torch.Tensor, _Ring.apply(self.group, call.is_causal, call.scale, query, key, value))  # type: ignore[no-untyped-call]
 
     def raise_refusals(self) -> None:
         """Raise, on all ranks, if any of them had a mask: one exchange for all the attention of a forward pass.
@@ -124,7 +115,7 @@ class _Ring(torch.autograd.Function):
                 group,
                 _SEQUENCE_DIM,
                 kernel,
-                grad_out=gradients[0].contiguous(),
+                grad_out=gradients[0].contiguous(),  # what goes round is sent as it lies in memory
                 grad_out_name="grad_out",
                 query=query,
                 key=key,
@@ -142,7 +133,7 @@ class _Ring(torch.autograd.Function):
 def _options(is_causal: bool) -> Iterator[Any]:
     """Let torch's ring send from rank to rank, in the order in which a causal mask is shared evenly, for one call."""
     ring = _torch.ring_attention()
-    options = vars(ring._cp_options)
+    options = vars(ring._cp_options)  # settings of the process, so they hold for one call only
     before = options.copy()
     options.update(rotate_method=ring._RotateMethod.ALL_TO_ALL, enable_load_balance=is_causal)
     try:
@@ -164,32 +155,12 @@ def _on_cpu(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_caus
     return kernel(query, key, value, 0.0, is_causal, scale=scale)
 
 
-def _on_cpu_backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    is_causal: bool,
-    rest: list[Any],
-    scale: float | None,
-) -> Any:
+def _on_cpu_backward(*, is_causal: bool, rest: list[Any], scale: float | None, **tensors: torch.Tensor) -> Any:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return kernel(grad_out, query, key, value, out, logsumexp, 0.0, is_causal, scale=scale)
+    return kernel(*(tensors[name] for name in _READ_BACKWARD), 0.0, is_causal, scale=scale)
 
 
-def _on_accelerator_backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    is_causal: bool,
-    rest: list[Any],
-    scale: float | None,
-) -> Any:
+def _on_accelerator_backward(*, is_causal: bool, rest: list[Any], scale: float | None, **tensors: torch.Tensor) -> Any:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
     lengths, seeds = rest[:4], rest[4:6]
-    return kernel(grad_out, query, key, value, out, logsumexp, *lengths, 0.0, is_causal, *seeds, scale=scale)
+    return kernel(*(tensors[name] for name in _READ_BACKWARD), *lengths, 0.0, is_causal, *seeds, scale=scale)

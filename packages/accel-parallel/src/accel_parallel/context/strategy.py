@@ -10,6 +10,7 @@ import torch
 from accel_core.modules.compilation import is_compiled_module
 from accel_core.options.enums import DynamoBackend
 from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.parts import SequenceBuffers
 from accel_core.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -38,16 +39,9 @@ class SequenceStrategy(Strategy):
         with nullcontext() if self.context is None else self.context.around_backward():
             super().backward(loss, **kwargs)
 
-    def split_context(
-        self,
-        buffers: list[torch.Tensor] | None,
-        buffer_seq_dims: list[int] | None,
-        no_restore_buffers: set[torch.Tensor] | None,
-    ) -> AbstractContextManager[None]:
-        """Return a context that splits buffers along their sequence dims; see `Strategy.split_context`."""
-        if self.context is None:
-            return super().split_context(buffers, buffer_seq_dims, no_restore_buffers)
-        return self.context.split(buffers, buffer_seq_dims, no_restore_buffers)
+    def split_context(self, given: SequenceBuffers) -> AbstractContextManager[None]:
+        """Return a context that splits tensors along their sequence dims; see `Strategy.split_context`."""
+        return super().split_context(given) if self.context is None else self.context.split(given)
 
     def whole_metrics(self, value: _T) -> _T:
         """Return metrics of whole samples; see `Strategy.whole_metrics`."""

@@ -12,8 +12,8 @@ from accel_core.errors import StateError
 
 __all__ = ["Compute", "Route", "dispatch", "routed", "routed_evenly", "rows_of_all"]
 
-Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""What computes on this rank: rows (tokens, width), and for each the number of its expert among those held here."""
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""What computes on this rank: rows (tokens, width), the number of each one's expert among those here, its weight."""
 
 
 class Route(NamedTuple):
@@ -69,7 +69,7 @@ def dispatch(
     compute: Compute,
     route: Callable[[torch.Tensor, int, dist.ProcessGroup], Route] = routed,
 ) -> torch.Tensor:
-    """Return the weighted sum of what each token's experts make of it; every rank of the group calls it.
+    """Return the sum of what each token's experts make of it; every rank of the group calls it.
 
     Each rank holds a run of the experts, all runs of one length. Every token goes to each of its experts, however many
     are sent to one: none is dropped. Gradients take the way back.
@@ -77,7 +77,7 @@ def dispatch(
     Args:
         tokens: This rank's, (tokens, width).
         numbers: For each token, the numbers of its experts among all, (tokens, choices).
-        weights: For each of them, what its output is multiplied by, (tokens, choices).
+        weights: For each of them, what its expert multiplies by, (tokens, choices).
         experts: How many experts there are on all ranks together.
         group: The ranks that hold them.
         compute: What the experts held here compute of rows.
@@ -88,12 +88,12 @@ def dispatch(
     """
     choices = numbers.shape[-1]
     order, held, leaving, coming = route(numbers, experts, group)
-    rows = _exchange(tokens[order // choices], leaving, coming, group)
-    outputs = _exchange(compute(rows, held), coming, leaving, group)
+    # Weights travel along: experts multiply by them in any case, and once is faster than twice.
+    rows, factors = _exchange(leaving, coming, group, tokens[order // choices], weights.reshape(-1)[order])
+    (outputs,) = _exchange(coming, leaving, group, compute(rows, held, factors))
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
-    weighted = outputs[places] * weights.reshape(-1, 1)
-    return weighted.view(-1, choices, outputs.shape[-1]).sum(1).to(tokens.dtype)
+    return outputs[places].view(-1, choices, outputs.shape[-1]).sum(1).to(tokens.dtype)
 
 
 def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: dist.ProcessGroup) -> None:
@@ -107,23 +107,29 @@ def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: di
         )
 
 
-def _exchange(rows: torch.Tensor, leaving: list[int], coming: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+def _exchange(
+    leaving: list[int], coming: list[int], group: dist.ProcessGroup, *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """Send the first rows to the first rank of a group and so on; return what came, in the order of the senders."""
-    arrived: torch.Tensor = _Exchange.apply(rows, leaving, coming, group)  # type: ignore[no-untyped-call]
+    arrived: tuple[torch.Tensor, ...] = _Exchange.apply(leaving, coming, group, *tensors)  # type: ignore[no-untyped-call]
     return arrived
 
 
 class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        context: Any, rows: torch.Tensor, leaving: list[int], coming: list[int], group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        context.way_back = coming, leaving, group
-        return _sent(rows, leaving, coming, group)
+    """Several tensors at once, so that their gradients travel back in one order on all ranks."""
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _sent(gradient, *context.way_back), None, None, None
+    def forward(
+        context: Any, leaving: list[int], coming: list[int], group: dist.ProcessGroup, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        context.way_back = coming, leaving, group
+        return tuple(_sent(each, leaving, coming, group) for each in tensors)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wanted = zip(gradients, context.needs_input_grad[3:], strict=True)
+        sent = [_sent(each, *context.way_back) if needed else None for each, needed in wanted]
+        return None, None, None, *sent
 
 
 def _sent(rows: torch.Tensor, leaving: list[int], coming: list[int], group: dist.ProcessGroup) -> torch.Tensor:

@@ -12,23 +12,36 @@ from accel_core.errors import PreparationError
 from accel_core.mesh.tensor import is_spread
 from accel_parallel.sharding.replaced import refuse_hooks
 
-__all__ = ["experts_of", "is_experts", "parameter_names"]
+__all__ = ["experts_of", "is_experts", "listed", "parameter_names", "parameters_of"]
 
 _INPUTS = 3
 """Tokens, for each of them the numbers of its experts, and for each of those a weight."""
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module is a set of experts as transformers has them.
+    """Return whether a module is a set of experts as transformers has them, or a list of them that is called so.
 
-    It says how many there are in `num_experts`, which is the first size of each parameter of its own, and is called
-    with tokens (tokens, width), the numbers of each token's experts and their weights (tokens, choices).
+    It says how many there are in `num_experts`, and is called with tokens (tokens, width), the numbers of each token's
+    experts and their weights (tokens, choices). Either it has parameters of its own, whose first size that number is,
+    or as many modules, one for each expert, and nothing else.
     """
     count = getattr(module, "num_experts", None)
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
-    if not isinstance(count, int) or not own or any(not each.dim() or len(each) != count for each in own):
+    if not isinstance(count, int) or _inputs(module) != _INPUTS:
         return False
-    return _inputs(module) == _INPUTS
+    return all(each.dim() and len(each) == count for each in own) if own else len(listed(module)) == count
+
+
+def listed(module: nn.Module) -> list[nn.Module]:
+    """Return the experts of a module that has one module for each; none of one that has their parameters itself."""
+    there = [(name, each) for name, each in module._modules.items() if each is not None]
+    numbered = [name for name, _ in there] == [str(number) for number in range(len(there))]
+    return [each for _, each in there] if numbered and not module._parameters else []
+
+
+def parameters_of(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of experts with their names in the module."""
+    return list(module.named_parameters(recurse=bool(listed(module)), remove_duplicate=False))
 
 
 def _inputs(module: nn.Module) -> int:
@@ -48,20 +61,22 @@ def experts_of(model: nn.Module, ranks: int) -> dict[str, nn.Module]:
     if not found:
         raise PreparationError(
             f"Expert parallel shares out the experts of a mixture; got ep_size={ranks} and {type(model).__name__}, in "
-            "which none were found. Leave ep_size at 1 for a dense model. Experts are a module with num_experts, with "
-            "parameters of the shape (num_experts, ...), that is called with tokens, expert numbers and weights; a "
-            "list of modules has to be stacked into such parameters first."
+            "which none were found. Leave ep_size at 1 for a dense model. Experts are a module with num_experts that "
+            "is called with tokens, expert numbers and weights, and has parameters of the shape (num_experts, ...) or "
+            "as many modules. Give a plain ModuleList such a forward method: a loop outside of it calls experts that "
+            "other ranks hold."
         )
     places = Counter(id(each) for module in model.modules() for each in module._parameters.values())
     adapted = {id(base): name for name, module in model.named_modules() if (base := _base_of(module)) is not None}
     for name, module in found.items():
         if id(module) in adapted:
             raise PreparationError(
-                f"Adapters on experts change weights that lie on several ranks; got {adapted[id(module)]}, an adapter "
-                f"on the experts {name}. Adapt other layers, such as those of attention, or set ep_size=1."
+                f"An adapter in front of experts changes weights that lie on several ranks; got {adapted[id(module)]}, "
+                f"an adapter on the experts {name}. Adapt other layers, such as those of attention, make the experts a "
+                "list of modules, which can have adapters inside, or set ep_size=1."
             )
         _check(name, module, ranks)
-        shared = [own for own, each in module._parameters.items() if each is not None and places[id(each)] > 1]
+        shared = [own for own, each in parameters_of(module) if places[id(each)] > 1]
         if shared:
             raise PreparationError(
                 f"Weights of experts belong to one module; got {', '.join(shared)} of {name}, which others share. Give "
@@ -84,7 +99,8 @@ def _check(name: str, module: nn.Module, ranks: int) -> None:
             f"Each rank of expert parallel holds as many experts as the others; got num_experts={count} of "
             f"{name} and ep_size={ranks}. Use an ep_size that divides {count}."
         )
-    own = list(module.named_parameters(name, recurse=False))
+    _refuse_unequal(name, listed(module))
+    own = [(f"{name}.{each}", parameter) for each, parameter in parameters_of(module)]
     refuse_hooks(own)
     for full, parameter in own:
         if is_spread(parameter) or not parameter.is_floating_point():
@@ -95,7 +111,25 @@ def _check(name: str, module: nn.Module, ranks: int) -> None:
             )
 
 
+def _refuse_unequal(name: str, experts: list[nn.Module]) -> None:
+    """Refuse a list of experts of different sizes, or with buffers, of which only one rank would have the values."""
+    held = [{own: (tuple(each.shape), each.dtype) for own, each in expert.named_parameters()} for expert in experts]
+    for number, own in enumerate(held):
+        if own != held[0]:
+            odd = sorted(dict(held[0].items() ^ own.items()))
+            raise PreparationError(
+                f"Experts of a list have parameters of the same names, shapes and formats; got {name}.{number}, which "
+                f"differs from {name}.0 in {', '.join(odd)}. Make them equal, or set ep_size=1."
+            )
+    buffers = [f"{name}.{number}.{own}" for number, expert in enumerate(experts) for own, _ in expert.named_buffers()]
+    if buffers:
+        raise PreparationError(
+            "Of an expert only one rank would have the current buffers; got "
+            f"{buffers[0]}. Use experts without buffers, or set ep_size=1."
+        )
+
+
 def parameter_names(model: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
     """Return the names of the parameters of experts."""
-    own = {id(each) for module in modules.values() for each in module._parameters.values()}
+    own = {id(each) for module in modules.values() for _, each in parameters_of(module)}
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) in own)

@@ -6,13 +6,13 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.comm.control import in_step
@@ -20,7 +20,7 @@ from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import reading_groups
 from accel_parallel.experts.dispatch import Route, dispatch, routed, rows_of_all
-from accel_parallel.experts.layers import experts_of, parameter_names
+from accel_parallel.experts.layers import experts_of, listed, parameter_names
 from accel_parallel.sharding.guards import refuse_copies
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.sharding.replaced import keeping_marks
@@ -78,11 +78,30 @@ class ExpertParallel:
         with in_step(self._world, "prepare: expert parallel", views_of(model)), keeping_marks(model):
             for module in found.values():
                 if from_main:
-                    receive([module], self._world.device)
+                    receive(module.modules(), self._world.device)
                 spread_experts(module, self.mesh, self._world.device, cast=self._cast)
         _balance_over(model, self._readers)
         refuse_copies(model)  # a copy's forward passes would compute with the experts of this one
         return from_main
+
+
+class Holder(DeviceMesh):
+    """The mesh of the one rank that holds an expert."""
+
+    _groups: ClassVar[dict[str, dist.ProcessGroup]] = {}
+
+    def __init__(self, mesh: DeviceMesh, place: int) -> None:
+        # torch takes meshes of the same ranks and names for one, and goes on with the one that it saw first.
+        name = f"holder among {mesh.mesh.tolist()}"
+        self._groups[name] = mesh.get_group()
+        # Nothing is exchanged on a mesh of one rank, so the others need not take part in making it.
+        super().__init__(mesh.device_type, [int(mesh.mesh[place])], mesh_dim_names=(name,), _init_backend=False)
+
+    @property
+    def among(self) -> dist.ProcessGroup:
+        """The ranks that share out the experts."""
+        (name,) = self.mesh_dim_names or ()
+        return self._groups[name]
 
 
 def cut(parameter: nn.Parameter, mesh: DeviceMesh, device: torch.device) -> nn.Parameter:
@@ -90,6 +109,16 @@ def cut(parameter: nn.Parameter, mesh: DeviceMesh, device: torch.device) -> nn.P
     part = parameter.detach().chunk(mesh.size())[mesh.get_local_rank()]
     held = torch.empty_like(part, device=device, memory_format=torch.contiguous_format).copy_(part)
     return nn.Parameter(DTensor.from_local(held, mesh, [Shard(0)], run_check=False), parameter.requires_grad)
+
+
+def held_by(parameter: nn.Parameter, holder: DeviceMesh, device: torch.device) -> nn.Parameter:
+    """Return a parameter of one expert, of which ranks that do not hold it have the shape alone."""
+    whole = parameter.detach() if holder.get_coordinate() is not None else parameter.detach().reshape(-1)[:0]
+    held = torch.empty_like(whole, device=device, memory_format=torch.contiguous_format).copy_(whole)
+    shape: Any = {"shape": parameter.shape, "stride": torch.empty(parameter.shape, device="meta").stride()}
+    return nn.Parameter(
+        DTensor.from_local(held, holder, [Replicate()], run_check=False, **shape), parameter.requires_grad
+    )
 
 
 def spread_experts(
@@ -101,34 +130,57 @@ def spread_experts(
     route: Callable[..., Route] = routed,
 ) -> None:
     """Cut experts in place, and let their forward pass send each token to those who hold its experts."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            module._parameters[name] = cut(parameter, mesh, device)
+    group, ranks, experts = mesh.get_group(), mesh.size(), listed(module)
+    count: int = module.num_experts  # type: ignore[assignment]
+    here = count // ranks
+    own = experts[mesh.get_local_rank() * here :][:here]
+    for number, expert in enumerate(experts):
+        make = functools.partial(held_by, holder=Holder(mesh, number // here), device=device)
+        for part in expert.modules():
+            _replace(part, make)
+    if not experts:
+        _replace(module, functools.partial(cut, mesh=mesh, device=device))
+    # What it computes with here: parameters of its own, or those of the experts in its list that this rank holds.
+    places = [part._parameters for part in ([each for expert in own for each in expert.modules()] or [module])]
     forward: Callable[..., torch.Tensor] = module.forward
-    group, ranks = mesh.get_group(), mesh.size()
 
     @functools.wraps(forward)
     def sending(tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        parts = {name: _part(each, ranks, cast) for name, each in module._parameters.items() if each is not None}
-        count: int = module.num_experts  # type: ignore[assignment]
+        parts = [{name: _part(each, ranks, cast) for name, each in of.items() if each is not None} for of in places]
 
-        def compute(rows: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-            if not len(rows):
+        def compute(rows: torch.Tensor, held: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+            if not len(rows) and not own:
                 # Experts without a token have a gradient too, of zeros: optimizers change what has one.
-                return rows + sum(part.reshape(-1)[:0].sum().to(rows.dtype) for part in parts.values())
-            with _standing_in(module, parts, count // ranks):
-                outputs = forward(rows, held[:, None], rows.new_ones(len(rows), 1))
+                return _following(rows, [factors, *parts[0].values()])
+            with _standing_in(module, here, own), _with_parts(places, parts):
+                outputs = forward(rows, held[:, None], factors[:, None])
             if outputs.shape != rows.shape:
                 raise PreparationError(
                     f"Experts return for each token a row of its width; got the shape {tuple(outputs.shape)} of "
                     f"{type(module).__name__} for {tuple(rows.shape)}. Widen or narrow tokens outside of the module."
                 )
-            return outputs
+            if outputs.requires_grad or not own:
+                return outputs
+            # No expert of the list was used here: the backward pass has to come all the same, as other ranks wait.
+            outputs = _following(outputs, [rows, factors])
+            trains = torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
+            return outputs.requires_grad_() if trains and not outputs.requires_grad else outputs
 
         return dispatch(tokens, numbers, weights, experts=count, group=group, compute=compute, route=route)
 
     # How many tokens come differs from step to step, and is read on the CPU.
     module.forward = torch.compiler.disable(sending)  # type: ignore[no-untyped-call]
+
+
+def _replace(module: nn.Module, made: Callable[[nn.Parameter], nn.Parameter]) -> None:
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = made(parameter)
+
+
+def _following(outputs: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return outputs whose backward pass comes to these tensors too, with zeros."""
+    return outputs + sum(each.reshape(-1)[:0].sum().to(outputs.dtype) for each in tensors)
 
 
 def _part(parameter: torch.Tensor, ranks: int, cast: torch.dtype | None) -> torch.Tensor:
@@ -140,17 +192,28 @@ def _part(parameter: torch.Tensor, ranks: int, cast: torch.dtype | None) -> torc
 
 
 @contextmanager
-def _standing_in(module: nn.Module, parts: dict[str, torch.Tensor], count: int) -> Iterator[None]:
-    """Let a module compute with so many experts, whose parameters are plain tensors."""
-    parameters: dict[str, Any] = module._parameters
-    before, all_of_them = parameters.copy(), module.num_experts
-    parameters.update(parts)
+def _standing_in(module: nn.Module, count: int, own: Sequence[nn.Module]) -> Iterator[None]:
+    """Let a module compute with so many experts, those of a list numbered anew."""
+    before = module.num_experts, module._modules
     module.num_experts = count  # type: ignore[assignment]
+    module._modules = {str(number): expert for number, expert in enumerate(own)} or module._modules
     try:
         yield
     finally:
-        parameters.update(before)
-        module.num_experts = all_of_them
+        module.num_experts, module._modules = before
+
+
+@contextmanager
+def _with_parts(places: Sequence[dict[str, Any]], parts: Sequence[dict[str, torch.Tensor]]) -> Iterator[None]:
+    """Let modules compute with plain tensors in place of parameters."""
+    before = [of.copy() for of in places]
+    for of, local in zip(places, parts, strict=True):
+        of.update(local)
+    try:
+        yield
+    finally:
+        for of, held in zip(places, before, strict=True):
+            of.update(held)
 
 
 def _balance_over(model: nn.Module, groups: Sequence[dist.ProcessGroup]) -> None:

@@ -75,7 +75,7 @@ def spread_weights(
         if isinstance(value, FlatPart):
             ways = partial(_gather, value, holders, group), partial(_gather_on_first, value, holders)
             lazy = SpreadWeight(tuple(value.shape), value.dtype, ways[0], gather_on_first=ways[1])
-            value = spread.setdefault(id(value), lazy)
+            value = spread.setdefault(id(value), lazy)  # tied names share one
         yield name, value
 
 
@@ -85,16 +85,14 @@ def _gather(part: FlatPart, holders: Sequence[int], group: dist.ProcessGroup) ->
     for place, (piece, holder) in enumerate(zip(torch.split(whole.view(-1), list(part.lengths)), holders, strict=True)):
         if place == part.place:
             piece.copy_(part.run)
-        if piece.numel():
+        if piece.numel():  # all know which runs are empty, and none is sent
             dist.broadcast(piece, holder, group=group)
     return whole
 
 
 def _gather_on_first(part: FlatPart, holders: Sequence[int]) -> torch.Tensor:
-    """Return a tensor whole on rank 0, and on the others their part; every rank calls it.
-
-    Each run is sent from where it lies, so only rank 0 needs memory for the whole.
-    """
+    """Return a tensor whole on rank 0, and on the others their part; every rank calls it."""
+    # Each run is sent from where it lies, so only rank 0 needs memory for the whole.
     if holders[part.place] != 0:
         if 0 in holders and part.run.numel():
             dist.send(part.run, 0)
@@ -197,7 +195,7 @@ def _is_plain(wrapper: torch.nn.Module) -> bool:
     for module in wrapper.modules():
         if isinstance(module, FullyShardedDataParallel):
             continue
-        if any(getattr(module, hooks) for hooks in _HOOKS):
+        if any(getattr(module, hooks) for hooks in _HOOKS):  # what they would change is not known here
             return False
         if any(getattr(type(module), method) is not getattr(torch.nn.Module, method) for method in _METHODS):
             return False

@@ -63,7 +63,7 @@ class WrappedFormat(FullyShardedFormat):
         if self.kind != "LOCAL_STATE_DICT":
             return super().parts(request)
         run, rank = request.run, request.run.world.rank
-        local = [
+        local = [  # pieces mean something on their own rank alone
             FilePart(names.local_model_name(index, rank), "object", states.local_tensors(own))
             for index, own in enumerate(run.models)
         ]
@@ -139,7 +139,7 @@ class WrappedFormat(FullyShardedFormat):
         @torch.no_grad()
         def apply() -> None:
             for key, tensor in held.items():
-                tensor.copy_(stored[key])
+                tensor.copy_(stored[key])  # in place, as others hold these tensors
 
         return Restoration(component, apply, findings, files=frozenset({name}))
 

@@ -42,6 +42,7 @@ from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.fsdp1.states import in_shards, inside
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients
+from accel_parallel.sharding.guards import gather_outside_inference
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
 from accel_parallel.sharding.replaced import refuse_mixed
@@ -71,7 +72,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
         # Parameters that were flattened, and the model that they were part of.
         self._shapes: MutableMapping[torch.nn.Module, dict[str, torch.Size]] = WeakIdKeyDictionary()
-        self._shards = (self.mesh.get_group(self.mesh.ndim - 1),)
+        self._shards = (self.mesh.get_group(self.mesh.ndim - 1),)  # copies, if any, lie along the first axis
         self._ties: MutableMapping[torch.nn.Module, list[list[str]]] = WeakIdKeyDictionary()
         self.format = WrappedFormat(self.layout_of_states, self)
         self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
@@ -111,6 +112,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Return the precision, with a scaler that checks the shards of all ranks for infinite gradients."""
         found = super().precision(asked)
         if found.scaler is not None:
+            # torch's own would skip on one rank alone.
             found.scaler = ShardedGradScaler(self.world.device.type, **asked.scaler.to_kwargs())
         return found
 
@@ -196,15 +198,14 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                     self._flattened[parameter] = ref(model)
         self._wrappers[model] = ref(wrapper)
         RefusingMethods(model, wrapper)
+        gather_outside_inference(wrapper)
         self.averaging.watch(model, whole)
         self._names.remember(model)
         return wrapper
 
     def _wrap_as_they_arrive(self, model: torch.nn.Module, plan: WrapPlan) -> Callable[..., bool]:
-        """Return a policy that fetches the values of a module from rank 0 just before torch may wrap it.
-
-        So no rank has room for more than a block. What no block has to itself is fetched at once.
-        """
+        """Return a policy that fetches the values of a module from rank 0 just before torch may wrap it."""
+        # So no rank needs room for more than a block whole; what no block has to itself comes at once.
         inside = {id(module) for _, block in plan.blocks for module in block.modules()}
         held = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
         arrived = set[int]()
@@ -213,7 +214,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             arrived.update(map(id, modules))
             receive(modules, self.world.device)
 
-        def shares(module: torch.nn.Module) -> bool:
+        def shares(module: torch.nn.Module) -> bool:  # ties have to stay ties, so no block fetches them alone
             return any(p is not None and held[id(p)] > 1 for p in module._parameters.values())
 
         def is_block(module: torch.nn.Module) -> bool:
@@ -231,7 +232,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         chosen = {id(block) for _, block in plan.blocks}
         from_main = self._starts_from_main(model)
         empty = Empty(self.world.device)
-        given = getattr(plugin.param_init_fn, "__name__", "") != "_empty_on_device"
+        given = getattr(plugin.param_init_fn, "__name__", "") != "_empty_on_device"  # the plugin's own knows no ties
         return {
             "device_mesh": self.mesh,
             "sharding_strategy": plugin.sharding_strategy,
@@ -269,7 +270,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         super().adopt(model)
         bare = self._bare(model)
         if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
-            self._wrappers[bare] = ref(model)
+            self._wrappers[bare] = ref(model)  # the user's wrapper stands for ours
             RefusingMethods(bare, model)
             with (
                 in_step(self.world, "prepare: FullyShardedDataParallel", {}),
@@ -407,6 +408,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if wrapper is None:
             return super().whole_state(model, keep=keep)
         names = {name: PartView("parameter") for name, _ in wrapper.named_parameters()}
+        # torch gives it to rank 0 alone, or to all.
         wanted = Channel(self.world, "the state dict of a sharded model").exchange(keep)
         with (
             in_step(self.world, "the state dict of a sharded model", names),

@@ -18,7 +18,7 @@ from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import is_sharded, shard
 from accel_parallel.fsdp2.participation import Participation
-from accel_parallel.sharding.guards import cut_what_is_loaded
+from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference
 from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.methods import GatheringMethods
 from accel_parallel.sharding.replaced import keeping_marks
@@ -43,7 +43,7 @@ class FullyShardStrategy(ShardedStrategy):
         super().__init__(parts)
         self.experts = ExpertParallel.of(parts, getattr(self.plugin.mixed_precision_policy, "param_dtype", None))
         self.context = ContextParallel.of(parts)
-        self.participation = Participation(self.world, self._readers(parts))
+        self.participation = Participation(self.world, self._readers(parts), self.mesh)
         self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
 
     def precision(self, asked: PrecisionRequest) -> Precision:
@@ -138,9 +138,10 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _watch(self, model: torch.nn.Module) -> None:
         """Follow what a model that was sharded in place computes, and when."""
-        self.participation.watch(model)
         if model not in self._methods and is_sharded(model):
             self._methods[model] = GatheringMethods(model)
+            gather_outside_inference(model)
+        self.participation.watch(model)
         if model in self._methods:
             self._methods[model].watch(model)
 

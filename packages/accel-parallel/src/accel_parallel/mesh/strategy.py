@@ -42,7 +42,7 @@ class MeshStrategy(SequenceStrategy):
     """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
 
     name = "mesh"
-    plugin_type = TorchTensorParallelPlugin
+    plugin_type: ClassVar[type | None] = TorchTensorParallelPlugin
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
     """Axes along which ranks hold different parts of a replica, or of its batch."""
@@ -76,11 +76,7 @@ class MeshStrategy(SequenceStrategy):
         return super().lay_out(rank, world_size, parallelism, plugin)
 
     def check(self, bundle: Bundle) -> None:
-        """Also refuse a model that is to be sharded: one that arrives sharded had another strategy take it.
-
-        Raises:
-            ConfigurationError: The run has an axis along which parameters are sharded, and no plugin of FSDP.
-        """
+        """Also refuse a model that is to be sharded: one that arrives sharded had another strategy take it."""
         if bundle.models and self.layout.size("dp_shard") > 1:
             raise ConfigurationError(
                 "FSDP shards parameters along an axis of a mesh; got the axes "
@@ -94,6 +90,11 @@ class MeshStrategy(SequenceStrategy):
     def _spreads(self) -> bool:
         """Whether ranks hold different parts of a model."""
         return self.tensor is not None or self.experts is not None
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether some parameters are spread over ranks and others whole."""
+        return self._spreads
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that share a model skip a step together.
@@ -194,14 +195,18 @@ class MeshStrategy(SequenceStrategy):
             if starts_from_main(bare, self.world, asked=False):
                 receive(bare.modules(), self.world.device)
         self._names.remember(bare)
-        self.averaging.watch(bare, list(bare.parameters()))
+        self.averaging.watch(bare, self._averaged(bare))
         self._prepared[bare] = True
         return model
+
+    def _averaged(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return the parameters whose gradients are averaged over all axes along which ranks read different data."""
+        return list(model.parameters())
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self._spreads)
+        step_one_by_one(optimizer, lambda: self._mixes)  # asked at each step, as meshes mix after `prepare` only
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
@@ -222,7 +227,7 @@ class MeshStrategy(SequenceStrategy):
 
     def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, wherever they lie, down to a common norm; returns a plain scalar, equal on all ranks."""
-        self.averaging.reduce_partial()
+        self.averaging.reduce_partial()  # norms of sums that are not complete would be wrong
         return gradients.clip_norm(self._names.trained(clip.parameters), clip.limit, clip.norm_type)
 
     def clip_grad_value_(self, clip: Clip) -> None:

@@ -29,12 +29,21 @@ def clip_norm(
     max_norm: float,
     norm_type: float,
     shared_by: Callable[[torch.Tensor], Groups] | None = None,
+    *,
+    counted: Iterable[torch.Tensor] | None = None,
+    across: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Scale gradients down to a common norm of `max_norm` at most."""
-    unique = _unique(parameters)
-    norm = _total_norm(unique, float(norm_type), shared_by or groups_of)
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    """Scale gradients down to a common norm of `max_norm` at most.
+
+    `counted` are those that make up the norm, if these are not all, and `across` joins ranks that hold different ones.
+    """
+    unique = _unique(parameters)  # a tied one counts once
+    measured = unique if counted is None else _unique(counted)
+    norm = _total_norm(measured, float(norm_type), shared_by or groups_of)
+    if across is not None:
+        norm = _joined(norm.to(unique[0].device) if unique else norm, (across,), float(norm_type))
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch does, so that norms of zero divide
+    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}  # what foreach takes in one call
     for gradient in _shards(unique):
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     for (device, _), own in by_kind.items():
@@ -50,10 +59,12 @@ def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
 
 
 def groups_of(parameter: torch.Tensor) -> Groups:
-    """Return the groups over which a `DTensor` is sharded; none for a plain tensor."""
+    """Return the groups over which a `DTensor` is sharded, or of which one rank holds it; none for a plain tensor."""
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh
+    if (among := getattr(mesh, "among", None)) is not None:
+        return (among,)
     return tuple(
         mesh.get_group(axis) for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()
     )
@@ -66,7 +77,7 @@ def _unique(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def _shards(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of gradients that this rank holds, without empty ones."""
     found = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    return [shard for shard in found if shard.numel()]
+    return [shard for shard in found if shard.numel()]  # the infinity norm of nothing is an error
 
 
 def _total_norm(parameters: list[torch.Tensor], p: float, shared_by: Callable[[torch.Tensor], Groups]) -> torch.Tensor:
@@ -95,10 +106,14 @@ def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.
     shards = _shards(parameters)
     norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros((), dtype=first.dtype)
     norm = norm.to(first.device)
-    groups = tuple(group for group in groups if group.size() > 1)
+    return _joined(norm, tuple(group for group in groups if group.size() > 1), p)
+
+
+def _joined(norm: torch.Tensor, groups: Groups, p: float) -> torch.Tensor:
+    """Return the norm of what ranks of some groups hold together."""
     if not groups:
         return norm
-    norm = norm if math.isinf(p) else norm.pow(p)
+    norm = norm if math.isinf(p) else norm.pow(p)  # powers add up over ranks, norms do not
     for group in groups:
         dist.all_reduce(norm, dist.ReduceOp.MAX if math.isinf(p) else dist.ReduceOp.SUM, group=group)
     return norm if math.isinf(p) else norm.pow(1.0 / p)

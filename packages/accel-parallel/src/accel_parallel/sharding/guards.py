@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from accel_core._torch import shard_groups
 from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import is_spread, placed_like
 
 __all__ = [
     "cut_what_is_loaded",
+    "gather_outside_inference",
     "refuse_copies",
     "refuse_gradients_of_gradients",
     "refuse_resizing",
@@ -30,8 +34,30 @@ def cut_what_is_loaded(model: torch.nn.Module) -> None:
 def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         value = state.get(prefix + name)
-        if is_spread(parameter) and isinstance(value, torch.Tensor):
+        if is_spread(parameter) and isinstance(value, torch.Tensor):  # torch does not copy a whole tensor into parts
             state[prefix + name] = placed_like(value.detach(), parameter)
+
+
+def gather_outside_inference(model: torch.nn.Module) -> None:
+    """Let a forward pass under `torch.inference_mode` gather into memory that a later pass can write to as well."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            _outside(shard_groups(module), "pre_forward")
+        elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            _outside([module._handle], "init_flat_param_attributes", "unshard")
+
+
+def _outside(records: list[Any], *methods: str) -> None:
+    for record in records:
+        for method in methods:
+            setattr(record, method, partial(_gather, getattr(record, method)))
+
+
+def _gather(method: Callable[..., Any], *args: object) -> object:
+    if not torch.is_inference_mode_enabled():
+        return method(*args)
+    with torch.inference_mode(False), torch.no_grad():
+        return method(*args)
 
 
 def refuse_copies(model: torch.nn.Module) -> None:
@@ -47,10 +73,8 @@ def _refuse_copy(kind: str, memo: object) -> None:
 
 
 def refuse_resizing(model: torch.nn.Module) -> None:
-    """Let transformers' `resize_token_embeddings` of a model, or of one inside it, end in an error that names the way.
-
-    It would make whole embeddings of what shards and optimizers go on with.
-    """
+    """Let `resize_token_embeddings` of a model, or of one inside it, end in an error that names the way."""
+    # It would make whole embeddings of what shards and optimizers go on with.
     for module in model.modules():
         if hasattr(module, "resize_token_embeddings"):
             module.__dict__["resize_token_embeddings"] = partial(_refuse_resizing, type(module).__name__)
@@ -85,11 +109,7 @@ def _refuse_graph(gradient: torch.Tensor) -> None:
 
 
 def refuse_sparse_gradients(model: torch.nn.Module) -> None:
-    """Refuse layers whose gradients are sparse, which neither version of FSDP reduces.
-
-    Raises:
-        PreparationError: It has such layers, and they train.
-    """
+    """Refuse layers whose gradients are sparse, which neither version of FSDP reduces."""
     layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)}
     found = [name for name, each in layers.items() if each.sparse and each.weight.requires_grad]
     if found:

@@ -49,11 +49,7 @@ def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
 
 
 def refuse_empty(model: nn.Module, world: World) -> None:
-    """Refuse a model without weights; every rank calls it.
-
-    Raises:
-        PreparationError: Not even the first rank has them.
-    """
+    """Refuse a model without weights; every rank calls it."""
     if Channel(world, "prepare: weights").broadcast(_has_no_values(model)):
         raise PreparationError(
             f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
@@ -63,16 +59,13 @@ def refuse_empty(model: nn.Module, world: World) -> None:
 
 
 def starts_from_main(model: nn.Module, world: World, asked: bool) -> bool:
-    """Return whether all ranks take the values of the first; every rank calls it.
-
-    They do where others have none, or have other ones: copies of a shard, and what is not sharded, would stay different
-    forever.
-    """
+    """Return whether all ranks take the values of the first; every rank calls it."""
     if world.size == 1:
         return False
     channel = Channel(world, "prepare: weights")
-    if channel.any(asked or _has_no_values(model)):
+    if channel.any(asked or _has_no_values(model)):  # one rank without values is enough, and all have to agree
         return True
+    # Where values differ, copies of a shard, and what is not sharded, would stay different forever.
     if len(set(channel.exchange(fingerprint(model)))) == 1:
         return False
     _logger.info("The ranks hold different values of %s; all start from those of rank 0.", type(model).__name__)
@@ -98,8 +91,8 @@ class Empty:
             if parameter is not None and parameter.is_meta and id(parameter) not in self._but:
                 if id(parameter) not in self._made:
                     real = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
-                    real.__dict__.update(parameter.__dict__)
-                    self._made[id(parameter)] = parameter, real
+                    real.__dict__.update(parameter.__dict__)  # what libraries note on parameters
+                    self._made[id(parameter)] = parameter, real  # the first keeps the parameter, and so its id, alive
                 module._parameters[name] = self._made[id(parameter)][1]
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -150,6 +143,7 @@ class Handover:
         self.parameters: list[nn.Parameter] = []
         for module in block.modules():
             for name, parameter in module._parameters.items():
+                # A tied one is sent once.
                 if parameter is None or isinstance(parameter, DTensor) or id(parameter) in kept | self._places.keys():
                     continue
                 self._places[id(parameter)] = module, name
@@ -164,6 +158,7 @@ class Handover:
         for parameter in self.parameters:
             for part, holder in zip(parameter.detach().chunk(len(self._holders)), self._holders, strict=False):
                 if holder != 0 and part.numel():
+                    # Kept until it is sent, or its memory would be used again.
                     sent.append((part, dist.isend(part, holder)))
         return sent
 
@@ -175,7 +170,7 @@ class Handover:
             empty(module)
         local = [local_part(module._parameters[name]) for module, name in self._places.values()]  # type: ignore[arg-type]
         local = [part for part in local if part.numel()]
-        if rank in self._holders[1:]:
+        if rank in self._holders[1:]:  # the first holder has the values, and other copies get theirs below
             for work in [dist.irecv(part, 0) for part in local]:
                 if work is not None:
                     work.wait()
@@ -189,7 +184,7 @@ class Handover:
 
 def _send(tensor: torch.Tensor, sent: set[int]) -> None:
     if tensor.numel() and tensor.data_ptr() not in sent:
-        sent.add(tensor.data_ptr())
+        sent.add(tensor.data_ptr())  # tied tensors are sent once
         whole = tensor.contiguous()
         dist.broadcast(whole, 0)
         if whole is not tensor:
@@ -227,6 +222,7 @@ def load_whole_state(model: nn.Module, state: Mapping[str, torch.Tensor], world:
                 fill(value, whole)
     if made:
         given = {name: made[id(value)] for name, value in tensors.items() if id(value) in made}
+        # A parameter on the meta device cannot be filled in place.
         model.load_state_dict(given, strict=False, assign=True)
 
 

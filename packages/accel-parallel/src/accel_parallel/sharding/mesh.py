@@ -19,11 +19,8 @@ _FLATTENED = "dp_shard_cp"
 
 
 def data_mesh(parts: Parts) -> DeviceMesh:
-    """Return the mesh of the axes along which parameters are copied, if there are any, and then of those for shards.
-
-    Shards lie along "cp" too: its ranks see parts of one sequence, so their gradients are added up as those of other
-    samples are. Along "tp" each rank shards what is its own. Without `ParallelismConfig` the mesh is laid out here.
-    """
+    """Return the mesh of the axes along which parameters are copied, if there are any, and then of those for shards."""
+    # Shards lie along "cp" too: its ranks see parts of one sequence, so their gradients add up as of other samples.
     if parts.mesh is not None:
         return sharding_part(parts.mesh)
     sizes = {axis: size for axis, size in parts.layout.sizes if axis in DATA_AXES}

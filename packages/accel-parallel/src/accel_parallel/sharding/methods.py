@@ -47,6 +47,7 @@ class _Methods(ABC):
     def _watched(self, function: FunctionType, reads: bool) -> Callable[..., Any]:
         @functools.wraps(function)
         def method(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # One that another calls is part of it.
             if self._runs or torch.compiler.is_compiling() or not self._is_idle(model):
                 return function(model, *args, **kwargs)
             reads_now = reads and any(isinstance(each, torch.Tensor) for each in tree_leaves((args, kwargs)))
@@ -96,6 +97,7 @@ class GatheringMethods(_Methods):
         return bool(shard_state(model)._training_state.name == "IDLE")
 
     def _run(self, name: str, call: Callable[[], Any], model: nn.Module, reads: bool) -> Any:
+        # Not torch's `register_fsdp_forward_method`, which gathers for methods that compute nothing too.
         state, gathered = shard_state(model), False
         cast = state._mp_policy.param_dtype
 
@@ -170,6 +172,7 @@ def _methods_of(model: nn.Module) -> Iterator[tuple[str, FunctionType]]:
     for name in sorted(names - set(dir(nn.Module)) - vars(model).keys()):
         method: Any = inspect.getattr_static(model, name)
         runs_later = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+        # They run after the call, when nothing is gathered.
         if isinstance(method, FunctionType) and not any(is_so(method) for is_so in runs_later):
             yield name, method
 

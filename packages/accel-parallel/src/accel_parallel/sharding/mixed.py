@@ -16,12 +16,9 @@ _UNFUSED = (torch.optim.Adagrad, torch.optim.SGD)
 
 
 def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool]) -> None:
-    """Let an optimizer update the parameters of a group one by one where they are spread in different ways.
-
-    torch's operations on lists of tensors, its default on accelerators, cannot mix meshes, or shards and whole tensors,
-    and not every fused one takes distributed tensors.
-    The settings of a group differ during a step only, so that checkpoints hold those of the user.
-    """
+    """Let an optimizer update the parameters of a group one by one where they are spread in different ways."""
+    # Lists of tensors cannot mix meshes, or parts and whole tensors. During a step only: checkpoints hold the user's
+    # own.
     changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def before(*_: object) -> None:

@@ -60,13 +60,9 @@ ELEMENTWISE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam"
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, forms: Iterable[str]) -> None:
-    """Refuse an optimizer, or a subclass of it, that does not train parameters in their form.
-
-    Raises:
-        PreparationError: It is one of `REFUSED`.
-    """
+    """Refuse an optimizer, or a subclass of it, that does not train parameters in their form."""
     optimizer = getattr(optimizer, "optimizer", optimizer)
-    for kind in type(optimizer).__mro__:
+    for kind in type(optimizer).__mro__:  # what derives from a refused one fails alike
         name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         refused = REFUSED.get(name)
         if refused is not None and not set(forms).isdisjoint(refused.forms):

@@ -16,10 +16,8 @@ __all__ = ["recompute"]
 
 
 def recompute(blocks: Iterable[nn.Module], *, offload: bool) -> None:
-    """Let blocks keep nothing but their inputs for the backward pass; names and classes stay as they are.
-
-    Random numbers are drawn again as they were, so dropout is the same in both passes.
-    """
+    """Let blocks keep nothing but their inputs for the backward pass; names and classes stay as they are."""
+    # Not by torch's wrapper, which gives blocks other classes and names.
     for block in blocks:
         block.forward = _recomputed(block.forward, offload)
 
@@ -30,6 +28,7 @@ def _recomputed(forward: Callable[..., Any], offload: bool) -> Callable[..., Any
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         with save_on_cpu(pin_memory=torch.accelerator.is_available()) if offload else nullcontext():
+            # Random numbers are drawn again, so dropout is the same in both passes.
             return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
 
     return recomputed

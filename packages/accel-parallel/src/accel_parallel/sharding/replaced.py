@@ -29,17 +29,12 @@ def keeping_marks(model: nn.Module) -> Iterator[None]:
     yield
     for name, parameter in model.named_parameters(remove_duplicate=False):
         for mark, value in marks.get(canonical_name(name), {}).items():
-            vars(parameter).setdefault(mark, value)
+            vars(parameter).setdefault(mark, value)  # what the new one has of its own counts more
 
 
 def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse hooks on parameters that training will no longer use, because they would never be called.
-
-    They are not carried over: nobody can tell whether a hook made for a whole gradient is right for a part of it.
-
-    Raises:
-        PreparationError: Some have hooks.
-    """
+    """Refuse hooks on parameters that training will no longer use, because they would never be called."""
+    # Not carried over: nobody can tell whether a hook made for a whole gradient is right for a part of it.
     found = [name for name, parameter in parameters if has_gradient_hooks(parameter)]
     if found:
         raise PreparationError(
@@ -50,15 +45,12 @@ def refuse_hooks(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def refuse_mixed(reason: str, block: str, dtypes: Iterable[tuple[str, torch.dtype]]) -> None:
-    """Refuse parameters of a block that do not have one number format.
-
-    Raises:
-        PreparationError: They have several.
-    """
+    """Refuse parameters of a block that do not have one number format."""
     names: dict[str, list[str]] = {}
     for name, dtype in dtypes:
         names.setdefault(str(dtype).removeprefix("torch."), []).append(name)
     if len(names) > 1:
+        # The few exceptions come first, and are not cut off.
         held = "; ".join(f"{dtype} for {_listed(names[dtype])}" for dtype in sorted(names, key=lambda d: len(names[d])))
         raise PreparationError(
             f"{reason}; got {held} in {block}. Give them one dtype, name the class of the modules that differ in "

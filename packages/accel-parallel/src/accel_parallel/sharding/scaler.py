@@ -22,11 +22,9 @@ def together(precision: Precision, asked: PrecisionRequest, world: World) -> Pre
 
 
 class SpreadGradScaler(torch.amp.GradScaler):
-    """Lets all ranks skip a step, or none.
+    """Lets all ranks skip a step, or none."""
 
-    torch's own cannot unscale parts and whole tensors together. A rank that alone held an overflow would skip alone.
-    """
-
+    # torch's own cannot unscale parts and whole tensors together, and a rank that alone overflowed would skip alone.
     @torch.no_grad()
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
@@ -41,7 +39,7 @@ class SpreadGradScaler(torch.amp.GradScaler):
         if not allow_fp16 and any(dtype is torch.float16 for _, dtype in by_kind):
             raise ValueError("Attempting to unscale FP16 gradients.")  # torch's own words, which users look for
         for (device, _), gradients in by_kind.items():
-            here = found_inf.to(device)
+            here = found_inf.to(device)  # the kernel wants it on the device of the gradients
             unscale_and_check_(gradients, here, inv_scale.to(device))
             found_inf.copy_(torch.maximum(found_inf, here.to(found_inf.device)))
         if dist.is_initialized():

@@ -62,7 +62,7 @@ def keep_masters(model: torch.nn.Module) -> None:
             if parameter is None or not parameter.requires_grad or not is_half(parameter):
                 continue
             if not isinstance(parameter, DTensor):
-                parameter.data = parameter.data.float()
+                parameter.data = parameter.data.float()  # in place, so optimizers follow
                 continue
             # A spread tensor does not change its format in place; ties stay.
             if id(parameter) not in made:
@@ -161,7 +161,7 @@ class ShardedStrategy(SequenceStrategy):
     def convert(self, model: torch.nn.Module) -> torch.nn.Module:
         """Also keep what trains in half precision in float32; find blocks again, as fp8 exchanges layers."""
         converted = super().convert(model)
-        self.plans[converted] = self.plans[model].found_in(converted)
+        self.plans[converted] = self.plans[model].found_in(converted)  # by name, as the modules are others
         if self.parts.precision.name != "no":
             with keeping_marks(converted):
                 keep_masters(converted)
@@ -201,7 +201,7 @@ class ShardedStrategy(SequenceStrategy):
         Raises:
             PreparationError: A LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse.
         """
-        if any(is_lomo(slot.given) for slot in bundle.optimizers):
+        if any(is_lomo(slot.given) for slot in bundle.optimizers):  # it leaves no gradient to reduce
             raise PreparationError(
                 "A LOMO optimizer updates whole parameters inside backward, and FSDP shards them; got one. "
                 "Use another optimizer, or train without FSDP."
@@ -217,12 +217,7 @@ class ShardedStrategy(SequenceStrategy):
         return ("distributed", "several") if self.world.size > 1 else ("distributed",)
 
     def plan(self, model: torch.nn.Module) -> wrapping.WrapPlan:
-        """Return how a model will be taken apart; refuse one that cannot be.
-
-        Raises:
-            ConfigurationError: The plugin does not fit the model.
-            PreparationError: The model cannot be sharded.
-        """
+        """Return how a model will be taken apart; refuse one that cannot be."""
         bare = self._bare(model)
         if self.is_prepared(recipe.inside(model)):
             return wrapping.WrapPlan((), ())
@@ -272,11 +267,7 @@ class ShardedStrategy(SequenceStrategy):
         return torch.float32 if masters else parameter.dtype
 
     def _check_spread(self, model: torch.nn.Module) -> None:
-        """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with.
-
-        Raises:
-            PreparationError: Parts of it are sharded already.
-        """
+        """Refuse a model whose parameters are spread over ranks in a way that sharding does not combine with."""
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise PreparationError(
                 f"A model is sharded whole or not at all; got {type(model).__name__}, parts of which are sharded. "

@@ -21,7 +21,7 @@ def gather(content: Any, *, keep: bool, memo: dict[int, Any] | None = None) -> A
     memo = {} if memo is None else memo
     if isinstance(content, torch.Tensor):
         if id(content) not in memo:
-            found = whole(content)
+            found = whole(content)  # a collective, so also where nothing is kept
             # The first entry keeps the tensor alive, so that no other gets its identity.
             memo[id(content)] = content, (found.detach().cpu() if keep else None)
         return memo[id(content)][1]

@@ -17,7 +17,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
-__all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "wrap_policy"]
+__all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "repeated_blocks", "wrap_policy"]
 
 _logger = logging.getLogger(__name__)
 
@@ -46,11 +46,7 @@ class WrapPlan:
         return [model.get_parameter(name) for name in self.replicated]
 
     def refuse_one_piece(self, model: nn.Module) -> None:
-        """Refuse to checkpoint activations where there are no blocks.
-
-        Raises:
-            PreparationError: No block was found.
-        """
+        """Refuse to checkpoint activations where there are no blocks."""
         if not self.blocks:
             raise PreparationError(
                 f"Activation checkpointing works block by block; got {type(model).__name__}, in which no block was "
@@ -99,8 +95,17 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     policy = wrap_policy(model, plugin)
     found = list(_repeated("", model, inside) if policy is None else _chosen(model, policy, inside))
     kept = {id(parameter) for module in ignored for parameter in module.parameters()}
+    # A scalar has no dim to shard.
     replicated = [n for n, p in model.named_parameters() if id(p) in kept or p.dim() == 0 or n in left_out]
+    # Of what another axis spreads there is nothing to shard: experts of a list are no blocks.
+    spread = {id(model.get_parameter(name)) for name in left_out}
+    found = [(name, each) for name, each in found if not spread or any(id(p) not in spread for p in each.parameters())]
     return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated))
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks of lists that hold modules of one class, by name, without those that share a parameter."""
+    return dict(_without_ties(model, list(_repeated("", model, set()))))
 
 
 def ignored_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
@@ -161,6 +166,7 @@ def _chosen(model: nn.Module, policy: _Policy, ignored: set[int]) -> Iterator[tu
     def visit(name: str, module: nn.Module) -> int:
         size = sum(parameter.numel() for parameter in module.parameters())
         taken = 0
+        # A module that two places share is one block.
         if id(module) in seen or not policy(module=module, recurse=True, nonwrapped_numel=size):
             return 0
         seen.add(id(module))
@@ -186,6 +192,7 @@ def _repeated(name: str, module: nn.Module, ignored: set[int]) -> Iterator[tuple
         first = children[0][1]
         same_kind = all(type(child) is type(first) for _, child in children) and any(True for _ in first.parameters())
         if same_kind and _can_run(first):
+            # One that is listed twice is one block.
             yield from {id(block): (prefix + own, block) for own, block in children}.values()
             return
     for own, child in children:
@@ -194,9 +201,11 @@ def _repeated(name: str, module: nn.Module, ignored: set[int]) -> Iterator[tuple
 
 def _can_run(module: nn.Module) -> bool:
     """Return whether a module computes something, so that its parameters can be gathered for that."""
+    # torch gathers in forward, which lists never run.
     return type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
+# A tie over two blocks would be gathered by one and used by the other.
 def _without_ties(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
     """Leave blocks out that share a parameter with something outside: one group has to hold it."""
     holders: dict[int, set[int]] = {}

@@ -95,16 +95,15 @@ class TensorParallel:
         if not again and model in self._unproved:
             return
         if any(parameter.requires_grad for parameter in model.parameters()):
-            self._unproved[model] = True
+            self._unproved[model] = True  # until its first complete gradients are compared
             if model not in _batches:
                 _batches[model] = self, model.register_forward_pre_hook(_compare_batch, with_kwargs=True)
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
-        """Let gradients of some batches add up once where a model adds up over ranks what a backward pass leaves.
-
-        It would add up those of earlier batches again, so these are kept apart, and shards reduced after every batch.
-        """
+        """Let gradients of some batches add up once where a model adds up over ranks what a backward pass leaves."""
+        # It would add up those of earlier batches again: these are kept apart, and shards are reduced after every
+        # batch.
         models = {model: modules for model, modules in self._summed.items() if modules}
         parts = (part for model in models for part in model.modules() if isinstance(part, FSDPModule))
         groups = [(group, group.reduce_grads) for part in parts for group in shard_groups(part)]
@@ -129,11 +128,12 @@ class TensorParallel:
             StateError: It differs; on every rank, before anything is updated.
         """
         for model in [model for model, unproved in self._unproved.items() if unproved]:
+            # Within a window they are of this rank alone.
             if averaging.is_held(model) or all(parameter.grad is None for parameter in model.parameters()):
                 continue
             found, finite = self._differing(model, loss)
             if self._other_batches.pop(model, False):
-                found.insert(0, "the batch")
+                found.insert(0, "the batch")  # it is the cause of the others
             everywhere = Channel(self._world, "backward: tensor parallel").exchange((found, finite))
             names = list(dict.fromkeys(name for each, _ in everywhere for name in each))
             if names:
@@ -147,14 +147,13 @@ class TensorParallel:
             self._unproved[model] = not all(finite for _, finite in everywhere)
 
     def compare_batch(self, model: nn.Module, batch: object) -> None:
-        """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss.
-
-        The error is raised where gradients are complete, because there every rank comes along.
-        """
+        """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss."""
+        # The error is raised where gradients are complete, because there every rank comes along.
         tensors = [local_part(each) for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
+        # As a number, it travels with the contents.
         shapes = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())
         high = torch.stack([torch.tensor(float(shapes)), _content(tensors)]).to(self._world.device)
-        low = high.clone()
+        low = high.clone()  # two reductions say whether all are equal, without gathering
         dist.all_reduce(high, dist.ReduceOp.MAX, group=self.mesh.get_group())
         dist.all_reduce(low, dist.ReduceOp.MIN, group=self.mesh.get_group())
         if bool(((high - low) > 1e-4).any()):

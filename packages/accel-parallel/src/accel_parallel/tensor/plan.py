@@ -133,6 +133,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _nowhere(model: nn.Module, pattern: str, modules: Mapping[str, nn.Module]) -> str:
+    # Layers by one name, as plans write them.
     known = {re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in modules if name}
     near = get_close_matches(pattern, known, n=3, cutoff=0.0)
     return (
@@ -153,6 +154,7 @@ def _check_size(name: str, module: nn.Module, style: ParallelStyle, size: int) -
         )
     whole = getattr(module, cut[0])
     weight: Any = module.weight
+    # Quantized: columns of the packed bytes are not columns of the weight.
     if not weight.is_floating_point() or weight.shape[cut[1]] != whole:
         raise PreparationError(
             f"Packed weights cannot be split by columns and rows; got {name}, a {type(module).__name__} whose weight "

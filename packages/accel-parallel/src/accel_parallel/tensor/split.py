@@ -27,11 +27,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
-    """Refuse a model that arrived split over other ranks than those of tensor parallel.
-
-    Raises:
-        PreparationError: It is split over others.
-    """
+    """Refuse a model that arrived split over other ranks than those of tensor parallel."""
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             continue
@@ -69,7 +65,7 @@ def split(
 ) -> None:
     """Split a bare model in place, with the values that the first rank has; every rank calls it."""
     refuse_empty(model, world)
-    if starts_from_main(model, world, asked=from_main):
+    if starts_from_main(model, world, asked=from_main):  # torch cuts on each rank what that rank has
         receive(model.modules(), world.device)
     if not plan.styles:
         _align(model, copies)
@@ -85,7 +81,7 @@ def cut(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
         parameter = model.get_parameter(first)
         for other in others:
             owner, _, own = other.rpartition(".")
-            model.get_submodule(owner)._parameters[own] = parameter
+            model.get_submodule(owner)._parameters[own] = parameter  # torch cuts each place by itself and ends ties
 
 
 @torch.no_grad()

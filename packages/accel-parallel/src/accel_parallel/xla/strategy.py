@@ -60,7 +60,7 @@ class XlaStrategy(MeshStrategy):
         """Also refuse an optimizer beside a model that torch_xla shards, where it holds what the model lost."""
         for slot in bundle.models:
             if _is_sharded(slot.given):
-                self._names.remember(slot.given)
+                self._names.remember(slot.given)  # torch_xla replaced the parameters when it wrapped
         super().check(bundle)
 
     def plan(self, model: torch.nn.Module) -> TensorPlan:

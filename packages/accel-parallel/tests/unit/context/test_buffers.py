@@ -10,6 +10,7 @@ import torch
 
 from accel_core.data.labels import shift_labels
 from accel_core.errors import ConfigurationError
+from accel_core.strategies.parts import SequenceBuffers
 from accel_parallel.context.buffers import check_buffers, split_in_place
 from accel_parallel.context.order import Share, in_order
 
@@ -41,13 +42,13 @@ def test_ranks_share_a_sequence_evenly_under_a_causal_mask(size: int) -> None:
 def test_buffers_that_have_no_sequence_in_common_are_refused(buffers: Any, dims: Any, kept: Any, words: str) -> None:
     """Each error says what was got."""
     with pytest.raises(ConfigurationError, match=re.escape(words)):
-        check_buffers(buffers, dims, kept, 0, 2)
+        check_buffers(SequenceBuffers(buffers, dims, kept), 0, 2)
 
 
 def test_a_buffer_that_is_given_twice_is_split_once() -> None:
     """The same tensor in two places holds its part in the block, and the whole afterwards."""
     buffer = torch.arange(8)
-    with split_in_place([buffer, buffer], [0, 0], [], Share(8, 1, 2)):
+    with split_in_place(SequenceBuffers([buffer, buffer], [0, 0]), Share(8, 1, 2)):
         assert buffer.tolist() == [2, 3, 4, 5]
     assert buffer.tolist() == list(range(8))
 

@@ -27,6 +27,18 @@ class Stacked(nn.Module):
         return tokens
 
 
+class Listed(nn.ModuleList):
+    """Experts that are modules, called as the protocol has it."""
+
+    def __init__(self, count: int, told: int) -> None:
+        super().__init__(nn.Linear(2, 2) for _ in range(count))
+        self.num_experts = told
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the tokens."""
+        return tokens
+
+
 class Router(Stacked):
     """It has a row for each expert too, and is called with tokens alone."""
 
@@ -36,12 +48,14 @@ class Router(Stacked):
 
 
 def test_experts_are_known_by_their_form() -> None:
-    """A router, a parameter of another first size and a list of modules are no experts."""
+    """A router, a parameter of another first size, a plain list and one of another length are no experts."""
     assert is_experts(Stacked())
-    assert not any(map(is_experts, (Router(), Stacked(3), nn.ModuleList([nn.Linear(2, 2)] * 4), nn.Linear(2, 2))))
-    net = nn.Sequential(Router(), Stacked())
-    assert list(found := experts_of(net, 2)) == ["1"]
-    assert parameter_names(net, found) == ("1.weight",)
+    assert is_experts(Listed(4, 4))
+    others = Router(), Stacked(3), nn.ModuleList([nn.Linear(2, 2)] * 4), Listed(3, 4), nn.Linear(2, 2)
+    assert not any(map(is_experts, others))
+    net = nn.Sequential(Router(), Stacked(), Listed(2, 2))
+    assert list(found := experts_of(net, 2)) == ["1", "2"]
+    assert parameter_names(net, found) == ("1.weight", "2.0.weight", "2.0.bias", "2.1.weight", "2.1.bias")
 
 
 @requires("transformers")

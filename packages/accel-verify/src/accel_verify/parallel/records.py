@@ -16,33 +16,20 @@ __all__ = ["RecordedRun", "read_run"]
 
 @dataclass
 class RecordedRun:
-    """One run of the script: what each rank wrote down.
+    """One run of the script: what each rank wrote down."""
 
-    Attributes:
-        folder: Where whole gradients and weights lie.
-        parts: For each rank, the part of the data that it reads.
-        loss_parts: For each rank, the part of the loss that it computes.
-        precision: The number format of the forward pass, `no` for that of the weights.
-        steps: For each step, the lines of all ranks.
-        metrics: What rank 0 gathered, call by call.
-        memory: The most memory that each rank held, in bytes.
-        note: What the script raised after its last step, or the strategy's refusal before; `None` of neither.
-        refused: Whether a strategy refused the script.
-        trained: Whether there was a backward pass.
-        cut: Whether each rank reads parts of rows, as ranks that share sequences by DeepSpeed do.
-    """
-
-    folder: Path
-    parts: list[int]
-    loss_parts: list[int]
-    precision: str
-    steps: list[list[dict[str, Any]]]
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
+    folder: Path  # where whole gradients and weights lie
+    parts: list[int]  # for each rank, the part of the data that it reads
+    loss_parts: list[int]  # for each rank, the part of the loss that it computes
+    precision: str  # the number format of the forward pass, `no` for that of the weights
+    steps: list[list[dict[str, Any]]]  # for each step, the lines of all ranks
+    metrics: list[dict[str, Any]] = field(default_factory=list)  # what rank 0 gathered, call by call
+    memory: list[int] = field(default_factory=list)  # the most memory that each rank held, in bytes
+    # What the script raised after its last step, or the strategy's refusal before; `None` of neither.
     note: str | None = None
-    refused: bool = False
-    trained: bool = True
-    cut: bool = False
+    refused: bool = False  # whether a strategy refused the script
+    trained: bool = True  # whether there was a backward pass
+    cut: bool = False  # whether each rank reads parts of rows, as ranks that share sequences by DeepSpeed do
 
     def tensors(self, step: int, what: str) -> dict[str, Tensor]:
         """Return the whole gradients or weights of a step, by name; weights of step 0 are those before the first."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.comm.tree import tree_leaves
-from accel_core.mesh.tensor import local_part, whole
+from accel_core.mesh.tensor import local_part
 from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["first_tensor", "generator_state", "gradients", "peak_memory", "row_digests", "sketch", "sums", "weights"]
@@ -30,12 +30,13 @@ def _bare_models(accelerator: Accelerator) -> Iterator[tuple[str, torch.nn.Modul
 
 def gradients(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the whole gradient of each parameter that has one; every rank calls it."""
+    strategy = accelerator._runtime.strategy
     for prefix, model, bare in _bare_models(accelerator):
         engine = _is_engine(model)
         for name, parameter in bare.named_parameters():
-            gradient = _of_engine(parameter) if engine else parameter.grad
+            gradient = _of_engine(parameter) if engine else strategy.whole_of(parameter, parameter.grad)
             if gradient is not None:
-                yield prefix + canonical_name(name), whole(gradient.detach()).cpu()
+                yield prefix + canonical_name(name), gradient.detach().cpu()
 
 
 def _is_engine(model: torch.nn.Module) -> bool:
@@ -50,13 +51,14 @@ def _of_engine(parameter: Tensor) -> Tensor | None:
 
 def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the whole value of each parameter; every rank calls it, and of an engine one gets them."""
+    strategy = accelerator._runtime.strategy
     for prefix, model, bare in _bare_models(accelerator):
         engine = _is_engine(model)
         state = accelerator.get_state_dict(model) if engine else {}
         for name, parameter in bare.named_parameters():
             name = canonical_name(name)
             if not engine:
-                yield prefix + name, whole(parameter.detach()).cpu()
+                yield prefix + name, strategy.whole_of(parameter, parameter).cpu()
             elif name in state:
                 yield prefix + name, state[name].detach().cpu()
 

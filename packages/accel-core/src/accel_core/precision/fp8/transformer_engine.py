@@ -106,6 +106,7 @@ def contextual_fp8_autocast(
 def recipe_arguments(handler: TERecipeKwargs | None) -> dict[str, Any]:
     """Return the arguments of Transformer Engine's recipe that a handler stands for."""
     arguments = (handler.to_kwargs() if handler is not None else {}).copy()
+    # Which are not arguments of the recipe.
     for ours in ("use_autocast_during_eval", "use_mxfp8_block_scaling", "backend", "opt_level"):
         arguments.pop(ours, None)
     return arguments

@@ -1,0 +1,298 @@
+"""Experts of a mixture that come one by one compute what they compute in memory, and bring only what was chosen."""
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from accel_bigmodel import (
+    dispatch_model,
+    get_state_dict_offloaded_model,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+    remove_hook_from_submodules,
+)
+from accel_core.errors import ConfigurationError, OffloadError
+from accel_core.testing.requires import requires
+
+WIDTH, COUNT, CHOICES, LAYERS = 16, 6, 3, 3
+ONE = 2 * WIDTH * 2 * WIDTH * 4
+"""Bytes of one expert."""
+
+
+class Experts(nn.Module):
+    """Experts as transformers has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = COUNT
+        self.up = nn.Parameter(torch.randn(COUNT, 2 * WIDTH, WIDTH) / 4)
+        self.down = nn.Parameter(torch.randn(COUNT, WIDTH, 2 * WIDTH) / 4)
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum what the chosen experts make of each token, one expert after the other."""
+        output = torch.zeros_like(tokens)
+        for number in range(self.num_experts):
+            choice, rows = torch.where((numbers == number).T)
+            if len(rows):
+                made = torch.relu(tokens[rows] @ self.up[number].T) @ self.down[number].T
+                output = output.index_add(0, rows, made * weights[rows, choice, None])
+        return output
+
+
+class Mixture(nn.Module):
+    """A layer that adds a mixture of experts to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, COUNT)
+        self.experts = Experts()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Route tokens (tokens, width) to their experts."""
+        weights, numbers = self.router(tokens).softmax(-1).topk(CHOICES, -1)
+        return tokens + self.experts(tokens, numbers, weights)
+
+
+def mixtures() -> nn.Sequential:
+    """Make a model of mixtures, the same each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[Mixture() for _ in range(LAYERS)], nn.Linear(WIDTH, 2))
+
+
+DISK = {
+    name: device
+    for number in range(LAYERS)
+    for name, device in ((f"{number}.router", "cpu"), (f"{number}.experts", "disk"))
+} | {str(LAYERS): "cpu"}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., nn.Module]:
+    """Load the model with its experts left in their file."""
+    save_file(mixtures().state_dict(), tmp_path / "model.safetensors")
+
+    def loaded(size: int | str = "1MiB", device_map: object = "auto") -> nn.Module:
+        with init_empty_weights():
+            model = mixtures()
+        return load_checkpoint_and_dispatch(model, tmp_path, device_map=device_map, expert_cache=size)  # type: ignore[arg-type]
+
+    return loaded
+
+
+TOKENS = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def chosen(model: nn.Module, tokens: torch.Tensor) -> list[int]:
+    """Return how many experts of each layer some token chooses."""
+    found = []
+    for layer in list(model)[:LAYERS]:  # type: ignore[call-overload]
+        found.append(layer.router(tokens).topk(CHOICES, -1).indices.unique().numel())
+        tokens = layer(tokens)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "mode"),
+    [(ONE, torch.inference_mode), (2 * ONE, torch.no_grad), (4 * ONE + 1, torch.enable_grad), ("1MiB", torch.no_grad)],
+)
+def test_outputs_are_those_in_memory(
+    load: Callable[..., nn.Module], size: int | str, mode: Callable[..., object]
+) -> None:
+    """Bit for bit, whatever the cache holds, forward after forward."""
+    whole, model = mixtures(), load(size)
+    with mode():  # type: ignore[attr-defined]
+        for tokens in (TOKENS, TOKENS[:0], TOKENS[3:9]):
+            assert torch.equal(model(tokens), whole(tokens))
+        # The kernel for a single row rounds by where weights lie in memory.
+        torch.testing.assert_close(model(TOKENS[:1]), whole(TOKENS[:1]))
+    report = model.expert_report()  # type: ignore[operator]
+    assert 0 < report.held <= report.budget
+    assert report.held % ONE == 0
+
+
+def test_only_chosen_experts_are_read_once(load: Callable[..., nn.Module]) -> None:
+    """Bytes from disk are those of the distinct experts that were chosen; a second forward reads nothing."""
+    model = load()
+    asked = chosen(mixtures(), TOKENS[:1])
+    with torch.no_grad():
+        model(TOKENS[:1])
+        first = model.expert_report()  # type: ignore[operator]
+        model(TOKENS[:1])
+    again = model.expert_report()  # type: ignore[operator]
+    assert (first.hits, first.misses, first.from_disk, first.from_host) == (0, sum(asked), sum(asked) * ONE, 0)
+    assert (again.hits, again.misses, again.from_disk) == (sum(asked), sum(asked), first.from_disk)
+    assert again.hit_rate == 0.5
+    assert again.bytes_per_token() == first.from_disk / 2
+    assert {name: sum(numbers.values()) for name, numbers in again.chosen.items()} == {
+        f"{number}.experts": 2 * count for number, count in enumerate(asked)
+    }
+
+
+def test_dense_parts_train_through_experts_that_are_away(load: Callable[..., nn.Module]) -> None:
+    """Routers get the gradients that they get in memory; experts that should train are refused by name."""
+    whole, model = mixtures(), load()
+    for each in (whole, model):
+        for layer in list(each)[:LAYERS]:  # type: ignore[call-overload]
+            layer.experts.requires_grad_(False)
+        each(TOKENS).sum().backward()
+    for name, parameter in whole.named_parameters():
+        if parameter.requires_grad:
+            assert torch.equal(model.get_parameter(name).grad, parameter.grad), name  # type: ignore[arg-type]
+    with pytest.raises(OffloadError, match="offloaded weight"):
+        load()(TOKENS).sum().backward()
+
+
+def test_threads_share_the_cache(load: Callable[..., nn.Module]) -> None:
+    """Forwards on several threads, with a cache that is too small for one of them, do not mix."""
+    whole, model = mixtures(), load(2 * ONE)
+    inputs = [TOKENS[start : start + 5] for start in range(8)]
+    found: dict[int, torch.Tensor] = {}
+
+    def run(number: int) -> None:
+        with torch.no_grad():
+            found[number] = model(inputs[number])
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, tokens in enumerate(inputs):
+        assert torch.equal(found[number], whole(tokens))
+    assert model.expert_report().held <= 2 * ONE  # type: ignore[operator]
+
+
+def test_casts_and_changed_files_are_noticed(load: Callable[..., nn.Module], tmp_path: Path) -> None:
+    """Weights in the cache are not used once the model was cast, or the file overwritten."""
+    whole, model = mixtures(), load()
+    with torch.no_grad():
+        model(TOKENS)
+        model.double()
+        assert torch.allclose(model(TOKENS.double()), whole.double()(TOKENS.double()), atol=1e-12)
+        path = tmp_path / "model.safetensors"
+        content = path.read_bytes()
+        with path.open("r+b") as file:
+            file.write(content + b" ")
+        with pytest.raises(OffloadError, match="changed after the model was dispatched"):
+            model(TOKENS.double())
+
+
+def test_experts_in_memory_come_from_there() -> None:
+    """With a main device of its own, experts on the CPU are copied one by one."""
+    whole = mixtures()
+    places = {name: "cpu" if name.endswith("experts") else "meta" for name in DISK}
+    model = dispatch_model(mixtures(), places, main_device="meta", expert_cache="1MiB")
+    model[0].experts.__dict__["_hf_hook"].execution_device = "cpu"  # the meta device cannot tell who was chosen
+    weights, numbers = whole[0].router(TOKENS).softmax(-1).topk(CHOICES, -1)  # type: ignore[operator]
+    with torch.no_grad():
+        assert torch.equal(model[0].experts(TOKENS, numbers, weights), whole[0].experts(TOKENS, numbers, weights))  # type: ignore[operator]
+    report = model.expert_report()
+    assert report.from_disk == 0
+    assert report.from_host == report.held > 0
+
+
+def test_copies_pickles_and_removal(load: Callable[..., nn.Module]) -> None:
+    """A copy and a pickle have caches of their own; without hooks, the model is as it was."""
+    whole, model = mixtures(), load()
+    with torch.no_grad():
+        model(TOKENS)
+        copied = copy.deepcopy(model)
+        assert copied.expert_report().held == 0  # type: ignore[operator]
+        assert torch.equal(copied(TOKENS), whole(TOKENS))
+        stream = io.BytesIO()
+        pickle.dump(model, stream)
+        stream.seek(0)
+        assert torch.equal(pickle.load(stream)(TOKENS), whole(TOKENS))
+        state = get_state_dict_offloaded_model(model)
+        assert all(torch.equal(state[name], value) for name, value in whole.state_dict().items())
+    remove_hook_from_submodules(model)
+    assert type(model[0].experts.forward).__name__ == "method"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("size", "device_map", "text"),
+    [
+        (ONE - 1, DISK, r"holds at least one; got expert_cache=4095"),
+        ("1MiB", {"": "cpu"}, "stay in memory"),
+        ("many", DISK, "size"),
+        (-1, DISK, "got -1"),
+    ],
+)
+def test_caches_that_do_not_fit_are_refused(
+    load: Callable[..., nn.Module], size: int | str, device_map: object, text: str
+) -> None:
+    """By name, before the model is changed."""
+    with pytest.raises(ConfigurationError, match=text):
+        load(size, device_map)
+
+
+def test_a_dense_model_is_refused() -> None:
+    """A cache of experts without experts."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ConfigurationError, match="no experts were found"):
+        dispatch_model(model, {"": "disk"}, expert_cache="1MiB")
+    assert "_hf_hook" not in model.__dict__
+
+
+def test_a_router_that_names_no_expert_is_refused(load: Callable[..., nn.Module]) -> None:
+    """Numbers out of range are named, with the module."""
+    model = load()
+    numbers, weights = torch.full((2, 1), COUNT), torch.ones(2, 1)
+    with pytest.raises(OffloadError, match=r"6 to 6 for 6 experts of 0\.experts"):
+        model[0].experts(TOKENS[:2], numbers, weights)  # type: ignore[index,operator]
+
+
+_SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "num_experts_per_tok": 2,
+}  # fmt: skip
+_LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+SHAPES = {
+    "MixtralConfig": {"num_local_experts": 8},
+    "Qwen3MoeConfig": {"num_experts": 8, "moe_intermediate_size": 8, "head_dim": 8},
+    "DeepseekV3Config": {
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        **_LATENT,
+    },
+    "GptOssConfig": {"num_local_experts": 8, "head_dim": 8},
+}
+
+
+@requires("transformers")
+@pytest.mark.parametrize("name", SHAPES)
+def test_models_of_transformers_generate_the_same(name: str, tmp_path: Path) -> None:
+    """Bit for bit with transformers' own loop over experts, and in less memory than all experts take."""
+    import transformers
+
+    config = getattr(transformers, name)(**_SIZES, **SHAPES[name])
+
+    def made() -> Any:
+        return transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+
+    torch.manual_seed(0)
+    whole = made()
+    save_file({key: value.clone() for key, value in whole.state_dict().items()}, tmp_path / "model.safetensors")
+    with init_empty_weights():
+        model = made()
+    model = load_checkpoint_and_dispatch(model, tmp_path, device_map="auto", expert_cache="8KiB")
+    words = torch.arange(6)[None]
+    with torch.inference_mode():
+        assert torch.equal(model(words).logits, whole(words).logits)
+        arguments = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(model.generate(words, **arguments), whole.generate(words, **arguments))
+    report = model.expert_report()
+    assert report.misses > 0
+    assert report.held <= 8192

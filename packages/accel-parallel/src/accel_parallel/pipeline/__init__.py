@@ -1,0 +1,1 @@
+"""Pipelines: each rank holds some of a model's repeated blocks, and batches pass through in parts."""

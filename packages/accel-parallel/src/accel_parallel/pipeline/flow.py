@@ -1,0 +1,356 @@
+"""What the blocks of a model need of one another, found by one forward pass on tensors that have no memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import field
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from accel_core._records import record
+from accel_core._torch import fake_errors, fake_mode
+from accel_core.errors import PreparationError
+from accel_core.modules.unwrap import canonical_name
+
+__all__ = ["Flow", "Leaf", "Outputs", "Source", "Staged", "stage_in", "trace"]
+
+Source: TypeAlias = "str | tuple[int, int]"
+"""Where values come from: a parameter outside of all blocks, by name, or an output of a block, by its place there."""
+
+Call: TypeAlias = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""What is done where a block is called: its number, its own call, and the arguments."""
+
+_KINDS: dict[type, type] = {}
+"""Classes of blocks, mixed with `Staged`: blocks of one class stay of one class."""
+
+_CONSTANTS = (type(None), bool, int, float, str)
+
+
+@record(frozen=True)
+class Leaf:
+    """A tensor that a block or a model returns."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def empty(self, device: torch.device | str) -> torch.Tensor:
+        """Return memory for such a tensor."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def placeholder(self, device: torch.device) -> torch.Tensor:
+        """Return a tensor of this shape that has the memory of one element."""
+        return torch.zeros((), dtype=self.dtype, device=device).expand(self.shape)
+
+
+@record(frozen=True)
+class Outputs:
+    """What a block, or the model, returns: how it is nested, a `Leaf` for each tensor, and constants as they are."""
+
+    structure: TreeSpec
+    leaves: tuple[Any, ...]
+
+    def filled(self, tensor: Callable[[int, Leaf], torch.Tensor]) -> Any:
+        """Return such a nest with tensors, made by the place of each and its `Leaf`."""
+        made = [tensor(place, leaf) if isinstance(leaf, Leaf) else leaf for place, leaf in enumerate(self.leaves)]
+        return tree_unflatten(made, self.structure)
+
+
+@record(frozen=True)
+class Flow:
+    """What a forward pass computes from what.
+
+    Attributes:
+        needs: For each block, and last for what the model returns, the sources that are read there.
+        outputs: For each block, and last for the model, what it returns.
+    """
+
+    needs: tuple[frozenset[Source], ...]
+    outputs: tuple[Outputs, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.needs) - 1
+
+    def needed_inside(self, first: int, end: int) -> frozenset[Source]:
+        """Return what the blocks from `first` to before `end` read."""
+        return frozenset[Source]().union(*self.needs[first:end])
+
+    def needed(self, first: int, end: int) -> frozenset[Source]:
+        """Return what the blocks from `first` to before `end` read, and what the model returns if they are the last."""
+        return self.needed_inside(first, end + (end == self.blocks))
+
+    def crossing(self, cut: int) -> tuple[tuple[int, int], ...]:
+        """Return which outputs of the blocks before a cut are read by the blocks behind it, or by the model's end."""
+        read = (source for source in self.needed(cut, self.blocks) if isinstance(source, tuple))
+        return tuple(sorted(source for source in read if source[0] < cut))
+
+    def leaf(self, source: tuple[int, int]) -> Leaf:
+        """Return what an output of a block is like."""
+        found: Leaf = self.outputs[source[0]].leaves[source[1]]
+        return found
+
+
+class Staged:
+    """Mixed into the class of each block, so that a pipeline decides what a call of the block does."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the block, or what a pipeline does in its place."""
+        number, calls = self.__dict__["_accel_stage"]
+        plain: Callable[..., Any] = super().__call__  # type: ignore[misc]
+        return calls[-1](number, plain, args, kwargs) if calls else plain(*args, **kwargs)
+
+
+def stage_in(blocks: list[nn.Module]) -> list[Call]:
+    """Let what is last in the list that this returns stand in for calls of the blocks; in an empty one, nothing does.
+
+    A call goes through the class: what recomputes a block, compiles it or hooks on it is inside of it.
+    """
+    calls: list[Call] = []
+    for number, block in enumerate(blocks):
+        kind = type(block)
+        if not isinstance(block, Staged):
+            if kind not in _KINDS:
+                _KINDS[kind] = type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
+            block.__class__ = _KINDS[kind]
+        block.__dict__["_accel_stage"] = number, calls
+    return calls
+
+
+@record(frozen=True)
+class _Inside:
+    """The source of what a block makes and does not return."""
+
+    block: int
+
+
+def _memory(tensor: torch.Tensor) -> StorageWeakRef:
+    """Return what is equal for tensors that look into the same memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+@record
+class _Tracer:
+    """Follows what is computed from what."""
+
+    names: list[str]  # of the blocks
+    modules: list[nn.Module]
+    device: torch.device
+    sources: dict[StorageWeakRef, set[Any]] = field(default_factory=dict)
+    kept: list[torch.Tensor] = field(default_factory=list)  # so that no other tensor gets the memory of one of these
+    needs: list[set[Any]] = field(default_factory=list)
+    outputs: list[Outputs] = field(default_factory=list)
+    inside: int | None = None
+
+    def of(self, value: object) -> set[Any]:
+        """Return the sources of a tensor; memory has them, so that views share them."""
+        if not isinstance(value, torch.Tensor):
+            return set()
+        return self.sources.get(_memory(value), set())
+
+    def mark(self, tensor: torch.Tensor, sources: set[Any]) -> torch.Tensor:
+        """Add sources to a tensor."""
+        self.kept.append(tensor)
+        self.sources.setdefault(_memory(tensor), set()).update(sources)
+        return tensor
+
+    def read(self, values: object) -> set[Any]:
+        """Return the sources of a nest of tensors that is read where the pass is now.
+
+        Raises:
+            PreparationError: One was made by a block that did not return it.
+        """
+        found = set[Any]().union(*map(self.of, tree_leaves(values)))
+        foreign = sorted({each.block for each in found if isinstance(each, _Inside)} - {self.inside})
+        if foreign:
+            raise PreparationError(
+                "What one block of a pipeline hands to another has to be among the values that it returns; got a "
+                f"tensor that {self.names[foreign[0]]} keeps or records, and that is read elsewhere. Leave out what "
+                "collects it, such as output_hidden_states, output_attentions or output_router_logits."
+            )
+        return found
+
+    def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one block, and return tensors that have nothing but its outputs as sources.
+
+        Raises:
+            PreparationError: Blocks do not run one after the other, or return what cannot be sent.
+        """
+        if number != len(self.outputs) or self.inside is not None:
+            raise PreparationError(
+                f"The blocks of a pipeline are called once each, in the order in which the model lists them; got "
+                f"{self.names[number]} after {len(self.outputs)} of {len(self.names)} blocks. Such a model is not cut "
+                "into stages."
+            )
+        self.inside = number
+        self.needs.append(set())
+        # Not by `plain`: what hooks on a block, or compiles it, has no place in a pass without memory.
+        result = self.modules[number].forward(*args, **kwargs)
+        self.needs[-1] |= self.read(result) - {_Inside(number)}
+        self.inside = None
+        self.outputs.append(_outputs(result, self.names[number]))
+        return self.outputs[-1].filled(lambda place, leaf: self._fresh(leaf, (number, place)))
+
+    def _fresh(self, leaf: Leaf, source: Source) -> torch.Tensor:
+        made = leaf.empty(self.device)
+        return self.mark(made.requires_grad_() if leaf.requires_grad else made, {source})
+
+
+class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives the results of each operation the sources of what it reads."""
+
+    def __init__(self, tracer: _Tracer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracer = tracer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tracer = self._tracer
+        found = tracer.read((args, kwargs))
+        if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:
+            # Products of experts, of which torch 2.13 knows no shape without values but in bf16.
+            result = args[0].new_empty(args[0].shape[0], args[1].shape[-1])
+        else:
+            result = func(*args, **(kwargs or {}))
+        made = set(found)
+        if tracer.inside is not None:
+            own = _Inside(tracer.inside)
+            tracer.needs[-1] |= found - {own}
+            made |= {own}
+        if made:
+            given = {_memory(value) for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)}
+            written = [
+                value
+                for argument, value in zip(func._schema.arguments, args, strict=False)
+                if argument.alias_info is not None and argument.alias_info.is_write
+            ]
+            new = [
+                each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and _memory(each) not in given
+            ]
+            for tensor in tree_leaves((new, written)):
+                tracer.mark(tensor, made)
+        return result
+
+
+def _outputs(result: object, name: str) -> Outputs:
+    """Describe what a block or a model returns.
+
+    Raises:
+        PreparationError: There is something that is no tensor and no constant.
+    """
+    leaves, structure = tree_flatten(result)
+    described: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            described.append(Leaf(tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
+        elif isinstance(leaf, _CONSTANTS):
+            described.append(leaf)
+        elif "Cache" in type(leaf).__name__:
+            described.append(None)  # of keys and values, which no training step reads again
+        else:
+            raise PreparationError(
+                f"What blocks hand on in a pipeline is tensors, in tuples, lists and dicts; got a "
+                f"{type(leaf).__name__} from {name}. Return the tensors in it."
+            )
+    return Outputs(structure, tuple(described))
+
+
+def trace(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    blocks: Mapping[str, nn.Module],
+    calls: list[Call],
+    batch: tuple[tuple[Any, ...], dict[str, Any]],
+    device: torch.device,
+) -> Flow:
+    """Run a forward pass on tensors without memory, and return what is computed from what.
+
+    Args:
+        model: The bare model; its parameters are exchanged for the length of the pass.
+        forward: What computes; the model's own forward method, or what stands around it.
+        blocks: The blocks by name, in the order of their calls, on which `stage_in` was called.
+        calls: What that returned.
+        batch: Arguments and keyword arguments of `forward`.
+        device: Where the model computes.
+
+    Raises:
+        PreparationError: A block is not called, or twice; it hands on something that cannot be sent; or what the model
+            computes depends on values of tensors.
+    """
+    tracer = _Tracer([*blocks], [*blocks.values()], device)
+    with fake_mode(), _exchanged(model, blocks, tracer), torch.random.fork_rng(devices=[]):
+        args, kwargs = tree_map(lambda value: _unfilled(value, device), batch)
+        calls.append(tracer.call)
+        try:
+            with _Following(tracer):
+                result = forward(*args, **kwargs)
+        except fake_errors() as error:
+            raise PreparationError(
+                "Which operations a pipeline runs may not depend on values of tensors, which other stages have; got "
+                f"{type(model).__name__}, which reads one: {error}. Use a branch that depends on shapes, or another "
+                "parallelism."
+            ) from error
+        finally:
+            calls.remove(tracer.call)
+        end = tracer.read(result)
+    missing = tracer.names[len(tracer.outputs) :]
+    if missing:
+        raise PreparationError(
+            f"Each block of a pipeline takes part in every pass; got {', '.join(missing)}, which no call reached. Such "
+            "a model is not cut into stages."
+        )
+    whole = _outputs(result, type(model).__name__)
+    if not any(isinstance(leaf, Leaf) for leaf in whole.leaves):
+        raise PreparationError(
+            f"The last stage of a pipeline returns tensors, in tuples, lists and dicts; got {type(result).__name__} "
+            f"from {type(model).__name__}. Return such a nest."
+        )
+    return Flow(tuple(map(frozenset, [*tracer.needs, end])), (*tracer.outputs, whole))
+
+
+def _unfilled(value: Any, device: torch.device) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device=device).requires_grad_(value.requires_grad)
+
+
+@contextmanager
+def _exchanged(model: nn.Module, blocks: Mapping[str, nn.Module], tracer: _Tracer) -> Iterator[None]:
+    """Exchange the parameters and buffers of a model for such without memory, with their sources.
+
+    Hooks stay away: they may read values, and do not lead values from block to block.
+    """
+    hooks = [(module, module._forward_hooks, module._forward_pre_hooks) for module in model.modules()]
+    inside = {id(part): _Inside(number) for number, block in enumerate(blocks.values()) for part in block.modules()}
+    stores: list[tuple[nn.Module, dict[str, Any]]]
+    stores = [(module, store) for module in model.modules() for store in (module._parameters, module._buffers)]
+    before = [dict(store) for _, store in stores]
+    names = {id(parameter): canonical_name(name) for name, parameter in model.named_parameters()}
+    made: dict[int, torch.Tensor] = {}
+    try:
+        for module, *_ in hooks:
+            module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
+        for module, store in stores:
+            for name, tensor in store.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    made[id(tensor)] = _unfilled(tensor, tracer.device)
+                    source = inside.get(id(module)) or names.get(id(tensor))
+                    tracer.mark(made[id(tensor)], set() if source is None else {source})
+                store[name] = made[id(tensor)]
+        yield
+    finally:
+        for module, after, ahead in hooks:
+            module._forward_hooks, module._forward_pre_hooks = after, ahead
+        for (_, store), given in zip(stores, before, strict=True):
+            store.update(given)

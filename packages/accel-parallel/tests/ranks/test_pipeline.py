@@ -1,0 +1,415 @@
+"""Pipelines: ranks that hold different blocks train as one process does."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import DataError, EngineUnavailableError, PreparationError, StateError
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.process.world import ensure
+from accel_core.state import reset_all
+from accel_core.testing import world
+from accel_core.testing.world import run as run_on
+from accel_parallel.checkpoint.merge import merge_weights
+from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+ROWS, WIDTH, STEPS = 8, 6, 5
+
+
+class Block(nn.Module):
+    """A layer that adds to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Add something."""
+        return values + torch.tanh(self.layer(values))
+
+
+class Net(nn.Module):
+    """Blocks between a layer in and a layer out, which may be tied."""
+
+    def __init__(self, count: int = 8) -> None:
+        super().__init__()
+        self.enter = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+        self.leave = nn.Linear(WIDTH, WIDTH)
+        self.leave.weight = self.enter.weight
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return as many numbers for each row."""
+        values = self.enter(values)
+        for block in self.blocks:
+            values = block(values)
+        found: torch.Tensor = self.leave(values)
+        return found
+
+
+def squares(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the mean loss."""
+    return (outputs - batch["labels"]).square().mean()
+
+
+def net() -> Net:
+    """Return the same net on every rank."""
+    torch.manual_seed(3)
+    return Net()
+
+
+def data(steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
+    """Return batches."""
+    drawn = torch.randn(steps, 2, ROWS, WIDTH, generator=torch.Generator().manual_seed(7))
+    return [{"values": values, "labels": labels} for values, labels in drawn]
+
+
+def alone(model: nn.Module, batches: list[dict[str, Any]], loss_fn: Any = None) -> tuple[dict[str, Any], list[float]]:
+    """Return weights and losses of one process that trains on the batches."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for batch in batches:
+        loss = model(**batch).loss if loss_fn is None else loss_fn(model(batch["values"]), batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return model.state_dict(), losses
+
+
+def piped(
+    model: nn.Module, batches: list[dict[str, Any]], **settings: Any
+) -> tuple[dict[str, Any], list[float], Accelerator, nn.Module]:
+    """Return the same of ranks that share the model out."""
+    run = Accelerator(
+        parallelism_config=ParallelismConfig(pp_size=ensure().size),
+        kwargs_handlers=[PipelineKwargs(**settings)],
+        cpu=True,
+    )
+    model = copy.deepcopy(model)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    losses = []
+    for batch in batches:
+        loss = model(**batch).loss
+        run.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return run.get_state_dict(model), losses, run, model
+
+
+def near(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """Return the largest difference of weights."""
+    assert found.keys() == wanted.keys()
+    return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
+
+
+@world(2, quiet=12)
+def test_every_schedule_trains_as_one_process_does() -> None:
+    """Weights after five steps, with one that the first and the last stage hold, and the losses, on all ranks."""
+    wanted, losses = alone(net(), data(), squares)
+    for schedule in SCHEDULES:
+        found, own, *_ = piped(net(), data(), schedule=schedule, loss_fn=squares)
+        assert near(found, wanted) <= 1e-6, schedule
+        assert own == pytest.approx(losses, abs=1e-6), schedule
+
+
+def small(kind: str) -> nn.Module:
+    """Return a model of transformers without dropout, the same on every rank."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    own = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    if kind == "gpt2":
+        drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        config = transformers.GPT2Config(n_layer=4, n_head=2, n_embd=8, n_positions=8, **own, **drops)
+        return transformers.GPT2LMHeadModel(config)  # type: ignore[no-any-return]
+    if kind == "t5":
+        sizes = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+        config = transformers.T5Config(decoder_start_token_id=0, **sizes, **own)
+        return transformers.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    if kind == "qwen3_moe":
+        sizes |= {"moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 4}
+        return transformers.Qwen3MoeForCausalLM(  # type: ignore[no-any-return]
+            transformers.Qwen3MoeConfig(num_hidden_layers=4, **sizes, **own)
+        )
+    config = transformers.LlamaConfig(num_hidden_layers=4, **sizes, **own)
+    return transformers.LlamaForCausalLM(config)  # type: ignore[no-any-return]
+
+
+def sentences() -> list[dict[str, torch.Tensor]]:
+    """Return batches of tokens, some of which are padding and count for no loss."""
+    drawn = torch.randint(2, 11, (STEPS, ROWS, 7), generator=torch.Generator().manual_seed(9))
+    masks = (torch.arange(7) < torch.arange(ROWS)[:, None] % 4 + 3).long()
+    return [{"input_ids": ids, "attention_mask": masks, "labels": torch.where(masks == 1, ids, -100)} for ids in drawn]
+
+
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [
+        ("gpt2", "1f1b"),
+        ("t5", "zbv_zero_bubble"),
+        pytest.param("llama", "gpipe", marks=pytest.mark.full("another case of a grid")),
+        pytest.param("t5", "1f1b", marks=pytest.mark.full("another case of a grid")),
+        pytest.param("qwen3_moe", "interleaved_1f1b", marks=pytest.mark.full("another case of a grid")),
+    ],
+)
+@world(2, quiet=20)
+def test_models_of_transformers_train_as_in_one_process(kind: str, schedule: str) -> None:
+    """A tied head, rotary angles, an encoder whose output all decoder stages read, experts; labels of padding."""
+    wanted, losses = alone(small(kind), sentences())
+    found, own, _, model = piped(small(kind), sentences(), schedule=schedule)
+    assert near(found, wanted) <= 1e-6, kind
+    assert own == pytest.approx(losses, abs=1e-6), kind
+    plain = small(kind)
+    plain.load_state_dict(found)
+    batch = sentences()[0]
+    for each in (plain, model):
+        each.eval()
+    with torch.no_grad():
+        outputs, expected = model(**batch), plain(**batch)
+    assert type(outputs).__name__ == type(expected).__name__
+    assert torch.allclose(outputs.logits, expected.logits, atol=1e-6), kind
+    assert torch.allclose(outputs.loss, expected.loss, atol=1e-6), kind
+    # Five of eight rows: micro-batches differ in size where nothing is trained.
+    batch = {name: value[:5] for name, value in batch.items() if name != "labels"}
+    if kind != "t5":
+        with torch.no_grad():
+            assert torch.allclose(model(**batch).logits, plain(**batch).logits, atol=1e-6), kind
+
+
+def loop(run: Accelerator, model: nn.Module, **settings: Any) -> tuple[dict[str, Any], list[float]]:
+    """Return weights, norms and rates of a loop with accumulation, clipping and a schedule."""
+    batches = [tuple(each.values()) for each in data(7)]
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*(torch.cat(each) for each in zip(*batches, strict=True))), batch_size=ROWS
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    model, optimizer, loader, rates = run.prepare(model, optimizer, loader, rates)
+    seen = []
+    for values, labels in loader:
+        with run.accumulate(model):
+            outputs = model(values, labels=labels) if settings else model(values)
+            loss = outputs.loss if settings else squares(outputs, {"labels": labels})
+            run.backward(loss)
+            if run.sync_gradients:
+                seen.append(float(run.clip_grad_norm_(model.parameters(), 0.05)))
+            optimizer.step()
+            rates.step()
+            optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        seen += run.gather_for_metrics(model(values)).flatten().tolist()[:ROWS]
+    return run.get_state_dict(model), [*seen, rates.get_last_lr()[0]]
+
+
+@world(4, quiet=20)
+def test_a_loop_with_accumulation_clipping_and_a_schedule_needs_no_change() -> None:
+    """Two pipelines of two ranks that average gradients, each of whose batches is half of what one process reads."""
+    run = Accelerator(
+        parallelism_config=ParallelismConfig(pp_size=2, dp_replicate_size=2),
+        kwargs_handlers=[PipelineKwargs(loss_fn=squares, microbatches=2)],
+        gradient_accumulation_steps=3,
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
+        cpu=True,
+    )
+    found, seen = loop(run, net(), piped=True)
+    expected, numbers = one_process()
+    assert near(found, expected) <= 1e-6
+    assert seen == pytest.approx(numbers, abs=1e-5)
+
+
+def one_process() -> tuple[dict[str, Any], list[float]]:
+    """Return what the same loop gives without accel."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    seen = []
+    batches = data(7)
+    for index, batch in enumerate(batches):
+        (squares(model(batch["values"]), batch) / (3 if index < 6 else 1)).backward()
+        if index % 3 == 2 or index == len(batches) - 1:
+            seen.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+            optimizer.step()
+            optimizer.zero_grad()
+            rates.step()
+    with torch.no_grad():
+        seen += model(batches[-1]["values"]).flatten().tolist()[:ROWS]
+    return model.state_dict(), [*seen, rates.get_last_lr()[0]]
+
+
+@world(2, quiet=12)
+def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
+    """Each message names what is in the way, before anything was computed, and the pipeline goes on afterwards."""
+    _, _, run, model = piped(net(), data(1), loss_fn=squares, microbatches=4)
+    before = run.get_state_dict(model)
+    batch = data(1)[0]
+    with pytest.raises(DataError, match=r"4 equal micro-batches.*got 6 rows"):
+        model(batch["values"][:6], labels=batch["labels"][:6])
+    with pytest.raises(DataError, match="others on Net"):
+        model(**{name: value[: 4 + 4 * ensure().rank] for name, value in batch.items()})
+    with pytest.raises(PreparationError, match="layers of its model"):
+        model.load_state_dict(before)
+    loss = model(**batch).loss
+    run.backward(loss)
+    with pytest.raises(StateError, match="added once"):
+        run.backward(loss)
+    with pytest.raises(AttributeError, match="its loss alone"):
+        _ = model(**batch).logits
+    assert near(run.get_state_dict(model), before) == 0
+    model = run.prepare(nn.Sequential(*(Block() for _ in range(3))))
+    with pytest.raises(DataError, match="divides each batch"):
+        model(torch.ones(3, WIDTH))
+    reset_all()
+    lossless = Accelerator(parallelism_config=ParallelismConfig(pp_size=2), cpu=True)
+    for wrong, words in ((nn.Linear(2, 2), "blocks of one class"), (nn.BatchNorm1d(2), "whole batch")):
+        with pytest.raises(PreparationError, match=words):
+            lossless.prepare(wrong)
+    with pytest.raises(PreparationError, match="computes the loss; got none from Net"):
+        lossless.prepare(net())(batch["values"])
+    reset_all()
+    with pytest.raises(EngineUnavailableError, match="fp16"):
+        Accelerator(parallelism_config=ParallelismConfig(pp_size=2), mixed_precision="fp16", cpu=True)
+
+
+def resumed(place: Path, losses: list[float], kind: str) -> None:
+    """Continue from a checkpoint on other ranks, and save again."""
+    model = net()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.zero_()
+    given: dict[str, Any] = {}
+    if kind == "stages":
+        given = {"parallelism_config": ParallelismConfig(pp_size=ensure().size)}
+        given["kwargs_handlers"] = [PipelineKwargs(loss_fn=squares, split=["blocks.2"])]
+    if kind == "fsdp":
+        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
+    run = Accelerator(cpu=True, **given)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    run.load_state(place)
+    found = []
+    for batch in data()[2:]:
+        loss = model(**batch).loss if kind == "stages" else squares(model(batch["values"]), batch)
+        run.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert found == pytest.approx(losses[2:], abs=1e-6), kind
+    run.save_state(place.parent / f"{place.name}-{kind}")
+
+
+def stopped(place: Path) -> None:
+    """Train two steps in a pipeline, save, and look at what a rank holds."""
+    _, _, run, model = piped(net(), data(2), loss_fn=squares)
+    run.save_state(place / "first")
+    run.save_model(model, place / "model")
+    saved = load_file(place / "model" / "model.safetensors")
+    whole = run.get_state_dict(model)
+    assert all(torch.equal(saved.get(name, whole[name]), value) for name, value in whole.items())
+    assert saved.keys() | {"leave.weight", "enter.weight"} == whole.keys()
+    held = {id(each) for each in model.parameters() if each.untyped_storage().nbytes() == each.nbytes}
+    assert len(held) < len(list(model.parameters()))
+    assert {id(each) for each in run._optimizers[0].optimizer.state} == held
+
+
+def test_checkpoints_of_stages_continue_on_other_stages_in_one_process_and_in_shards(tmp_path: Path) -> None:
+    """Losses after a checkpoint are those of a run that was never stopped, wherever it goes on."""
+    _, losses = alone(net(), data(), squares)
+    assert run_on(stopped, 2, (tmp_path,)) is None
+    for kind, size in (("stages", 2), ("whole", 1), ("fsdp", 2)):
+        assert run_on(resumed, size, (tmp_path / "first", losses, kind)) is None
+    assert near(*(merged(tmp_path / f"first-{kind}") for kind in ("stages", "fsdp"))) <= 1e-6
+
+
+def merged(place: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in a folder of shards."""
+    merge_weights(place / "pytorch_model_fsdp_0", place / "merged")
+    return load_file(place / "merged" / "model.safetensors")
+
+
+@world(4, quiet=20)
+def test_stages_that_fsdp_shards_train_and_save_as_one_process_does(tmp_path: Path) -> None:
+    """Two stages, each sharded over two ranks that read different halves; clipped, recomputed, saved and loaded."""
+    half = {"split_batches": True}
+    run = Accelerator(
+        parallelism_config=ParallelismConfig(pp_size=2, dp_shard_size=2),
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True),
+        kwargs_handlers=[PipelineKwargs(loss_fn=squares, microbatches=2)],
+        gradient_accumulation_steps=3,
+        dataloader_config=DataLoaderConfiguration(**half),
+        cpu=True,
+    )
+    found, seen = loop(run, net(), piped=True)
+    expected, numbers = one_process()
+    assert near(found, expected) <= 1e-6
+    assert seen == pytest.approx(numbers, abs=1e-5)
+    (model,) = run._models
+    assert sum(isinstance(each, DTensor) for each in model.parameters()) == len(list(model.blocks.parameters())) // 2
+    run.save_state(tmp_path)
+    with torch.no_grad():
+        for each in model.parameters():
+            if isinstance(each, DTensor):
+                each.zero_()
+    run.load_state(tmp_path)
+    assert near(run.get_state_dict(model), expected) <= 1e-6
+
+
+@world(2, quiet=12)
+def test_half_precision_frozen_blocks_and_recomputation() -> None:
+    """In bf16 losses are those of one process in bf16; what is frozen stays, and recomputed blocks change nothing."""
+    pytest.importorskip("transformers")
+    batches = sentences()[:3]
+    found = []
+    for kind in ("plain", "recomputed", "frozen"):
+        model = small("llama")
+        if kind == "recomputed":
+            model.gradient_checkpointing_enable()
+        if kind == "frozen":
+            model.model.embed_tokens.requires_grad_(False)
+            model.model.layers[:2].requires_grad_(False)
+        run = Accelerator(
+            parallelism_config=ParallelismConfig(pp_size=2),
+            kwargs_handlers=[PipelineKwargs(microbatches=2, split=["model.layers.2"])],
+            mixed_precision="bf16",
+            cpu=True,
+        )
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        losses = []
+        for batch in batches:
+            loss = model(**batch).loss
+            run.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        found.append(losses)
+        with pytest.raises(EngineUnavailableError, match="does not generate"):
+            model.generate(batch["input_ids"])
+        trained = run.get_state_dict(model)
+        start = small("llama").state_dict()
+        same = [name for name in start if torch.equal(start[name], trained[name])]
+        assert bool(same) == (kind == "frozen"), same
+        reset_all()
+    model = small("llama")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in batches:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert found[0] == found[1] == pytest.approx(losses, rel=2e-3)

@@ -253,6 +253,7 @@ TASKS = {
     "Options for the Accelerator": [
         "accel_core.plugins",
         "accel_parallel.plugin",
+        "accel_parallel.pipeline",
         "accel_deepspeed.plugin",
         "accel_megatron.plugin",
         "accel_core.options",

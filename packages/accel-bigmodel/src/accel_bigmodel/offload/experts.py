@@ -29,7 +29,11 @@ class ExpertSource(Protocol):
         """Bytes of one expert on its device."""
 
     def read(self, number: int) -> tuple[Weights, int, int]:
-        """Return the weights of an expert on its device, and how many bytes came from disk and from host memory."""
+        """Return the weights of an expert on its device, and how many bytes came from disk and from host memory.
+
+        Args:
+            number: Which expert of the module.
+        """
 
     def state(self) -> Hashable:
         """Return what is equal as long as weights that were read are still those that would be read now."""

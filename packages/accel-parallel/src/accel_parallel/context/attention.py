@@ -70,7 +70,11 @@ class Attention(ABC):
 
     @abstractmethod
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        """Return the attention of a call that `check` found right."""
+        """Return the attention of a call that `check` found right.
+
+        Args:
+            call: The arguments of the call, split along the sequence.
+        """
 
     def raise_refusals(self) -> None:
         """Raise, on all ranks, what any of them refused; called where a forward pass is over.

@@ -240,8 +240,9 @@ def test_mesh_of_another_size_is_refused() -> None:
     from accel_core.errors import ConfigurationError
     from accel_core.plugins.parallelism import ParallelismConfig
 
-    with pytest.raises(ConfigurationError, match="multiply to the number of processes; got 3 and 2 processes"):
-        Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=3))
+    for sizes, ranks in (({"dp_replicate_size": 3}, 3), ({"ep_size": 2, "tp_size": 2}, 4)):
+        with pytest.raises(ConfigurationError, match=f"multiply to the number of processes; got {ranks} and 2 process"):
+            Accelerator(parallelism_config=ParallelismConfig(**sizes))
     assert not torch.distributed.is_initialized()
 
 

@@ -326,8 +326,10 @@ def test_what_cannot_share_sequences_is_refused_before_it_is_prepared() -> None:
     unprepared(ConfigurationError, "reduce_scatter=false", llama(), stage=3, zero={"reduce_scatter": False})
     with pytest.raises(ConfigurationError, match=r"got \d+ and 2 processes"):
         run_of(2, 1, sp=4)
-    with pytest.raises(EngineUnavailableError, match=r"got \['dp_shard'\]"):
-        Accelerator(cpu=True, parallelism_config=ParallelismConfig(dp_shard_size=2), deepspeed_plugin=DeepSpeedPlugin())
+    for axis in ("dp_shard", "ep"):
+        axes = ParallelismConfig(**{f"{axis}_size": 2})
+        with pytest.raises(EngineUnavailableError, match=rf"got \['{axis}'\]"):
+            Accelerator(cpu=True, parallelism_config=axes, deepspeed_plugin=DeepSpeedPlugin())
 
 
 def unprepared(

@@ -85,8 +85,9 @@ def test_without_the_library_a_run_says_what_to_install(monkeypatch: pytest.Monk
 
 def test_a_mesh_beside_degrees_is_refused(installed: None) -> None:
     """Megatron has its own axes."""
-    with pytest.raises(EngineUnavailableError, match="tp_degree"):
-        MegatronStrategy.lay_out(0, 2, ParallelismConfig(tp_size=2), MegatronLMPlugin())
+    for axis in ("tp", "ep"):
+        with pytest.raises(EngineUnavailableError, match=rf"with \['{axis}'\]\. .*tp_degree"):
+            MegatronStrategy.lay_out(0, 2, ParallelismConfig(**{f"{axis}_size": 2}), MegatronLMPlugin())
 
 
 def test_models_that_megatron_core_does_not_have_are_refused() -> None:

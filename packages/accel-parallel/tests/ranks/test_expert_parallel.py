@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from accel_core.errors import EngineUnavailableError, PreparationError, StateErr
 from accel_core.mesh.spec import parse_layout
 from accel_core.mesh.tensor import whole
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
-from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.testing import world
@@ -117,10 +119,22 @@ def batches(parts: int, steps: int) -> torch.Tensor:
     return torch.randn(steps, parts, TOKENS, WIDTH, generator=torch.Generator().manual_seed(7))
 
 
-def expected(net: nn.Module, data: torch.Tensor, *, clip: float | None = None) -> dict[str, torch.Tensor]:
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer."""
+    return torch.optim.AdamW(net.parameters(), lr=0.05)
+
+
+def momentum(net: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer that does not divide by gradients which are zero but for rounding."""
+    return torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+
+
+def expected(
+    net: nn.Module, data: torch.Tensor, *, clip: float | None = None, made_by: Callable[..., Any] = adam
+) -> dict[str, torch.Tensor]:
     """Return the weights that one process has after training on what all ranks read."""
     net = copy.deepcopy(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    optimizer = made_by(net)
     for batch in data:
         net(batch.reshape(-1, WIDTH)).square().mean().backward()
         if clip is not None:
@@ -165,7 +179,7 @@ def trained(net: nn.Module, run: Accelerator, data: torch.Tensor, *, clip: float
 def assert_equal(net: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Compare a trained net with the weights of one process."""
     for name, value in net.state_dict().items():
-        torch.testing.assert_close(whole(value).detach(), state[name], rtol=1e-6, atol=1e-6, msg=name)
+        torch.testing.assert_close(whole(value).detach(), state[name], rtol=1e-6, atol=1e-6, msg=f"{name}: {{}}".format)
 
 
 @world(2)
@@ -212,6 +226,29 @@ def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: b
         reset_all()
         net = trained(made(kind=kind), accelerator(sharded), data, clip=0.5)
         assert_equal(net, expected(made(kind=kind), data, clip=0.5))
+
+
+@world(4)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_layers_split_and_sequences_shared_beside_experts_train_as_one_process(sharded: bool) -> None:
+    """Pairs of ranks that share out experts, each with another pair that splits layers, or that shares a sequence."""
+    data = torch.randn(3, 2, 1, 8, WIDTH, generator=torch.Generator().manual_seed(7))
+    plan = TorchTensorParallelConfig(tp_plan={"blocks.*.router": "colwise_gather_output"})
+    for kind, axes in itertools.product(KINDS, ({"tp_size": 2, "tp_handler": plan}, {"cp_size": 2})):
+        reset_all()
+        plugins = {"fsdp_plugin": fsdp()} if sharded else {}
+        run = Accelerator(parallelism_config=ParallelismConfig(ep_size=2, **axes), **plugins)  # type: ignore[arg-type]
+        net: Any = made(kind=kind)
+        state = expected(net, data.reshape(3, -1, WIDTH), clip=0.5, made_by=momentum)
+        net, optimizer = run.prepare(net, momentum(net))
+        for batch in data:
+            rows = batch[run._runtime.strategy.layout.part].clone()
+            with run.maybe_context_parallel(buffers=[rows], buffer_seq_dims=[1]):
+                run.backward(net(rows.reshape(-1, WIDTH)).square().mean())
+            run.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_equal(net, state)
 
 
 @world(2)

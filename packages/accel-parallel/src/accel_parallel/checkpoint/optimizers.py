@@ -15,7 +15,7 @@ from accel_core.checkpoint import names, optimizer
 from accel_core.checkpoint.format import Source
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.tensor_file import storage_key
-from accel_core.errors import CheckpointDamagedError, CheckpointError
+from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 from accel_core.mesh.tensor import empty_like, is_spread, local_part, spread_alike
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 from accel_parallel.checkpoint.models import damages, is_sharded, shards_of
@@ -165,6 +165,12 @@ class _Stored:
                     groups.setdefault(number, {})[tuple(path)] = name
                 case ("state", *_):
                     continue  # an optimizer, or a parameter, without a state is an empty dict
+                case (str(own),) if own.startswith(("state.", "param_groups.")):
+                    raise CheckpointMismatchError(
+                        f"The state in {str(shards.path)!r} is flattened, as transformers' save_optimizer_distributed "
+                        f"writes it; got {name}. Load it with load_optimizer_distributed, or save with "
+                        "accelerator.save_state."
+                    )
                 case _:
                     raise CheckpointDamagedError(
                         f"The shards {str(shards.path)!r} hold no state of an optimizer; got {name}. Load another "

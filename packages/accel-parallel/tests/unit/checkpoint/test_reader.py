@@ -13,7 +13,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as torchs
 
-from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    UnsafeCheckpointError,
+)
+from accel_parallel.checkpoint import optimizers
 from accel_parallel.checkpoint.closed_pickle import load_closed
 from accel_parallel.checkpoint.metadata import Box, covers, decode
 from accel_parallel.checkpoint.reader import ShardFolder
@@ -171,3 +178,15 @@ def test_a_large_number_of_a_memo_takes_no_memory() -> None:
     assert load_closed(b"\x80\x02Nr\xff\xff\xff\xff.", {}) is None
     with pytest.raises((pickle.UnpicklingError, MemoryError)):
         load_closed(b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.", {})
+
+
+def test_the_state_of_an_optimizer_that_transformers_flattens_is_refused_by_name(tmp_path: Path) -> None:
+    """What its `save_optimizer_distributed` writes has other names; the error says who reads it."""
+    state = {"state.head.weight.exp_avg": torch.zeros(2), "param_groups.head.weight.lr": 0.1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that there is one process
+        dcp.save({"optimizer": state}, checkpoint_id=tmp_path)
+    with pytest.raises(
+        CheckpointMismatchError, match=r"is flattened, .*got optimizer\.\w+\.head.*load_optimizer_distrib"
+    ):
+        optimizers._Stored.of(ShardFolder(tmp_path))

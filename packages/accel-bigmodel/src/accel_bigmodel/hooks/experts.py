@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
-from accel_core.modules.experts import is_experts, standing_in
+from accel_core.modules.experts import are_stacked
 
 __all__ = ["ExpertsHook", "attach_experts_hook", "can_come_alone"]
 
@@ -29,7 +30,7 @@ def can_come_alone(module: nn.Module) -> bool:
     """Return whether each of a module's experts can be read without the others."""
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     return (
-        is_experts(module)
+        are_stacked(module)
         and "_hf_hook" not in module.__dict__
         and all(buffer is None for buffer in module._buffers.values())
         and not any(packed.find(parameter) for parameter in own)
@@ -127,7 +128,7 @@ class _ChosenExperts:
             for number, brought in zip(chosen, self.hook.cache.bring(self, chosen, len(tokens)), strict=True):
                 choice, rows = torch.where((numbers == number).T)  # the order in which transformers' loop takes them
                 parts = {slot.name: slot.wrapped(brought[slot.name]) for slot in self.slots}
-                with standing_in(self.module, parts, 1):
+                with _standing_in(self.module, parts):
                     part = self.forward(tokens[rows], torch.zeros_like(rows)[:, None], weights[rows, choice][:, None])
                 output = output.index_add(0, rows, part.to(output.dtype))
         return output
@@ -199,3 +200,17 @@ class _ChosenExperts:
                 if stored.is_inference() or not stored._version:
                     place[0].done_with(place[1], number)
         return found, from_disk, from_host
+
+
+@contextmanager
+def _standing_in(module: nn.Module, parts: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let a module compute with one expert."""
+    parameters: dict[str, torch.Tensor | None] = module._parameters  # type: ignore[assignment]
+    before, count = parameters.copy(), module.num_experts
+    parameters.update(parts)
+    module.num_experts = 1  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        parameters.update(before)
+        module.num_experts = count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Mapping
 
@@ -10,12 +9,10 @@ from torch import nn
 
 from accel_core.errors import PreparationError
 from accel_core.mesh.tensor import is_spread
+from accel_core.modules.experts import are_stacked, number_of_experts
 from accel_parallel.sharding.replaced import refuse_hooks
 
 __all__ = ["experts_of", "is_experts", "listed", "parameter_names", "parameters_of"]
-
-_INPUTS = 3
-"""Tokens, for each of them the numbers of its experts, and for each of those a weight."""
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -25,11 +22,7 @@ def is_experts(module: nn.Module) -> bool:
     experts and their weights (tokens, choices). Either it has parameters of its own, whose first size that number is,
     or as many modules, one for each expert, and nothing else.
     """
-    count = getattr(module, "num_experts", None)
-    own = [parameter for parameter in module._parameters.values() if parameter is not None]
-    if not isinstance(count, int) or _inputs(module) != _INPUTS:
-        return False
-    return all(each.dim() and len(each) == count for each in own) if own else len(listed(module)) == count
+    return are_stacked(module) or (bool(experts := listed(module)) and len(experts) == number_of_experts(module))
 
 
 def listed(module: nn.Module) -> list[nn.Module]:
@@ -42,13 +35,6 @@ def listed(module: nn.Module) -> list[nn.Module]:
 def parameters_of(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters of experts with their names in the module."""
     return list(module.named_parameters(recurse=bool(listed(module)), remove_duplicate=False))
-
-
-def _inputs(module: nn.Module) -> int:
-    """Return how many inputs a module has to be given."""
-    given = inspect.signature(module.forward).parameters.values()
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.kind in places and each.default is inspect.Parameter.empty for each in given)
 
 
 def experts_of(model: nn.Module, ranks: int) -> dict[str, nn.Module]:

@@ -20,16 +20,16 @@ _IGNORED = -100
 """The label that losses leave out, by default in torch and in transformers."""
 
 
-class Losses(dict[str, Any]):
+class Losses(dict[str, torch.Tensor]):
     """What a pipeline returns in training: its loss, as `outputs.loss`, `outputs["loss"]` or `outputs[0]`."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> torch.Tensor:
         """Return the loss."""
         if name == "loss":
             return self[name]
         raise AttributeError(f"A model in a pipeline returns its loss alone in training; got .{name}. {_REST}")
 
-    def __missing__(self, key: object) -> Any:
+    def __missing__(self, key: object) -> torch.Tensor:
         if key == 0:
             return self["loss"]
         raise StateError(f"A model in a pipeline returns its loss alone in training; got [{key!r}]. {_REST}")

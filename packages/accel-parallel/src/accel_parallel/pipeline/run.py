@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class Pipeline:
         self._glue: dict[str, tuple[int, ...]] | None = None  # who holds what is outside of blocks, once it is decided
         self._shared: dict[int, tuple[int, ...]] = {}  # the same by id, of what several hold
         self._sources: dict[int, int] | None = None  # by id, the place of the rank that gives others a tensor
-        self._flows: dict[Any, Flow] = {}
+        self._flows: dict[Hashable, Flow] = {}
         self._schedule: tuple[Any, Any] | None = None
         self._signature = inspect.signature(model.forward)
         self.stage_type: type[pipelining.PipelineStage] = pipelining.PipelineStage
@@ -197,7 +197,7 @@ class Pipeline:
                 f"{self.model.__class__.__name__}. Read them from a prepared DataLoader."
             )
 
-    def _train(self, step: _Step) -> Any:
+    def _train(self, step: _Step) -> object:
         """Compute the loss of a batch and the gradients, which `backward` adds to those that are there."""
         if self._glue is None:
             self._keep_glue(step.flows[0])
@@ -332,7 +332,7 @@ class Pipeline:
         running.check_end(span[1])
         return result
 
-    def loss_of(self, step: _Step, part: int, result: Any) -> torch.Tensor:
+    def loss_of(self, step: _Step, part: int, result: object) -> torch.Tensor:
         """Return what a micro-batch adds to the loss of its batch.
 
         Raises:
@@ -349,7 +349,7 @@ class Pipeline:
         step.losses.append(share.detach())
         return share
 
-    def _evaluate(self, step: _Step) -> Any:
+    def _evaluate(self, step: _Step) -> object:
         """Return on every rank what the model returns for a batch, without gradients."""
         results: list[Any] = []
         arrived: dict[tuple[int, int], Sequence[torch.Tensor]] = {}
@@ -384,7 +384,7 @@ class Pipeline:
             dist.recv(tensor, peer, group=self.group)
         return tensors
 
-    def _shared_out(self, step: _Step, results: list[Any]) -> Any:
+    def _shared_out(self, step: _Step, results: list[Any]) -> object:
         """Give every rank what the last stage returned."""
         source = self.global_rank(self.stages.ranks[-1])
         everywhere: list[list[Any]] = []
@@ -406,7 +406,7 @@ class Pipeline:
 class _Step:
     """One batch on its way."""
 
-    key: Any
+    key: Hashable
     plain: Callable[..., Any]
     parts: list[Call]
     named: list[dict[str, Any]]
@@ -480,7 +480,7 @@ class _StageModule(nn.Module):
         """Return the parameters that this stage trains; the model itself is no part of this module."""
         return iter(self._run[2])
 
-    def forward(self, *received: torch.Tensor, index: torch.Tensor) -> Any:
+    def forward(self, *received: torch.Tensor, index: torch.Tensor) -> object:
         """Return what crosses the next cut, or what the micro-batch adds to the loss."""
         pipeline, stage, _ = self._run
         step, part = pipeline.step, int(index)

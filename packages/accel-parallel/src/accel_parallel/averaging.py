@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import PreparationError, StateError
@@ -15,9 +16,8 @@ from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import is_spread, local_part
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.parts import Parts
-from accel_parallel.sharding.gradients import groups_of
 
-__all__ = ["Averaging", "average", "reading_groups"]
+__all__ = ["Averaging", "average", "groups_of", "reading_groups"]
 
 _BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged together."""
@@ -168,6 +168,18 @@ class Averaging:
                 found.setdefault(over, []).append(local_part(parameter.grad))
         for over, own in found.items():
             average(own, over)
+
+
+def groups_of(parameter: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """Return the groups over which a `DTensor` is sharded, or of which one rank holds it; none for a plain tensor."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    mesh = parameter.device_mesh
+    if (among := getattr(mesh, "among", None)) is not None:
+        return (among,)
+    return tuple(
+        mesh.get_group(axis) for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()
+    )
 
 
 def average(gradients: Sequence[torch.Tensor], groups: Sequence[dist.ProcessGroup]) -> None:

@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from accel_core._torch import foreach_mul_
+from accel_parallel.averaging import groups_of
 
-__all__ = ["Groups", "clip_norm", "clip_value", "groups_of"]
+__all__ = ["Groups", "clip_norm", "clip_value"]
 
 Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
 """Process groups over which something is sharded, one for each axis of a mesh."""
@@ -56,18 +57,6 @@ def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
     """Clip each element of the gradients to [-limit, limit]."""
     for gradient in _shards(_unique(parameters)):
         gradient.clamp_(-limit, limit)
-
-
-def groups_of(parameter: torch.Tensor) -> Groups:
-    """Return the groups over which a `DTensor` is sharded, or of which one rank holds it; none for a plain tensor."""
-    if not isinstance(parameter, DTensor):
-        return ()
-    mesh = parameter.device_mesh
-    if (among := getattr(mesh, "among", None)) is not None:
-        return (among,)
-    return tuple(
-        mesh.get_group(axis) for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()
-    )
 
 
 def _unique(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -27,7 +27,7 @@ from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.quantized import refuse_packed
-from accel_parallel.averaging import Averaging, reading_groups
+from accel_parallel.averaging import Averaging, groups_of, reading_groups
 from accel_parallel.context.strategy import SequenceStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients, wrapping
@@ -303,7 +303,7 @@ class ShardedStrategy(SequenceStrategy):
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
-        return gradients.groups_of(parameter)
+        return groups_of(parameter)
 
     def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element, wherever it lies."""

@@ -68,5 +68,5 @@ def test_the_first_rank_reads_for_all(tmp_path: Path) -> None:
     with torch.device("meta"):  # whose memory nothing could be received in
         load_checkpoint_in_model(target, tmp_path / f"{here.rank}.safetensors", broadcast_from_rank0=True)
     assert all(torch.equal(target.state_dict()[name], value) for name, value in source.state_dict().items())
-    with pytest.raises((CheckpointError, RemoteRankError), match=r"missing"):
+    with pytest.raises((CheckpointError, RemoteRankError), match="No checkpoint at"):
         load_checkpoint_in_model(target, tmp_path / "nowhere.safetensors", broadcast_from_rank0=True)

@@ -66,7 +66,7 @@ SEARCHED = [
     "freeze",
     "early stopping",
     "validation",
-    "seed",
+    "seeds",
     "gradient checkpointing",
 ]
 

@@ -565,9 +565,9 @@ class Accelerator(FunctionControl):
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             >>> test_loader = accelerator.prepare(test_loader)
         """
-        runtime = self._runtime
-        kit = Kit(runtime.optimizers, runtime.keep_model, self._prepare_one, self.prepare_data_loader)
-        prepared = runtime.prepare(args, device_placement, kit)
+        own = self._runtime
+        kit = Kit(own.optimizers, own.keep_model, self._prepare_one, self.prepare_data_loader)
+        prepared = self._runtime.prepare(args, device_placement, kit)
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
 
     def _prepare_one(self, obj: Any, first_pass: bool = False, device_placement: bool | None = None) -> Any:

@@ -261,7 +261,7 @@ def test_mixtures_train_as_one_process() -> None:
 
 
 @world(2, quiet=200)
-@pytest.mark.full("all of the grid")
+@pytest.mark.full("another case of a grid")
 @requires("transformers")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -273,7 +273,7 @@ def test_mixtures_train_as_one_process_in_every_case(family: str, routing: str) 
 
 
 @world(2, quiet=30)
-@pytest.mark.full("what a test of other models shows in the first tier")
+@pytest.mark.full("another case of a grid")
 @requires("transformers")
 def test_models_of_transformers_go_on_dense_and_with_experts_shared_out_again(tmp_path: Path) -> None:
     """What a run with experts on two ranks saved loads bit for bit without expert parallel, and back."""

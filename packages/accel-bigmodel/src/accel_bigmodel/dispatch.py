@@ -12,7 +12,7 @@ from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index
 from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
-from accel_bigmodel.expert_cache import device_map_beside, experts_of, make_cache
+from accel_bigmodel.expert_cache import device_map_with_cache, experts_of, make_cache
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import HookSettings
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
@@ -446,8 +446,8 @@ def load_checkpoint_and_dispatch(
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
         prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
-        expert_cache: As for `dispatch_model`. With a chosen map, dense parts are placed beside the cache, and all
-            experts wait on the disk.
+        expert_cache: As for `dispatch_model`. With a chosen map, dense parts are placed so that the cache has room, and
+            all experts wait on the disk.
 
     Returns:
         The model.
@@ -469,7 +469,7 @@ def load_checkpoint_and_dispatch(
         if expert_cache is None:
             device_map = chosen_device_map(model, *choice)
         else:
-            device_map = device_map_beside(model, expert_cache, *choice)
+            device_map = device_map_with_cache(model, expert_cache, *choice)
     placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
     if limits is not None:
         prefetch = placement.room_left(limits, dtype)

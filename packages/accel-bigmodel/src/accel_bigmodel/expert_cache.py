@@ -1,4 +1,4 @@
-"""Which experts of a model come to the device one by one, and where the rest of the model goes beside their cache."""
+"""Which experts of a model come to the device one by one, and where the rest of the model goes."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from accel_bigmodel.sizes import Dtype
 from accel_core.errors import ConfigurationError
 from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, tensor_bytes, written_size
 
-__all__ = ["device_map_beside", "experts_of", "make_cache"]
+__all__ = ["device_map_with_cache", "experts_of", "make_cache"]
 
 
 def experts_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -54,7 +54,7 @@ def _bytes_of_one(module: nn.Module, dtype: Dtype | None) -> int:
     return int(whole // count)
 
 
-def device_map_beside(
+def device_map_with_cache(
     model: nn.Module,
     size: int | str,
     strategy: str,
@@ -63,7 +63,7 @@ def device_map_beside(
     dtype: Dtype | None,
     offload_buffers: bool,
 ) -> dict[str, int | str]:
-    """Choose a device map of the dense parts beside a cache of experts; the experts themselves are on the disk.
+    """Choose a device map of the dense parts, which leaves room for a cache; the experts are on the disk.
 
     Raises:
         ConfigurationError: The cache is larger than the limit of its device.
@@ -83,11 +83,11 @@ def device_map_beside(
         chosen = chosen_device_map(model, strategy, max_memory, no_split_module_classes, dtype, offload_buffers)
     devices: dict[str, int | str] = {}
     for name, device in chosen.items():
-        devices.update(_beside(model, name, device, experts))
+        devices.update(_with_experts_on_disk(model, name, device, experts))
     return devices
 
 
-def _beside(
+def _with_experts_on_disk(
     model: nn.Module, name: str, device: int | str, experts: Collection[str]
 ) -> Iterator[tuple[str, int | str]]:
     """Yield an entry of a device map with the experts below it on the disk; a map gives each tensor one place."""
@@ -101,7 +101,7 @@ def _beside(
         for own in (*module._parameters, *module._buffers):
             yield below + own, device
         for child, _ in module.named_children():
-            yield from _beside(model, below + child, device, experts)
+            yield from _with_experts_on_disk(model, below + child, device, experts)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accel_bigmodel import (
+    align_module_device,
     dispatch_model,
     get_state_dict_offloaded_model,
     init_empty_weights,
@@ -184,6 +185,40 @@ def test_casts_and_changed_files_are_noticed(load: Callable[..., nn.Module], tmp
             file.write(content + b" ")
         with pytest.raises(OffloadError, match="changed after the model was dispatched"):
             model(TOKENS.double())
+
+
+def test_weights_that_somebody_put_there_are_computed_with(load: Callable[..., nn.Module]) -> None:
+    """Those of `functional_call` and of `align_module_device`, inside of it and after; inputs may have names."""
+    whole, model = mixtures(), load()
+    swapped = {"0.experts.up": torch.full((COUNT, 2 * WIDTH, WIDTH), 0.1)}
+    call = torch.func.functional_call
+    with torch.no_grad():
+        wanted = whole(TOKENS)
+        assert torch.equal(call(model, swapped, TOKENS), call(whole, swapped, TOKENS))
+        assert torch.equal(model(TOKENS), wanted)
+        for each in (whole, model):
+            with align_module_device(each[0].experts):  # type: ignore[index]
+                each[0].experts.up.mul_(2)  # type: ignore[index]
+                inside = each(TOKENS)
+        assert torch.equal(inside, whole(TOKENS))
+        assert not torch.equal(inside, wanted)
+        assert torch.equal(model(TOKENS), inside)
+        weights, numbers = whole[0].router(TOKENS).softmax(-1).topk(CHOICES, -1)  # type: ignore[operator,index]
+        named = {"weights": weights, "numbers": numbers}
+        assert torch.equal(model[0].experts(TOKENS, **named), whole[0].experts(TOKENS, **named))  # type: ignore[operator,index]
+
+
+def test_weights_in_memory_that_were_written_to_come_again() -> None:
+    """The cache notices writes to the tensors that it copied from."""
+    held = dict(mixtures().state_dict())
+    places = {name: "cpu" if name.endswith("experts") else "meta" for name in DISK}
+    model = dispatch_model(mixtures(), places, main_device="meta", state_dict=held, expert_cache="1MiB")
+    model[0].experts.__dict__["_hf_hook"].execution_device = "cpu"
+    numbers, weights = torch.zeros(len(TOKENS), 1, dtype=torch.long), torch.ones(len(TOKENS), 1)
+    with torch.no_grad():
+        before = model[0].experts(TOKENS, numbers, weights)  # type: ignore[operator]
+        held["0.experts.down"].mul_(2)
+        assert torch.equal(model[0].experts(TOKENS, numbers, weights), 2 * before)  # type: ignore[operator]
 
 
 def test_experts_in_memory_come_from_there() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -114,7 +115,18 @@ class _ChosenExperts:
         """Run the experts that tokens chose; compiled graphs are left meanwhile, for the experts are read."""
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
-        return self._run(*args, **kwargs)
+        with self._lock:
+            if all(slot.store.get(slot.key) is slot.placeholder for slot in self.slots):
+                # By place: models name their inputs as they like.
+                given = inspect.signature(self.forward).bind(*args, **kwargs).args if kwargs else args
+                return self._run(*given)
+        # Weights that somebody assigned, or that `align_module_device` holds here, are computed with as they are.
+        residency = self._residency
+        residency.enter()
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            residency.leave()
 
     def _run(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         chosen: list[int] = torch.unique(numbers).tolist()
@@ -124,13 +136,12 @@ class _ChosenExperts:
                 f"{self.count} experts of {self.name}. Correct the router."
             )
         output = torch.zeros_like(tokens)
-        with self._lock:
-            for number, brought in zip(chosen, self.hook.cache.bring(self, chosen, len(tokens)), strict=True):
-                choice, rows = torch.where((numbers == number).T)  # the order in which transformers' loop takes them
-                parts = {slot.name: slot.wrapped(brought[slot.name]) for slot in self.slots}
-                with _standing_in(self.module, parts):
-                    part = self.forward(tokens[rows], torch.zeros_like(rows)[:, None], weights[rows, choice][:, None])
-                output = output.index_add(0, rows, part.to(output.dtype))
+        for number, brought in zip(chosen, self.hook.cache.bring(self, chosen, len(tokens)), strict=True):
+            choice, rows = torch.where((numbers == number).T)  # the order in which transformers' loop takes them
+            parts = {slot.name: slot.wrapped(brought[slot.name]) for slot in self.slots}
+            with _standing_in(self.module, parts):
+                part = self.forward(tokens[rows], torch.zeros_like(rows)[:, None], weights[rows, choice][:, None])
+            output = output.index_add(0, rows, part.to(output.dtype))
         return output
 
     @property
@@ -149,13 +160,14 @@ class _ChosenExperts:
         """Bytes of one expert."""
         return sum(slot.shape[1:].numel() * slot.dtype.itemsize for slot in self.slots)
 
-    def state(self) -> Hashable:
-        """Return what changes when weights were cast, moved or replaced while they were away."""
-        found = []
+    def state(self) -> tuple[object, ...]:
+        """Return what changes when weights were cast, moved, replaced or written to while they were away."""
+        found: list[object] = [self.hook.device]
         for slot in self.slots:
             slot.refresh()
-            found.append((id(self._stored(slot.name)), slot.dtype))
-        return tuple(found), self.hook.device
+            stored = self._stored(slot.name)
+            found += [stored, slot.dtype, None if stored.is_inference() else stored._version]
+        return tuple(found)
 
     def _store(self) -> tuple[Mapping[str, torch.Tensor], str]:
         weights = self._residency.weights()

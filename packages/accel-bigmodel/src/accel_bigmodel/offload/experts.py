@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -35,8 +35,8 @@ class ExpertSource(Protocol):
             number: Which expert of the module.
         """
 
-    def state(self) -> Hashable:
-        """Return what is equal as long as weights that were read are still those that would be read now."""
+    def state(self) -> tuple[object, ...]:
+        """Return objects that are the same ones as long as weights that were read would be read again."""
 
 
 @record
@@ -77,7 +77,7 @@ class ExpertReport:
 
 @record
 class _Entry:
-    state: Hashable
+    state: tuple[object, ...]
     weights: Weights
     nbytes: int
 
@@ -168,10 +168,11 @@ class ExpertCache:
             reader.shutdown(cancel_futures=True)
             self._free(len(reading) * nbytes)
 
-    def _touch(self, key: Key, state: Hashable) -> bool:
+    def _touch(self, key: Key, state: tuple[object, ...]) -> bool:
         """Count an entry as used now, and return whether it is there and still right."""
         entry = self._entries.get(key)
-        if entry is not None and entry.state != state:
+        # By identity, which entries keep alive: tensors are compared by their values otherwise.
+        if entry is not None and any(a is not b for a, b in zip(entry.state, state, strict=True)):
             self._used -= self._entries.pop(key).nbytes
             return False
         if entry is not None:

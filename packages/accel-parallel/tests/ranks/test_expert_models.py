@@ -103,6 +103,9 @@ def model(family: str) -> Any:
     elif family == "Qwen3Moe":
         own = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8}
         own |= {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    elif family == "GptOss":
+        own = {"num_local_experts": 4, "head_dim": 8, "layer_types": ["full_attention"] * SIZES["num_hidden_layers"]}
+        own |= {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.5}
     else:
         own = {
             "n_routed_experts": 4,
@@ -208,7 +211,10 @@ class Case(NamedTuple):
     compiled: bool
 
 
-FAMILIES, ROUTINGS = ("Mixtral", "Qwen3Moe", "DeepseekV3", "own"), ("even", "all to one expert", "none to a rank")
+FAMILIES, ROUTINGS = (
+    ("Mixtral", "Qwen3Moe", "DeepseekV3", "GptOss", "own"),
+    ("even", "all to one expert", "none to a rank"),
+)
 GRID = [Case(*each) for each in itertools.product(FAMILIES, ROUTINGS, (1, 3), (None, 0.5), *[(False, True)] * 3)]
 
 

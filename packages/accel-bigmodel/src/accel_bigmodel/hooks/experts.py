@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
-from accel_core.modules.experts import are_stacked
+from accel_core.modules.experts import are_stacked, inputs_by_place
 
 __all__ = ["ExpertsHook", "attach_experts_hook", "can_come_alone"]
 
@@ -117,9 +116,7 @@ class _ChosenExperts:
             torch._dynamo.graph_break()
         with self._lock:
             if all(slot.store.get(slot.key) is slot.placeholder for slot in self.slots):
-                # By place: models name their inputs as they like.
-                given = inspect.signature(self.forward).bind(*args, **kwargs).args if kwargs else args
-                return self._run(*given)
+                return self._run(*inputs_by_place(self.forward, args, kwargs))
         # Weights that somebody assigned, or that `align_module_device` holds here, are computed with as they are.
         residency = self._residency
         residency.enter()

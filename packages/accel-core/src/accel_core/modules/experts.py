@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
-__all__ = ["are_stacked", "number_of_experts"]
+__all__ = ["are_stacked", "inputs_by_place", "number_of_experts"]
 
 _INPUTS = 3
 """Tokens, for each of them the numbers of its experts, and for each of those a weight."""
@@ -33,3 +35,8 @@ def are_stacked(module: nn.Module) -> bool:
     count = number_of_experts(module)
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     return bool(count and own) and all(each.dim() and len(each) == count for each in own)
+
+
+def inputs_by_place(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return tokens, numbers and weights, whatever a forward method calls them."""
+    return inspect.signature(forward).bind(*args, **kwargs).args if kwargs else tuple(args)

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.comm.control import in_step
 from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.modules.experts import inputs_by_place
 from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import reading_groups
 from accel_parallel.experts.dispatch import Route, dispatch, routed, rows_of_all
@@ -145,7 +146,8 @@ def spread_experts(
     forward: Callable[..., torch.Tensor] = module.forward
 
     @functools.wraps(forward)
-    def sending(tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def sending(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        tokens, numbers, weights = inputs_by_place(forward, args, kwargs)
         parts = [{name: _part(each, ranks, cast) for name, each in of.items() if each is not None} for of in places]
 
         def compute(rows: torch.Tensor, held: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ __all__ = [
     "placed_like",
     "spread_alike",
     "spread_like",
+    "spread_over",
     "whole",
     "whole_on_first",
 ]
@@ -136,6 +137,24 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     )
     spread: torch.Tensor = everywhere.redistribute(placements=like.placements)  # type: ignore[attr-defined]
     return spread
+
+
+def spread_over(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return what ranks hold of a tensor as one that is spread as `like` is; nothing is sent or copied."""
+    if isinstance(like, FlatPart):
+        return like.with_run(part)
+    if not _is_dtensor(like):
+        return part
+    module, spread = sys.modules["torch.distributed.tensor"], like.detach()
+    made: torch.Tensor = module.DTensor.from_local(
+        part,
+        spread.device_mesh,  # type: ignore[attr-defined]
+        spread.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=spread.shape,
+        stride=spread.stride(),
+    )
+    return made
 
 
 def fill(destination: torch.Tensor, value: torch.Tensor) -> None:

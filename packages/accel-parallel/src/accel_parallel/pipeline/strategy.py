@@ -20,6 +20,7 @@ from accel_core.options.enums import DynamoBackend
 from accel_core.precision.precision import Precision
 from accel_core.strategies import recipe
 from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
+from accel_parallel.fsdp2.in_place import reshard
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.pipeline.format import PipelinedFormat
 from accel_parallel.pipeline.kwargs import PipelineKwargs
@@ -142,6 +143,21 @@ class PipelineStrategy(MeshStrategy):
     def pipeline_of(self, model: torch.nn.Module) -> Pipeline:
         """Return the pipeline that runs a prepared model."""
         return self._pipelines[self._bare(model)]
+
+    def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
+        """Return what this rank holds of its stages; see `Strategy.held`.
+
+        Raises:
+            EngineUnavailableError: Buffers are asked for, of which ranks may hold different values.
+        """
+        if buffers:
+            raise EngineUnavailableError(
+                "Ranks of a pipeline keep the buffers of their own stages; got buffers='average'. Leave it out: the "
+                "model then has its own buffers under the average."
+            )
+        reshard(self._bare(model))
+        elsewhere = self.pipeline_of(model).elsewhere
+        return [each for each in super().held(model) if id(each) not in elsewhere]
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Run the pipeline where the model is called, from now on, and average gradients over copies of it."""

@@ -221,6 +221,11 @@ PRIVATE_NAMES = (
         "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
     ),
     PrivateName(
+        "torch.distributed.tensor:DTensor._local_tensor",
+        "An average reads each weight after each step; the views that the public way makes cost more than the "
+        "arithmetic on small weights.",
+    ),
+    PrivateName(
         "torch.distributed.fsdp._flat_param:FlatParamHandle.reshard",
         "Averages are written into shards, and what an evaluation left gathered is freed; no public name does that.",
     ),

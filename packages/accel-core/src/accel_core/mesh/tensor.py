@@ -14,6 +14,7 @@ __all__ = [
     "empty_like",
     "fill",
     "is_spread",
+    "local_memory",
     "local_part",
     "local_parts",
     "placed_like",
@@ -42,6 +43,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, FlatPart):
         return tensor.run
     return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that this rank holds, outside of autograd: `local_part` without the view that it makes."""
+    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)  # type: ignore[attr-defined,no-any-return]
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:

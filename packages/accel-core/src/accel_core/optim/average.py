@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from accel_core._torch import foreach_lerp_
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, PreparationError, StateError
-from accel_core.mesh.tensor import local_part, spread_over
+from accel_core.mesh.tensor import local_memory, spread_over
 from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["AverageState", "ModelAverage", "check_settings"]
@@ -158,10 +158,9 @@ class ModelAverage:
     def _pairs(self, tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what this rank holds of each weight, and of its average."""
         averages = self.state.averages
-        with torch.no_grad():
-            for tensor in tensors:
-                if tensor in averages:
-                    yield local_part(tensor.detach()), averages[tensor]
+        for tensor in tensors:
+            if tensor in averages:
+                yield local_memory(tensor), averages[tensor]
 
     def _check(self) -> None:
         """Let go of what other ranks turned out to hold; refuse parameters that came after the average was made."""
@@ -192,7 +191,7 @@ class AverageState(torch.optim.Optimizer):
         check: Callable[[], None],
     ) -> None:
         super().__init__([tensor for tensor in tensors if tensor.is_floating_point()], {"steps": {}})
-        self.averages = {tensor: _copied(local_part(tensor.detach()), device) for tensor in averaged}
+        self.averages = {tensor: _copied(local_memory(tensor.detach()), device) for tensor in averaged}
         self._places = {tensor: place for place, tensor in enumerate(self.param_groups[0]["params"])}
         self._check = check
 
@@ -235,7 +234,7 @@ class AverageState(torch.optim.Optimizer):
                 "checkpoint that was saved with the same parameters training."
             )
         for tensor, entry in entries.items():
-            self.averages[tensor].copy_(local_part(entry[_AVERAGE]))
+            self.averages[tensor].copy_(local_memory(entry[_AVERAGE]))
         self.param_groups[0]["steps"] = dict(group.get("steps", {}))
 
 

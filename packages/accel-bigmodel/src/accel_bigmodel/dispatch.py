@@ -181,6 +181,7 @@ def dispatch_model(
     *,
     prefetch: Prefetch = None,
     expert_cache: int | str | None = None,
+    keep_pages: bool | None = None,
 ) -> nn.Module:
     """Spread a model over devices as a map says, and put hooks on it so that it runs like one.
 
@@ -200,6 +201,9 @@ def dispatch_model(
         expert_cache: Bytes or a written size ("8GiB"): experts of a mixture that wait on "cpu" or "disk" come one by
             one when tokens choose them, and this much of them stays on the device; `model.expert_report()` tells how
             well that works. By default all experts of a layer come for its forward.
+        keep_pages: Whether the pages of files on "disk" that the CPU computes with stay mapped after a block's forward;
+            by default as long as the memory that is available has room for all of them. They belong to the system's
+            page cache, which takes them back when memory is short.
 
     Returns:
         The model. Its `hf_device_map` is the map.
@@ -221,7 +225,9 @@ def dispatch_model(
     kept = None if state_dict is None else _own_names(model, state_dict)
     _check_values(placement, kept or {})
     weights = _Weights(kept, offload_dir, offload_index, offload_buffers)
-    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch, cached.cache)
+    return _dispatch(
+        placement, weights, skip_keys, preload_module_classes, force_hooks, (prefetch, keep_pages), cached.cache
+    )
 
 
 @record(frozen=True)
@@ -319,7 +325,7 @@ def _dispatch(
     skip_keys: str | list[str] | None,
     preload_module_classes: list[str] | None,
     force_hooks: bool,
-    prefetch: Prefetch,
+    reading: tuple[Prefetch, bool | None],
     expert_cache: ExpertCache | None,
 ) -> nn.Module:
     """Move a model to its one device, or put hooks on it."""
@@ -339,7 +345,7 @@ def _dispatch(
         for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
             if hasattr(model, method):
                 object.__setattr__(model, method, _Refusal(model, method))
-        attach_prefetch(model, prefetch)
+        attach_prefetch(model, *reading)
     else:
         model.to(as_device(next(iter(devices))))
     # A compiled module passes plain assignments on to the module inside, and both have to show the map.
@@ -373,6 +379,9 @@ def _tied_copies(placement: Placement, weights: OffloadedWeightsLoader | None) -
             value = weights[name]
             # Tensors without elements all have the address 0, and would look like one tensor.
             if value.numel():
+                place = weights.file_of(name)
+                if place is not None:
+                    place[0].hold(place[1])
                 copies[value.data_ptr()] = {}
     return copies
 
@@ -423,6 +432,7 @@ def load_checkpoint_and_dispatch(
     *,
     prefetch: Prefetch = None,
     expert_cache: int | str | None = None,
+    keep_pages: bool | None = None,
 ) -> nn.Module:
     """Load a checkpoint into a model and spread it over devices, the CPU and the disk.
 
@@ -448,6 +458,7 @@ def load_checkpoint_and_dispatch(
         prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
         expert_cache: As for `dispatch_model`. With a chosen map, dense parts are placed so that the cache has room, and
             all experts wait on the disk.
+        keep_pages: As for `dispatch_model`.
 
     Returns:
         The model.
@@ -482,4 +493,6 @@ def load_checkpoint_and_dispatch(
     if device_map is None:
         return model
     weights = _Weights(None, offload_folder, None, offload_buffers)
-    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch, cached.cache)
+    return _dispatch(
+        placement, weights, skip_keys, preload_module_classes, force_hooks, (prefetch, keep_pages), cached.cache
+    )

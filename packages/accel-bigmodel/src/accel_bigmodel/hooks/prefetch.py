@@ -23,7 +23,9 @@ Prefetch = bool | int | str | None
 _LEAST_WINDOW = 64 * 2**20
 
 
-def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedule[Weights], ...]:
+def attach_prefetch(
+    model: nn.Module, prefetch: Prefetch = None, keep_pages: bool | None = None
+) -> tuple[Schedule[Weights], ...]:
     """Prefetch the offloaded weights of a dispatched model."""
     if prefetch is False:
         return ()
@@ -48,7 +50,11 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
         budget = _budget(device, largest, prefetch)
         if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
             continue
-        transport: Transport[Weights] = MapTransport() if device.type == "cpu" else StreamTransport(device)
+        transport: Transport[Weights] = (
+            MapTransport(sum(block.nbytes for _, _, block, _, _ in blocks), keep_pages)
+            if device.type == "cpu"
+            else StreamTransport(device)
+        )
         schedule = Schedule(transport, budget, None if device.type == "cpu" else functools.partial(_has_room, device))
         for residency, hook, block, store, prefix in blocks:
             assert hook.weights_map is not None

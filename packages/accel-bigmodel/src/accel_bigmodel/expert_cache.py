@@ -7,6 +7,7 @@ from torch import nn
 from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.experts import room_for_cache, with_experts_on_disk, without
 from accel_bigmodel.hooks.experts import can_come_alone
+from accel_bigmodel.hooks.listed import are_listed
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.experts import ExpertCache
 from accel_bigmodel.sizes import Dtype
@@ -18,7 +19,8 @@ __all__ = ["device_map_with_cache", "experts_of", "make_cache"]
 
 def experts_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model whose experts can come one by one, by name."""
-    return {name: module for name, module in model.named_modules() if can_come_alone(module)}
+    modules = model.named_modules()
+    return {name: module for name, module in modules if can_come_alone(module) or are_listed(name, module)}
 
 
 def make_cache(model: nn.Module, away: Collection[str], size: int | str, dtype: Dtype | None = None) -> ExpertCache:
@@ -34,7 +36,7 @@ def make_cache(model: nn.Module, away: Collection[str], size: int | str, dtype: 
             f"A cache of experts serves a mixture whose experts are on the CPU or the disk; got expert_cache={size!r} "
             f"and {type(model).__name__}, in which {what}. Leave expert_cache out, or give the experts another place "
             "in device_map. Experts are a module with num_experts, with parameters of the shape (num_experts, ...), "
-            "that is called with tokens, expert numbers and weights."
+            "that is called with tokens, expert numbers and weights, or a list of modules with the name experts."
         )
     cache = ExpertCache(0, max(_bytes_of_one(found[name], dtype) for name in away))
     cache.resize(size)
@@ -42,6 +44,8 @@ def make_cache(model: nn.Module, away: Collection[str], size: int | str, dtype: 
 
 
 def _bytes_of_one(module: nn.Module, dtype: Dtype | None) -> int:
+    if isinstance(module, nn.ModuleList):
+        return max(sum(tensor_bytes(each, as_dtype(dtype)) for each in one.parameters()) for one in module)
     whole = sum(tensor_bytes(each, as_dtype(dtype)) for each in module._parameters.values() if each is not None)
     count: int = module.num_experts  # type: ignore[assignment]
     return int(whole // count)

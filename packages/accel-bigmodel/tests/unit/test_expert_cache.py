@@ -25,7 +25,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
 )
-from accel_core.errors import ConfigurationError, OffloadError
+from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
 from accel_core.testing.requires import requires
 
 WIDTH, COUNT, CHOICES, LAYERS = 16, 6, 3, 3
@@ -278,6 +278,22 @@ def test_caches_that_do_not_fit_are_refused(
         load(size, device_map)
 
 
+def test_a_stack_of_another_count_is_refused(load: Callable[..., nn.Module], tmp_path: Path) -> None:
+    """A checkpoint with more experts than the model when it is loaded, a map with fewer when it is read."""
+    state = dict(mixtures().state_dict())
+    with torch.no_grad():
+        model = load()
+        hook = model[0].experts.__dict__["_hf_hook"]  # type: ignore[index]
+        hook.weights_map = {"up": state["0.experts.up"][1:], "down": state["0.experts.down"][1:]}
+        with pytest.raises(OffloadError, match=r"got \(5, 32, 16\) for 'up', which has \(6, 32, 16\)"):
+            model(TOKENS)
+    state["1.experts.down"] = torch.zeros(COUNT + 1, WIDTH, 2 * WIDTH)
+    (tmp_path / "model.safetensors").unlink()
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointMismatchError, match=r"1\.experts\.down"):
+        load()
+
+
 def test_a_dense_model_is_refused() -> None:
     """A cache of experts without experts."""
     model = nn.Sequential(nn.Linear(2, 2))
@@ -444,3 +460,52 @@ def test_the_report_draws_how_often_experts_were_chosen(load: Callable[..., nn.M
     assert max(hot) == 1.0
     assert math.isnan(load().expert_report().hit_rate)  # type: ignore[operator]
     ElementTree.fromstring(load().expert_report().svg())  # type: ignore[operator]
+
+
+class Listed(nn.Module):
+    """A mixture whose experts are modules in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, COUNT)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(COUNT))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Give each token to its expert."""
+        numbers = self.router(tokens).argmax(-1)
+        output = tokens.clone()
+        for number in numbers.unique().tolist():
+            output[numbers == number] += self.experts[number](tokens[numbers == number])
+        return output
+
+
+def test_experts_in_a_list_come_when_they_are_called(tmp_path: Path) -> None:
+    """Bit for bit, within the budget, through copies, casts and writes; the report counts calls."""
+    torch.manual_seed(0)
+    first = nn.Sequential(Listed(), Listed())
+    save_file(first.state_dict(), tmp_path / "model.safetensors")
+
+    def load(device_map: Any, size: Any = None) -> Any:
+        with torch.device("meta"):
+            model = nn.Sequential(Listed(), Listed())
+        return load_checkpoint_and_dispatch(model, tmp_path, device_map=device_map, expert_cache=size)
+
+    one = 4 * (WIDTH**2 + WIDTH)
+    whole, model = load({"": "cpu"}), load("auto", 2 * one)
+    inputs = TOKENS, whole[0](TOKENS)
+    asked = sum(layer.router(each).argmax(-1).unique().numel() for layer, each in zip(whole, inputs, strict=True))
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS), whole(TOKENS))
+        report = model.expert_report()
+        assert (report.hits, report.misses, report.from_disk) == (0, asked, asked * one)
+        assert report.held == 2 * one
+        last = max(report.chosen["1.experts"])
+        model[1].experts[last](TOKENS)
+        assert model.expert_report().hits == 1
+        assert torch.equal(copy.deepcopy(model)(TOKENS), whole(TOKENS))
+        for each in (whole, model):
+            with align_module_device(each[1].experts[last]):
+                each[1].experts[last][0].weight.mul_(2)
+        torch.testing.assert_close(model(TOKENS), whole(TOKENS))
+    with pytest.raises(ConfigurationError, match="holds at least one"):
+        load("auto", one - 1)

@@ -112,7 +112,7 @@ def with_experts_on_disk(
 @contextmanager
 def without(modules: Collection[nn.Module]) -> Iterator[None]:
     """Let modules have empty parameters for a while."""
-    before = [(module, module._parameters.copy()) for module in modules]
+    before = [(module, module._parameters.copy()) for whole in modules for module in whole.modules()]
     for module, own in before:
         for name, parameter in own.items():
             if parameter is not None:

@@ -18,7 +18,7 @@ from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.residency import Residency, residency_of
 from accel_bigmodel.hooks.slot import Slot
-from accel_bigmodel.offload.experts import Brought, ExpertCache, Guess
+from accel_bigmodel.offload.experts import Brought, ExpertCache, Guess, call_all
 from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import normal_tensors
@@ -89,7 +89,8 @@ def look_ahead(model: nn.Module, names: Sequence[str]) -> None:
         model: The model.
         names: Dotted names of its modules of experts, in the order in which they run.
     """
-    for name, following in pairwise(names):
+    stacked = [name for name in names if "_old_forward" in model.get_submodule(name).__dict__]
+    for name, following in pairwise(stacked):
         block = model.get_submodule(following.rpartition(".")[0])
         block.register_forward_pre_hook(_note_form)
         model.get_submodule(name).__dict__["_old_forward"].following = block
@@ -281,15 +282,10 @@ class _ChosenExperts:
                 found.weights[slot.name] = source if stays else source.to(self.hook.device, slot.dtype, copy=True)
             found.in_pages = found.in_pages and stays
         if found.in_pages:
-            found.release = partial(_call_all, pages)
+            found.release = partial(call_all, pages)
         else:
-            _call_all(pages)
+            call_all(pages)
         return found
-
-
-def _call_all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
 
 
 @contextmanager

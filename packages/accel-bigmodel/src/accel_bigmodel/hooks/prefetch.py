@@ -9,6 +9,7 @@ from torch import nn
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.experts import ExpertsHook
 from accel_bigmodel.hooks.hook import SequentialHook
+from accel_bigmodel.hooks.listed import CachedWeights
 from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
 from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
@@ -82,6 +83,8 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
     if not isinstance(view, PrefixedDataset):
         return None
     prefix = view.prefix
+    if isinstance(view.dataset, CachedWeights):
+        return None
     if isinstance(view.dataset, OffloadedWeightsLoader):
         store = view.dataset
     elif isinstance(view.dataset, dict):

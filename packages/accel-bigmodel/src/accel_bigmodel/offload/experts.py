@@ -15,7 +15,7 @@ from accel_bigmodel.offload.heat import draw_heat
 from accel_core._records import record
 from accel_core.modules.sizes import convert_file_size_to_int, written_size
 
-__all__ = ["Brought", "ExpertCache", "ExpertReport", "ExpertSource"]
+__all__ = ["Brought", "ExpertCache", "ExpertReport", "ExpertSource", "call_all"]
 
 Weights = dict[str, torch.Tensor]
 Key = tuple[str, int]
@@ -31,6 +31,12 @@ class Brought:
     from_host: int = 0
     in_pages: bool = False  # whether the weights are the file's own pages, not copies of them
     release: Callable[[], None] | None = None  # lets pages go
+
+
+def call_all(calls: Sequence[Callable[[], None]]) -> None:
+    """Call each."""
+    for call in calls:
+        call()
 
 
 class ExpertSource(Protocol):
@@ -106,7 +112,8 @@ class ExpertReport:
         """Draw how often each expert was chosen, a row for each module, as an SVG document."""
         rows = {name: (self.experts[name], self.chosen[name]) for name in self.chosen}
         found = f"{self.hits} of {self.hits + self.misses} were found in a cache of {written_size(self.budget)}"
-        return draw_heat(f"How often each expert was chosen; {found}", rows)
+        guessed = f"; {self.guessed} guesses were right, {self.guessed_wrong} wrong" if self.guessed else ""
+        return draw_heat(f"How often each expert was chosen; {found}{guessed}", rows)
 
 
 @record
@@ -248,14 +255,14 @@ class ExpertCache:
         # A thread of this forward's own starts with the first read, if there is any, and ends with the forward.
         reader = _reader(source, "accel-experts")
         try:
-            for number in sorted(numbers, key=absent.__contains__) if present_first else numbers:
+            for number in sorted(numbers, key=lambda each: each in absent) if present_first else numbers:
                 while missing and self._reserve(nbytes, needed, forced=not reading):
                     following = missing.popleft()
                     reading[following] = reader.submit(self._read, source, following)
                 if guess is not None:
                     self._send_ahead(guess(), needed)
                     guess = None
-                entry = self._arrived((name, number), state) if number not in reading else None
+                entry = self.look_up((name, number), state) if number not in reading else None
                 if entry is None:
                     # An entry that was there is gone if another thread needed its room.
                     entry = _Entry(state, self._taken(source, number, reading), nbytes)
@@ -324,7 +331,7 @@ class ExpertCache:
             with self._lock:
                 self._ahead.pop(key, None)
 
-    def _arrived(self, key: Key, state: tuple[object, ...]) -> _Entry | None:
+    def look_up(self, key: Key, state: tuple[object, ...]) -> _Entry | None:
         """Return an expert that is in the cache, or that was on its way there."""
         with self._lock:
             coming = self._ahead.get(key)

@@ -22,6 +22,7 @@ __all__ = ["MappedFile", "header_of", "map_file"]
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+_READ_AHEAD = 128 * 1024
 _FAILED = ctypes.c_void_p(-1).value
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p  # as an int, ctypes would cut the address
@@ -209,10 +210,12 @@ class MappedFile:
             # Whole pages of this tensor alone: a neighbor may have been written to, in memory.
             first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
             last -= last % mmap.PAGESIZE
-        else:
-            first -= first % mmap.PAGESIZE  # where `madvise` wants a range to begin
-        if last > first:
-            self._map.advise(advice, first, last)
+            if last > first:
+                self._map.advise(advice, first, last)
+            return
+        # From where `madvise` wants a range to begin, in steps: of a longer one Linux reads no more ahead.
+        for begin in range(first - first % mmap.PAGESIZE, last, _READ_AHEAD):
+            self._map.advise(advice, begin, min(begin + _READ_AHEAD, last))
 
 
 _mapped: "weakref.WeakValueDictionary[tuple[str, int, int, int], MappedFile]" = weakref.WeakValueDictionary()

@@ -15,7 +15,7 @@ from accel_bigmodel.checkpoint.hub import in_one_line, not_in_cache, why_unreach
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME
-from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.checkpoint.tensor_header import Header, StoredTensor
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointNotFoundError,
@@ -66,14 +66,15 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     entries: dict[str, StoredTensor] = {}
     aliases: dict[str, str] = {}
     for file in files:
-        if not file.endswith(".safetensors"):
+        if not file.endswith((".safetensors", ".gguf")):
             raise ConfigurationError(
                 f"Plans are made from headers, and {file!r} has none because it is pickled; got a "
                 f"{Path(file).suffix or 'nameless'} file. Convert the checkpoint to safetensors."
             )
         header = header_of(file)
         entries.update(header.tensors)
-        aliases.update({name: other for name, other in header.metadata.items() if other in header.tensors})
+        if isinstance(header, Header):
+            aliases.update({name: other for name, other in header.metadata.items() if other in header.tensors})
     order = sorted(entries, key=_by_number)
     if weight_map is not None and list(weight_map) != sorted(weight_map):
         # The index is not sorted: it lists the tensors in the model's order.

@@ -30,6 +30,7 @@ from accel_core.errors import (
     CheckpointError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
+    ConfigurationError,
     MissingDependencyError,
     QuantizationError,
 )
@@ -195,6 +196,46 @@ def test_packed_weights_leave_the_cpu_for_a_forward_and_are_saved_as_values(tmp_
     model = dispatch_model(model, {"table": "cpu", "first": "disk", "last": "cpu"}, offload_dir=tmp_path / "away")
     assert (tmp_path / "away" / "first.weight.dat").stat().st_size == WIDTH * WIDTH // 32 * 34
     assert torch.equal(model(NUMBERS), net(NUMBERS))
+
+
+class Experts(nn.Module):
+    """Four experts in one stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.stack = nn.Parameter(torch.randn(4, 64, 64))
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what the chosen experts make of tokens."""
+        made = torch.zeros_like(tokens)
+        for number in numbers.unique().tolist():
+            row, choice = (numbers == number).nonzero(as_tuple=True)
+            made.index_add_(0, row, tokens[row] @ self.stack[number].t() * weights[row, choice].unsqueeze(1))
+        return made
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_come_one_by_one_from_plain_stacks(kind: str, tmp_path: Path) -> None:
+    """In place from a plain stack, from the folder if it was packed and unpacked; a packed one comes whole."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Experts())
+    array = net[0].stack.detach().numpy()
+    if kind == "Q8_0":
+        rows = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
+        net[0].stack.data.copy_(torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType.Q8_0)))
+    write(tmp_path / "x.gguf", {"0.stack": (rows, kind) if kind == "Q8_0" else array})
+    tokens, numbers, weights = torch.randn(3, 64), torch.tensor([[1], [3], [1]]), torch.rand(3, 1)
+    options: dict[str, Any] = {"expert_cache": "32KiB", "offload_folder": tmp_path / "away"}
+    if kind == "Q8_0":
+        with pytest.raises(ConfigurationError, match="expert_cache"):
+            load_checkpoint_and_dispatch(nn.Sequential(Experts()), tmp_path / "x.gguf", {"": "disk"}, **options)
+    model: Any = load_checkpoint_and_dispatch(
+        nn.Sequential(Experts()), tmp_path / "x.gguf", {"": "disk"}, dequantize=True, **options
+    )
+    assert torch.equal(model[0](tokens, numbers, weights), net[0](tokens, numbers, weights))
+    assert (model.expert_report().misses, model.expert_report().from_disk) == (2, 2 * 64 * 64 * 4)
+    assert (tmp_path / "away" / "0.stack.dat").exists() == (kind == "Q8_0")
 
 
 def test_types_that_cannot_stay_packed_are_named_and_can_be_unpacked(tmp_path: Path) -> None:
@@ -416,49 +457,80 @@ def _permuted(values: np.ndarray, heads: int) -> np.ndarray:
     return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_llama_is_the_one_that_transformers_loads(kind: str, tied: bool, tmp_path: Path) -> None:
-    """Names and the order of rotary rows are mapped back, in memory and on disk: outputs are transformers'."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=tied,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    source = transformers.LlamaForCausalLM(config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 32,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen3moe": ("Qwen3Moe", {"tie_word_embeddings": False, **EXPERTS}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+
+def _converted(source: nn.Module, family: str, kind: str) -> dict[str, Any]:
+    """Return the tensors of a model as llama.cpp writes them."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], 2)
     tensors: dict[str, Any] = {}
     for name, value in source.state_dict().items():
-        array = value.numpy()
-        if tied and name == "lm_head.weight":
+        arrays = {names.get_name(name, try_suffixes=(".weight",)) or name: value.numpy()}
+        (stored, array), *_ = arrays.items()
+        if name == "lm_head.weight" and source.config.tie_word_embeddings:
             continue
-        heads = 4 if "q_proj" in name else 2 if "k_proj" in name else None
-        array = array if heads is None else _permuted(array, heads)
-        if array.ndim == 2 and kind == "Q8_0":
-            array = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0), kind
-        elif array.ndim == 2 and kind == "F16":
-            array = array.astype(np.float16)
-        tensors[names.get_name(name, try_suffixes=(".weight",))] = array
+        if family == "llama" and ("q_proj" in name or "k_proj" in name):
+            arrays[stored] = _permuted(array, 4 if "q_proj" in name else 2)
+        elif family == "gemma2" and "norm" in name:
+            arrays[stored] = array + 1
+        elif "experts." in name:
+            begin, middle = f"blk.{name.split('.')[2]}.ffn_", array.shape[1] // 2
+            arrays = {f"{begin}down_exps.weight": array}
+            if "gate_up" in name:
+                arrays = {f"{begin}gate_exps.weight": array[:, :middle], f"{begin}up_exps.weight": array[:, middle:]}
+        for key, each in arrays.items():
+            if each.ndim > 1 and kind == "Q8_0":
+                tensors[key] = gguf.quantize(np.ascontiguousarray(each), gguf.GGMLQuantizationType.Q8_0), kind
+            else:
+                tensors[key] = np.ascontiguousarray(each.astype(np.float16) if each.ndim > 1 else each)
+    return tensors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_are_those_that_transformers_loads(kind: str, family: str, tmp_path: Path) -> None:
+    """Names, rotary rows, joined experts and shifted norms are mapped back, in memory and on disk."""
+    transformers = pytest.importorskip("transformers")
+    architecture = family.partition(",")[0]
+    title, own = FAMILIES[family]
+    config = getattr(transformers, f"{title}Config")(**SIZES, **own)
+    build = getattr(transformers, f"{title}ForCausalLM")
+    torch.manual_seed(0)
     settings = {
         "block_count": 2, "context_length": 32, "embedding_length": 64, "feed_forward_length": 96, "vocab_size": 64,
         "attention__head_count": 4, "attention__head_count_kv": 2,
     }  # fmt: skip
-    write(tmp_path / "x.gguf", tensors, "llama", **settings)
-    config.rms_norm_eps = transformers.LlamaConfig().rms_norm_eps
-    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf", dtype=torch.float32).eval()
-    theirs.config.rms_norm_eps = config.rms_norm_eps
+    write(tmp_path / "x.gguf", _converted(build(config), architecture, kind), architecture, **settings)
+    theirs = build.from_pretrained(tmp_path, gguf_file="x.gguf", config=config, dtype=torch.float32).eval()
     numbers = torch.randint(0, 64, (2, 5))
     with torch.no_grad():
         want = theirs(numbers).logits
-        for place in ({"": "cpu"}, {"": "disk"}, {"model": "disk", "lm_head": "cpu"}):
+        for number, place in enumerate(({"": "cpu"}, {"": "disk"}, {"model": "disk", "lm_head": "cpu"})):
             with init_empty_weights():
-                model: Any = transformers.LlamaForCausalLM(config).eval()
+                model: Any = build(config).eval()
             model.tie_weights()
-            model = load_checkpoint_and_dispatch(model, tmp_path / "x.gguf", place, strict=True)
+            model = load_checkpoint_and_dispatch(
+                model, tmp_path / "x.gguf", place, strict=True, offload_folder=tmp_path / str(number)
+            )
             assert torch.equal(model(numbers).logits, want)
+            assert any(isinstance(each, GgufWeight) for each in model.parameters()) == (
+                kind == "Q8_0" or (number > 0 and architecture == "llama")
+            )
+            if number == 0:
+                config.architectures = [f"{title}ForCausalLM"]
+                config.save_pretrained(tmp_path)
+                assert plan_checkpoint(str(tmp_path), dtype="float32").nbytes == compute_module_sizes(model)[""]
     config.num_attention_heads = 8
-    config.head_dim = 16
     with pytest.raises(CheckpointMismatchError, match="head_count 4 in it and num_attention_heads 8"):
-        load_checkpoint_in_model(transformers.LlamaForCausalLM(config), tmp_path / "x.gguf")
+        load_checkpoint_in_model(build(config), tmp_path / "x.gguf")

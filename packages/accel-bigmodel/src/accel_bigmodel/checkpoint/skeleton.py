@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.files import find_files
+from accel_bigmodel.checkpoint.files import find_files, holds_gguf
+from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
 from accel_bigmodel.checkpoint.hub import in_one_line, not_in_cache, why_unreachable
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
@@ -52,7 +53,7 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     # A single shard has the whole model's configuration next to it, and is planned alone.
     if config.is_file() and (path.is_dir() or path.suffix == ".json" or path.name == SAFE_WEIGHTS_NAME):
         try:
-            return model_of_config(config.parent)
+            return _packed_as_stored(model_of_config(config.parent), path)
         except (ConfigurationError, MissingDependencyError) as found:
             failure = found
     if failure is not None and path == config:
@@ -80,6 +81,14 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
         # The index is not sorted: it lists the tensors in the model's order.
         order = [name for name in weight_map if name in entries]
     return _built({name: entries[name] for name in order}, {n: a for n, a in aliases.items() if n not in entries})
+
+
+def _packed_as_stored(model: nn.Module, path: Path) -> nn.Module:
+    """Let a model have empty packed parameters where a folder has packed weights."""
+    if path.is_dir() and any(path.glob("*.gguf")) and holds_gguf(path):
+        with packed_while_loading(model, GgufShard(find_files(path)[0], model), lambda _, parameter: parameter.dtype):
+            pass
+    return model
 
 
 def _by_number(name: str) -> list[tuple[bool, int, str]]:

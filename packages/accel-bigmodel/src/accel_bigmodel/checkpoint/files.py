@@ -40,7 +40,9 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
 def holds_gguf(checkpoint: str | os.PathLike[str]) -> bool:
     """Return whether a checkpoint is a GGUF file, or a folder whose weights are in some."""
     path = Path(checkpoint)
-    return path.suffix == ".gguf" or (path.is_dir() and find_files(path)[0][0].endswith(".gguf"))
+    return path.suffix == ".gguf" or (
+        path.is_dir() and any(path.glob("*.gguf")) and find_files(path)[0][0].endswith(".gguf")
+    )
 
 
 def _parts_of(path: Path) -> list[str]:

@@ -55,7 +55,11 @@ class GgufShard:
                 self._look_at(name, stored)
         own = () if model is None or not packed else model.named_parameters(remove_duplicate=False)
         asked = {canonical_name(name) for name, parameter in own if isinstance(parameter, GgufWeight)}
-        self._kept = {name for name in self._stored if canonical_name(name) in asked and self.is_packed(name)}
+        self._kept = {
+            name
+            for name in self._stored
+            if canonical_name(name) in asked and self.is_packed(name) and self.weight(name) is not None
+        }
 
     def _look_at(self, name: str, stored: str) -> None:
         """Find out what transformers does to a tensor, with an array in its place that takes little memory."""
@@ -159,7 +163,11 @@ def _names_for(model: nn.Module | None, metadata: dict[str, object]) -> tuple[di
     """Return transformers' names of a file's tensors in a model, and what changes their values; empty without any."""
     config: Any = getattr(model, "config", None)
     architecture = metadata.get("general.architecture")
-    known = hasattr(config, "num_hidden_layers") and architecture in library().MODEL_ARCH_NAMES.values()
+    known = (
+        hasattr(config, "num_hidden_layers")
+        and hasattr(config, "to_dict")
+        and architecture in library().MODEL_ARCH_NAMES.values()
+    )
     if not known or not is_transformers_available():
         return {}, None
     tables = importlib.import_module("transformers.modeling_gguf_pytorch_utils")

@@ -85,7 +85,7 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
 
 def _packed_as_stored(model: nn.Module, path: Path) -> nn.Module:
     """Let a model have empty packed parameters where a folder has packed weights."""
-    if path.is_dir() and any(path.glob("*.gguf")) and holds_gguf(path):
+    if path.is_dir() and holds_gguf(path):
         with packed_while_loading(model, GgufShard(find_files(path)[0], model), lambda _, parameter: parameter.dtype):
             pass
     return model

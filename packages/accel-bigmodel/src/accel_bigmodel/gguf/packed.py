@@ -34,14 +34,9 @@ class GgufWeight(torch.Tensor):
     turned: bool
 
     def __new__(
-        cls,
-        raw: torch.Tensor,
-        kind: str,
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        order: torch.Tensor | None = None,
-        turned: bool = False,
-    ) -> GgufWeight:
+        cls, raw: torch.Tensor, kind: str, shape: Sequence[int], dtype: torch.dtype,
+        order: torch.Tensor | None = None, turned: bool = False,
+    ) -> GgufWeight:  # fmt: skip
         """Wrap packed rows."""
         packed.register(GGUF)  # not on import: without any packed format, models are planned faster
         made: GgufWeight = make_wrapper(cls, shape, dtype=dtype, device=raw.device, requires_grad=False)
@@ -112,12 +107,9 @@ def _cloned(weight: GgufWeight, **_: object) -> GgufWeight:
 
 
 def _moved(
-    weight: GgufWeight,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    non_blocking: bool = False,
-    **_: object,
-) -> torch.Tensor:
+    weight: GgufWeight, dtype: torch.dtype | None = None, device: torch.device | None = None,
+    non_blocking: bool = False, **_: object,
+) -> torch.Tensor:  # fmt: skip
     if dtype is not None and not dtype.is_floating_point:
         return weight.values().to(dtype=dtype, device=device)
     return weight.like(weight.raw.to(device=device, non_blocking=non_blocking), dtype)

@@ -129,8 +129,8 @@ def joined(outputs: Outputs, parts: Sequence[Sequence[Any]], shares: Sequence[fl
     made: list[Any] = []
     for place, leaf in enumerate(outputs.leaves):
         own = [part[place] for part in parts]
-        if not isinstance(leaf, Leaf):
-            made.append(leaf)
+        if not isinstance(leaf, Leaf) or own[0] is None:
+            made.append(None if isinstance(leaf, Leaf) else leaf)
         elif not leaf.shape:
             made.append(sum(value * share for value, share in zip(own, shares, strict=True)))
         elif all(value.shape[0] == count for value, count in zip(own, counts, strict=True)):

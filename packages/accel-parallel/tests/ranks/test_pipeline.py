@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import DataError, EngineUnavailableError, PreparationError, RemoteRankError, StateError
@@ -30,9 +33,9 @@ ROWS, WIDTH, STEPS = 8, 6, 5
 class Block(nn.Module):
     """A layer that adds to its input."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.layer = nn.Linear(width, width)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Add something."""
@@ -42,11 +45,11 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Blocks between a layer in and a layer out, which may be tied."""
 
-    def __init__(self, count: int = 8) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.enter = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(count))
-        self.leave = nn.Linear(WIDTH, WIDTH)
+        self.enter = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(8))
+        self.leave = nn.Linear(width, width)
         self.leave.weight = self.enter.weight
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -121,7 +124,10 @@ def test_every_schedule_trains_as_one_process_does() -> None:
     """Weights after five steps, with one that the first and the last stage hold, and the losses, on all ranks."""
     wanted, losses = alone(net(), data(), squares)
     for schedule in SCHEDULES:
-        found, own, *_ = piped(net(), data(), schedule=schedule, loss_fn=squares)
+        # Once, the other rank has no values, and gets those of the first.
+        with torch.device("meta" if schedule == "1f1b" and ensure().rank else "cpu"):
+            model = net()
+        found, own, *_ = piped(model, data(), schedule=schedule, loss_fn=squares)
         assert near(found, wanted) <= 1e-6, schedule
         assert own == pytest.approx(losses, abs=1e-6), schedule
 
@@ -338,10 +344,85 @@ def test_an_error_inside_one_stage_ends_the_step_on_all_ranks() -> None:
         piped(net(), data(1), loss_fn=fails)
 
 
+class Memory(TorchDispatchMode):
+    """Remembers how many bytes of tensors, made while it is on, there were at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[StorageWeakRef, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation, and look at what it returns."""
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if type(each) in (torch.Tensor, nn.Parameter) and not each.is_meta:
+                self.made[StorageWeakRef(each.untyped_storage())] = each.untyped_storage().nbytes()
+        self.made = {storage: size for storage, size in self.made.items() if not storage.expired()}
+        self.most = max(self.most, sum(self.made.values()))
+        return result
+
+
+@world(2, quiet=12)
+def test_a_model_on_the_meta_device_gets_memory_for_the_stage_of_each_rank_alone() -> None:
+    """No rank ever has memory for more; each loads what it holds, and trains as one process; before, it is refused."""
+    run = Accelerator(
+        parallelism_config=ParallelismConfig(pp_size=2), kwargs_handlers=[PipelineKwargs(loss_fn=squares)], cpu=True
+    )
+    with torch.device("meta"):
+        model = Net(width=256)
+    whole, blocks = (sum(each.nbytes for each in part.parameters()) for part in (model, model.blocks))
+    with Memory() as memory:
+        model = run.prepare(model)
+    # Layers outside of blocks are needed where a batch shows it.
+    assert held(model) == whole - blocks // 2
+    assert held(model) <= memory.most <= 1.1 * held(model)  # and buffers of what ranks tell each other
+    with pytest.raises(PreparationError, match="once it has its weights"):
+        model(torch.ones(ROWS, 256), labels=torch.ones(ROWS, 256))
+    with pytest.raises(PreparationError, match="places on the meta device"):
+        run.prepare(nn.Sequential(*(Noted() for _ in range(2))).to("meta"))
+    reset_all()
+    # Of a model of transformers it is known in prepare: here both ranks have the tied embedding.
+    start = small("gpt2")
+    wanted, losses = alone(start, sentences())
+    run = Accelerator(parallelism_config=ParallelismConfig(pp_size=2), cpu=True)
+    with torch.device("meta"):
+        model = type(start)(start.config)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    outside = ("wte.weight", "ln_f.weight", "ln_f.bias") if ensure().rank else ("wte.weight", "wpe.weight")
+    glue = sum(start.transformer.get_parameter(name).nbytes for name in outside)
+    assert held(model) == glue + sum(each.nbytes for each in start.transformer.h.parameters()) // 2
+    state = start.state_dict()
+    model.load_state_dict({name: state[name] for name in model.state_dict()}, strict=False)
+    found = []
+    for batch in sentences():
+        loss = model(**batch).loss
+        run.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert found == pytest.approx(losses, abs=1e-6)
+    assert near(run.get_state_dict(model), wanted) <= 1e-6
+
+
+def held(model: nn.Module) -> int:
+    """Return the bytes of parameters that have memory here."""
+    return sum(each.nbytes for each in model.parameters() if each.untyped_storage().nbytes() == each.nbytes)
+
+
+class Noted(Block):
+    """A block with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.arange(3), persistent=False)
+
+
 def resumed(place: Path, losses: list[float], kind: str) -> None:
     """Continue from a checkpoint on other ranks, and save again."""
-    model = net()
-    with torch.no_grad():
+    # What reads its stages alone needs no memory before.
+    with torch.device("meta" if kind == "stages" else "cpu"), torch.no_grad():
+        model = net()
         for each in model.parameters():
             each.zero_()
     given: dict[str, Any] = {}

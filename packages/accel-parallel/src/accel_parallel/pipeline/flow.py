@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -33,6 +34,11 @@ _KINDS: dict[type, type] = {}
 _CONSTANTS = (type(None), bool, int, float, str)
 
 
+@cache
+def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
+
+
 @record(frozen=True)
 class Leaf:
     """A tensor that a block or a model returns."""
@@ -47,7 +53,7 @@ class Leaf:
 
     def placeholder(self, device: torch.device) -> torch.Tensor:
         """Return a tensor of this shape that has the memory of one element."""
-        return torch.zeros((), dtype=self.dtype, device=device).expand(self.shape)
+        return _element(self.dtype, device).expand(self.shape)
 
 
 @record(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import field
 from functools import partial, reduce
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from accel_parallel.pipeline.batches import Call, Losses, divide, joined, loss_i
 from accel_parallel.pipeline.flow import Flow, Leaf, Source, stage_in, trace
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages
+from accel_parallel.sharding.loading import Empty
 from accel_parallel.sharding.wrapping import repeated_blocks
 
 __all__ = ["Pipeline"]
@@ -35,6 +36,8 @@ _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 _FLOWS = 64
 """Shapes of batches whose flow is remembered."""
+_TORCHS_OWN = "Failed to run stage backward"
+"""What torch says around an error of a backward pass."""
 
 
 class _Reached(BaseException):
@@ -59,6 +62,7 @@ class Pipeline:
         held = {number for stage in self.own for number in range(*stages.span(stage))}
         self.foreign = [block for number, block in enumerate(self.blocks.values()) if number not in held]
         self.elsewhere: set[int] = set()  # ids of the parameters and buffers that other ranks hold
+        self._empty: list[str] = []  # what was on the meta device, and may have no values yet
         self._glue: dict[str, tuple[int, ...]] | None = None  # who holds what is outside of blocks, once it is decided
         self._holders: dict[int, tuple[int, ...]] | None = None
         self._flows: dict[Hashable, Flow] = {}
@@ -67,12 +71,44 @@ class Pipeline:
         self.shows_whole = False  # whether state dicts have what other ranks hold
         self.step: _Step | None = None
 
-    def let_go(self, block: nn.Module) -> None:
-        """Free the memory of another rank's block."""
-        self._forget([*block.parameters(), *block.buffers()])
+    def make(self) -> None:
+        """Give a model on the meta device memory for what the stages here need, and for nothing else.
+
+        Raises:
+            PreparationError: A buffer has no values, which no checkpoint may have.
+        """
+        lost = [name for name, each in self.model.named_buffers() if each.is_meta]
+        if lost:
+            raise PreparationError(
+                f"Buffers have values that no checkpoint may have; got {', '.join(lost[:3])} on the meta device. Make "
+                "the model under init_empty_weights(), which leaves them where they are."
+            )
+        example = getattr(self.model, "dummy_inputs", None)  # of all models of transformers
+        if example is not None:
+            self._decide(trace(self.model, self.model.forward, self.blocks, self.calls, ((), example), self.device))
+        self._empty = [name for name, each in self._named().items() if each.is_meta and self.rank in self.holders(each)]
+        empty = {id(each) for each in self.model.parameters() if self.rank in self.holders(each)}
+
+        def unknown(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+            if id(tensor) in empty:
+                return torch.full_like(tensor, torch.nan, device=device)
+            return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+
+        self.model.apply(Empty(self.device, make=unknown))
+        self.free(self.model)
+
+    def free(self, module: nn.Module) -> None:
+        """Free the memory of what other ranks hold; parameters and buffers keep their identity, shape and format."""
+        self._holders = None  # by id of what was there before
+        for tensor in (*module.parameters(), *module.buffers()):
+            if id(tensor) not in self.elsewhere and self.rank not in self.holders(tensor):
+                tensor.data = torch.zeros((), dtype=tensor.dtype, device=self.device).expand(tensor.shape)
+                tensor.grad = None
+                self.elsewhere.add(id(tensor))
 
     def start(self) -> None:
         """Run the pipeline where the model is called, from now on."""
+        self._holders = None  # shards are other parameters
         stage_in([self.model]).append(self._called)
 
     def holders(self, tensor: torch.Tensor) -> tuple[int, ...]:
@@ -117,13 +153,6 @@ class Pipeline:
         """Return the parameters of the model by one name each."""
         return {canonical_name(name): parameter for name, parameter in self.model.named_parameters()}
 
-    def _forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Free the memory of parameters or buffers, which keep their identity, shape and format."""
-        for tensor in tensors:
-            tensor.data = torch.zeros((), dtype=tensor.dtype, device=self.device).expand(tensor.shape)
-            tensor.grad = None
-            self.elsewhere.add(id(tensor))
-
     def _called(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a batch through all stages; every rank of the pipeline calls it."""
         if self.step is not None:  # a stage's own pass
@@ -155,6 +184,13 @@ class Pipeline:
             DataError: It cannot be divided into micro-batches.
             PreparationError: The model cannot be cut, or returns no loss.
         """
+        empty = [name for name in self._empty if local_part(self.model.get_parameter(name)).flatten()[:1].isnan().any()]
+        if empty:
+            raise PreparationError(
+                f"A model from the meta device is run once it has its weights; got none of {', '.join(empty[:3])}. "
+                "Call accelerator.load_state, or load_state_dict with what model.state_dict() names on each rank."
+            )
+        self._empty = []
         parts, counts = divide(batch, self.stages.parts, equal=training)
         named = [{**self._signature.bind_partial(*args).arguments, **kwargs} for args, kwargs in parts]
         kinds = {each.name: each.kind for each in self._signature.parameters.values()}
@@ -218,7 +254,8 @@ class Pipeline:
     def _train(self, step: _Step) -> object:
         """Compute the loss of a batch and the gradients, which `backward` adds to those that are there."""
         if self._glue is None:
-            self.keep_glue(step.flows[0])
+            self._decide(step.flows[0])
+            self.free(self.model)
         if self._schedule is None or self._schedule.key != step.key:
             self._schedule = self._scheduled(step)
         scheduled = self._schedule
@@ -239,22 +276,21 @@ class Pipeline:
         plain = self.settings.loss_fn is None and step.flows[0].outputs[-1].structure.is_leaf()
         return loss if plain else Losses(loss=loss)
 
-    def keep_glue(self, flow: Flow) -> None:
-        """Free the memory of what is outside of blocks and not needed by the stages here."""
+    def _decide(self, flow: Flow) -> None:
+        """Find out which ranks hold what is outside of blocks: those of the stages that compute with it."""
         ranks: dict[Source, set[int]] = {}
         for stage, rank in enumerate(self.stages.ranks):
             for source in flow.needed(*self.stages.span(stage)):
                 ranks.setdefault(source, set()).add(rank)
         inside = {id(parameter) for block in self.blocks.values() for parameter in block.parameters()}
-        named = {name: each for name, each in self._named().items() if id(each) not in inside}
+        names = [name for name, each in self._named().items() if id(each) not in inside]
         for stage in range(1, self.stages.count):
             start = self.stages.starts[stage]
             leaves = ", ".join(f"{self.stages.blocks[b]}[{place}]" for b, place in flow.crossing(start))
             _logger.info("Stage %d begins with %s, and receives %s.", stage, self.stages.blocks[start], leaves)
         # What nothing needs stays on the first rank, which saves it.
-        self._glue = {name: tuple(sorted(ranks.get(name, {0}))) for name in named}
+        self._glue = {name: tuple(sorted(ranks.get(name, {0}))) for name in names}
         self._holders = None
-        self._forget(named[name] for name, holders in self._glue.items() if self.rank not in holders)
 
     def _add_shared(self, shared: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of parameters that several stages hold: everywhere in one order, so they stay equal."""
@@ -417,7 +453,8 @@ class _Step:
             try:
                 return function()
             except Exception as error:
-                self.failure = error
+                cause = error.__cause__ if _TORCHS_OWN in str(error) else None
+                self.failure = cause if isinstance(cause, Exception) else error
         return instead()
 
 
@@ -451,7 +488,7 @@ class _Running:
             raise _Reached
         outputs = self.flow.outputs[number]
         if number < self.span[0]:
-            return outputs.filled(lambda place, leaf: self._received(number, place, leaf))
+            return outputs.filled(lambda place, leaf: self.values.get((number, place), leaf.placeholder(self.device)))
         result = plain(*args, **kwargs)
         leaves = tree_leaves(result)
         if len(leaves) != len(outputs.leaves):
@@ -462,10 +499,6 @@ class _Running:
                     raise self.strayed(number)
                 self.values[number, place] = value
         return result
-
-    def _received(self, number: int, place: int, leaf: Leaf) -> torch.Tensor:
-        found = self.values.get((number, place))
-        return leaf.placeholder(self.device) if found is None else found
 
     def strayed(self, number: int) -> PreparationError:
         """Return the error of a pass that leaves its way at a block."""
@@ -486,6 +519,11 @@ class _StageModule(nn.Module):
         blocks = [*pipeline.blocks.values()][slice(*pipeline.stages.span(stage))]
         self.sharded = tuple(block for block in blocks if isinstance(block, FSDPModule))
 
+    @property
+    def step(self) -> _Step | None:
+        """The batch that is on its way."""
+        return self._run[0].step
+
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Return the parameters that this stage trains; the model itself is no part of this module."""
         return iter(self._run[2])
@@ -499,20 +537,6 @@ class _StageModule(nn.Module):
         # Schedules that compute gradients of inputs and of weights apart detach what a stage returns: no view.
         return tuple(each.clone() for each in result) if split and isinstance(result, tuple) else result
 
-    def attempt(self, function: Callable[[], None]) -> bool:
-        """Return whether a part of the backward pass succeeded; after an error none is computed."""
-        step = self._run[0].step
-        assert step is not None  # schedules run inside of one
-
-        def succeed() -> bool:
-            try:
-                function()
-            except RuntimeError as error:  # torch's, around the one that matters
-                raise (error.__cause__ or error) from None
-            return True
-
-        return step.attempt(succeed, lambda: False)
-
 
 class _Stage(pipelining.PipelineStage):
     """A stage that reduces gradients of shards after the last micro-batch, and after an error goes on without them."""
@@ -524,15 +548,19 @@ class _Stage(pipelining.PipelineStage):
         module: Any = self.submod
         for block in module.sharded:
             block.set_requires_gradient_sync(last_backward)
-        plain = super().backward_one_chunk
-        if not module.attempt(partial(plain, bwd_chunk_id, loss, full_backward, last_backward)):
+
+        def instead() -> None:
             self.fwd_cache.pop(bwd_chunk_id, None)
             self.bwd_cache[bwd_chunk_id] = (None,) * module.inputs
+
+        plain = super().backward_one_chunk
+        module.step.attempt(partial(plain, bwd_chunk_id, loss, full_backward, last_backward), instead)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Compute the gradients of weights that were left out."""
         module: Any = self.submod
-        module.attempt(partial(super().backward_weight_one_chunk, bwd_chunk_id, last_backward))
+        plain = super().backward_weight_one_chunk
+        module.step.attempt(partial(plain, bwd_chunk_id, last_backward), lambda: None)
 
 
 class _Leaving(torch.autograd.Function):

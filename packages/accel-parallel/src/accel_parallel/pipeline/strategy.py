@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core._torch import has_gradient_hooks
 from accel_core.checkpoint.tensor_file import SpreadWeight
+from accel_core.comm.control import Channel
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import whole
 from accel_core.modules.unwrap import canonical_name
@@ -27,7 +28,7 @@ from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.guards import refuse_copies, refuse_resizing
-from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main
+from accel_parallel.sharding.loading import has_no_values, receive, refuse_empty, starts_from_main
 
 __all__ = ["PipelineStrategy"]
 
@@ -38,6 +39,7 @@ class PipelineStrategy(MeshStrategy):
     name = "pipeline"
     plugin_type = PipelineKwargs
     combines = ("pp",)
+    receives_weights = True
     shards: ClassVar[bool] = False
     """Whether blocks are sharded besides."""
 
@@ -125,18 +127,20 @@ class PipelineStrategy(MeshStrategy):
         if model in self._pipelines:
             return
         stages: Stages = self.plans[model]
-        refuse_empty(model, self.world)
-        from_main = starts_from_main(model, self.world, asked=False)
+        is_empty = all(Channel(self.world, "prepare: empty").exchange(has_no_values(model)))
+        if not is_empty:
+            refuse_empty(model, self.world)
+        from_main = not is_empty and starts_from_main(model, self.world, asked=False)
         pipeline = Pipeline(model, stages, self.settings, self.group, self.world.device)
+        if is_empty:
+            pipeline.make()
         if from_main:
             inside = {id(part) for block in pipeline.blocks.values() for part in block.modules()}
             for block in pipeline.blocks.values():  # so that no rank has more than one block beyond its own
                 receive(block.modules(), self.world.device)
-                if block in pipeline.foreign:
-                    pipeline.let_go(block)
+                pipeline.free(block)
             receive((each for each in model.modules() if id(each) not in inside), self.world.device)
-        for block in pipeline.foreign:
-            pipeline.let_go(block)
+        pipeline.free(model)
         self._pipelines[model] = pipeline
 
     def pipeline_of(self, model: torch.nn.Module) -> Pipeline:

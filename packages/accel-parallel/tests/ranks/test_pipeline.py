@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import DataError, EngineUnavailableError, PreparationError, RemoteRankError, StateError
+from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
@@ -295,8 +296,8 @@ def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
     with pytest.raises(PreparationError, match="computes the loss; got none from Net"):
         lossless.prepare(net())(batch["values"])
     reset_all()
-    with pytest.raises(EngineUnavailableError, match="fp16"):
-        Accelerator(parallelism_config=ParallelismConfig(pp_size=2), mixed_precision="fp16", cpu=True)
+    with pytest.raises(EngineUnavailableError, match="fp8"):
+        Accelerator(parallelism_config=ParallelismConfig(pp_size=2), mixed_precision="fp8", cpu=True)
 
 
 class Raising:
@@ -499,6 +500,39 @@ def test_stages_that_fsdp_shards_train_and_save_as_one_process_does(tmp_path: Pa
                 each.zero_()
     run.load_state(tmp_path)
     assert near(run.get_state_dict(model), expected) <= 1e-6
+
+
+@world(2, quiet=12)
+def test_in_fp16_all_stages_scale_and_skip_together() -> None:
+    """Gradients as small as fp16 loses are kept; where they overflow, no rank changes its weights."""
+    kwargs = [PipelineKwargs(loss_fn=small_squares, microbatches=2), GradScalerKwargs(init_scale=2.0**16)]
+    axes = ParallelismConfig(pp_size=2)
+    run = Accelerator(parallelism_config=axes, kwargs_handlers=kwargs, mixed_precision="fp16", cpu=True)
+    model = net()
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=1e5))
+    batch = data(1)[0]
+    start = run.get_state_dict(model)
+    run.backward(model(**batch).loss)
+    norm = run.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    plain = net()
+    small_squares(plain(batch["values"]), batch).backward()
+    wanted = nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+    assert float(norm) == pytest.approx(float(wanted), rel=1e-2)
+    assert near(run.get_state_dict(model), start) > 0
+    before, scale = run.get_state_dict(model), run.scaler.get_scale()
+    batch["labels"] = batch["labels"] * 1e30  # the loss of the last stage, and every gradient, overflows
+    run.backward(model(**batch).loss)
+    optimizer.step()
+    assert run.optimizer_step_was_skipped
+    assert run.scaler.get_scale() < scale
+    assert near(run.get_state_dict(model), before) == 0
+
+
+def small_squares(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+    """Return a loss whose gradients are below what fp16 can hold."""
+    return squares(outputs, batch) * 1e-8
 
 
 @world(2, quiet=12)

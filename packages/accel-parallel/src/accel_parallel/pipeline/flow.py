@@ -81,22 +81,17 @@ class Flow:
     needs: tuple[frozenset[Source], ...]
     outputs: tuple[Outputs, ...]
 
-    @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return len(self.needs) - 1
-
     def needed_inside(self, first: int, end: int) -> frozenset[Source]:
         """Return what the blocks from `first` to before `end` read."""
         return frozenset[Source]().union(*self.needs[first:end])
 
     def needed(self, first: int, end: int) -> frozenset[Source]:
         """Return what the blocks from `first` to before `end` read, and what the model returns if they are the last."""
-        return self.needed_inside(first, end + (end == self.blocks))
+        return self.needed_inside(first, end + (end == len(self.needs) - 1))
 
     def crossing(self, cut: int) -> tuple[tuple[int, int], ...]:
         """Return which outputs of the blocks before a cut are read by the blocks behind it, or by the model's end."""
-        read = (source for source in self.needed(cut, self.blocks) if isinstance(source, tuple))
+        read = (source for source in self.needed_inside(cut, len(self.needs)) if isinstance(source, tuple))
         return tuple(sorted(source for source in read if source[0] < cut))
 
     def leaf(self, source: tuple[int, int]) -> Leaf:
@@ -169,11 +164,7 @@ class _Tracer:
         return tensor
 
     def read(self, values: object) -> set[Any]:
-        """Return the sources of a nest of tensors that is read where the pass is now.
-
-        Raises:
-            PreparationError: One was made by a block that did not return it.
-        """
+        """Return the sources of a nest of tensors that is read where the pass is now."""
         found = set[Any]().union(*map(self.of, tree_leaves(values)))
         foreign = sorted({each.block for each in found if isinstance(each, _Inside)} - {self.inside})
         if foreign:
@@ -185,11 +176,7 @@ class _Tracer:
         return found
 
     def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one block, and return tensors that have nothing but its outputs as sources.
-
-        Raises:
-            PreparationError: Blocks do not run one after the other, or return what cannot be sent.
-        """
+        """Run one block, and return tensors that have nothing but its outputs as sources."""
         if number != len(self.outputs) or self.inside is not None:
             raise PreparationError(
                 f"The blocks of a pipeline are called once each, in the order in which the model lists them; got "
@@ -248,11 +235,7 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _outputs(result: object, name: str) -> Outputs:
-    """Describe what a block or a model returns.
-
-    Raises:
-        PreparationError: There is something that is no tensor and no constant.
-    """
+    """Describe what a block or a model returns: tensors and constants."""
     leaves, structure = tree_flatten(result)
     described: list[Any] = []
     for leaf in leaves:
@@ -280,13 +263,7 @@ def trace(
 ) -> Flow:
     """Run a forward pass on tensors without memory, and return what is computed from what.
 
-    Args:
-        model: The bare model; its parameters are exchanged for the length of the pass.
-        forward: What computes; the model's own forward method, or what stands around it.
-        blocks: The blocks by name, in the order of their calls, on which `stage_in` was called.
-        calls: What that returned.
-        batch: Arguments and keyword arguments of `forward`.
-        device: Where the model computes.
+    `calls` is what `stage_in` returned for the blocks; the model's parameters are exchanged for the length of the pass.
 
     Raises:
         PreparationError: A block is not called, or twice; it hands on something that cannot be sent; or what the model

@@ -68,15 +68,12 @@ class Pipeline:
         self._flows: dict[Hashable, Flow] = {}
         self._schedule: _Scheduled | None = None
         self._signature = inspect.signature(model.forward)
+        self.scaler: torch.amp.GradScaler | None = None  # of fp16
         self.shows_whole = False  # whether state dicts have what other ranks hold
         self.step: _Step | None = None
 
     def make(self) -> None:
-        """Give a model on the meta device memory for what the stages here need, and for nothing else.
-
-        Raises:
-            PreparationError: A buffer has no values, which no checkpoint may have.
-        """
+        """Give a model on the meta device memory for what the stages here need, and for nothing else."""
         lost = [name for name, each in self.model.named_buffers() if each.is_meta]
         if lost:
             raise PreparationError(
@@ -178,12 +175,7 @@ class Pipeline:
             self.step = None
 
     def _planned(self, plain: Callable[..., Any], batch: Call, training: bool) -> _Step:
-        """Return what a batch needs, changing nothing.
-
-        Raises:
-            DataError: It cannot be divided into micro-batches.
-            PreparationError: The model cannot be cut, or returns no loss.
-        """
+        """Return what a batch needs, or refuse it, changing nothing."""
         empty = [name for name in self._empty if local_part(self.model.get_parameter(name)).flatten()[:1].isnan().any()]
         if empty:
             raise PreparationError(
@@ -197,7 +189,11 @@ class Pipeline:
         # What forward does not take is for `loss_fn` alone.
         takes_all = self.settings.loss_fn is None or inspect.Parameter.VAR_KEYWORD in kinds.values()
         own = [(args, {n: each for n, each in kwargs.items() if takes_all or n in kinds}) for args, kwargs in parts]
-        state = training, torch.is_autocast_enabled(self.device.type), bytes(map(_trains, self.model.parameters()))
+        state = (
+            training,
+            torch.is_autocast_enabled(self.device.type),
+            bytes(each.requires_grad for each in self.model.parameters()),
+        )
         # Parts of as many samples compute alike.
         alike = {count: (each, (*state, shapes(each))) for count, each in dict(zip(counts, own, strict=True)).items()}
         found = {count: self._flow_of(each, training, key) for count, (each, key) in alike.items()}
@@ -229,12 +225,7 @@ class Pipeline:
         return flow
 
     def _meet(self, own: torch.Tensor, failure: Exception | None) -> torch.Tensor:
-        """Return the number of each rank of the pipeline.
-
-        Raises:
-            Exception: `failure`, on the ranks that failed.
-            RemoteRankError: On the others.
-        """
+        """Return the number of each rank of the pipeline; raise on all of them if one failed."""
         sent = torch.stack([own, torch.full_like(own, failure is not None)])
         everybody = [torch.empty_like(sent) for _ in range(self.group.size())]
         dist.all_gather(everybody, sent, group=self.group)
@@ -272,7 +263,8 @@ class Pipeline:
         finally:
             for parameter, gradient in zip(scheduled.trained, before, strict=True):
                 parameter.grad = gradient
-        loss = _Add.apply(torch.zeros((), device=self.device, requires_grad=True), total, found)  # type: ignore[no-untyped-call]
+        anchor, scale = torch.zeros((), device=self.device, requires_grad=True), self._scaled(torch.ones_like(total))
+        loss = _Add.apply(anchor, total, scale, found)  # type: ignore[no-untyped-call]
         plain = self.settings.loss_fn is None and step.flows[0].outputs[-1].structure.is_leaf()
         return loss if plain else Losses(loss=loss)
 
@@ -316,9 +308,11 @@ class Pipeline:
         for stage in self.own:
             span, last = self.stages.span(stage), stage == self.stages.count - 1
             crossing = flow.crossing(span[0]) if stage else ()
-            inputs = tuple(_like(flow.leaf(source)) for source in crossing)
             leaving = [Leaf((), torch.float32, True)] if last else [flow.leaf(each) for each in flow.crossing(span[1])]
-            outputs = tuple(_like(leaf) for leaf in leaving)
+            inputs, outputs = (  # torch looks at shapes and formats
+                tuple(leaf.empty("meta").requires_grad_(leaf.requires_grad) for leaf in leaves)
+                for leaves in ([flow.leaf(source) for source in crossing], leaving)
+            )
             # torch computes gradients of weights apart where a chain of layers leads from one input to one output.
             chain = len(crossing) == 1 and not any(isinstance(each, str) for each in flow.needed_inside(*span))
             apart = None if chain or not split or not stage else lambda: lambda: None
@@ -341,10 +335,9 @@ class Pipeline:
         return [each for each in {id(each): each for each in own}.values() if each.requires_grad]
 
     def compute(self, stage: int, part: int, received: Sequence[torch.Tensor]) -> Any:
-        """Run one stage on one micro-batch; after an error only memory leaves it, so that no other rank waits.
+        """Return what crosses the cut behind a stage; of the last one what the model returns, or in training the loss.
 
-        Returns:
-            What crosses the cut behind it; of the last stage what the model returns, or in training the loss.
+        After an error only memory leaves a stage, so that no other rank waits.
         """
         step = self.step
         if step is None:
@@ -388,7 +381,11 @@ class Pipeline:
             )
         share = loss.reshape(()).float() * step.shares[part]
         step.losses.append(share.detach())
-        return share
+        return self._scaled(share)
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss as it comes to `backward`: gradients are computed before, and fp16 needs large ones."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     @torch.no_grad()
     def _evaluate(self, step: _Step) -> object:
@@ -426,10 +423,6 @@ class Pipeline:
                     dist.broadcast(sent, self._peer(self.stages.ranks[-1]), group=self.group)
                     made[number] = sent
         return joined(step.flows[0].outputs[-1], everywhere, step.shares, step.counts)
-
-
-def _trains(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad
 
 
 @record
@@ -514,26 +507,19 @@ class _StageModule(nn.Module):
 
     def __init__(self, pipeline: Pipeline, stage: int, inputs: int, trained: list[nn.Parameter]) -> None:
         super().__init__()
-        self._run = pipeline, stage, trained
-        self.inputs = inputs
+        self.pipeline, self.stage, self.inputs, self.trained = pipeline, stage, inputs, trained
         blocks = [*pipeline.blocks.values()][slice(*pipeline.stages.span(stage))]
         self.sharded = tuple(block for block in blocks if isinstance(block, FSDPModule))
 
-    @property
-    def step(self) -> _Step | None:
-        """The batch that is on its way."""
-        return self._run[0].step
-
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Return the parameters that this stage trains; the model itself is no part of this module."""
-        return iter(self._run[2])
+        return iter(self.trained)
 
     def forward(self, *received: torch.Tensor, index: torch.Tensor) -> object:
         """Return what crosses the next cut, or what the micro-batch adds to the loss."""
-        pipeline, stage, _ = self._run
-        split = pipeline.settings.schedule in SPLIT_BACKWARD
+        split = self.pipeline.settings.schedule in SPLIT_BACKWARD
         own = [_Leaving.apply(each) if split else each for each in received]  # type: ignore[no-untyped-call]
-        result = pipeline.compute(stage, int(index), own)
+        result = self.pipeline.compute(self.stage, int(index), own)
         # Schedules that compute gradients of inputs and of weights apart detach what a stage returns: no view.
         return tuple(each.clone() for each in result) if split and isinstance(result, tuple) else result
 
@@ -554,13 +540,13 @@ class _Stage(pipelining.PipelineStage):
             self.bwd_cache[bwd_chunk_id] = (None,) * module.inputs
 
         plain = super().backward_one_chunk
-        module.step.attempt(partial(plain, bwd_chunk_id, loss, full_backward, last_backward), instead)
+        module.pipeline.step.attempt(partial(plain, bwd_chunk_id, loss, full_backward, last_backward), instead)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Compute the gradients of weights that were left out."""
         module: Any = self.submod
         plain = super().backward_weight_one_chunk
-        module.step.attempt(partial(plain, bwd_chunk_id, last_backward), lambda: None)
+        module.pipeline.step.attempt(partial(plain, bwd_chunk_id, last_backward), lambda: None)
 
 
 class _Leaving(torch.autograd.Function):
@@ -579,27 +565,22 @@ class _Add(torch.autograd.Function):
     """The loss of a batch, whose gradients are there already: the backward pass adds them where gradients add up."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, loss: torch.Tensor, found: list[Any]) -> torch.Tensor:
-        ctx.found = found
+    def forward(ctx: Any, anchor: torch.Tensor, loss: torch.Tensor, scale: torch.Tensor, found: Any) -> torch.Tensor:
+        ctx.found, ctx.scale = found, scale
         return loss.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None]:
         found, ctx.found = ctx.found, None
         if found is None:
             raise StateError(
                 "The gradients of a batch in a pipeline are added once; got a second backward pass of its loss. Add "
                 "losses up before backward."
             )
-        own = [local_part(each) for _, each in found]
+        own, gradient = [local_part(each) for _, each in found], gradient / ctx.scale
         if own and not (gradient.device.type == "cpu" and gradient.item() == 1):
             foreach_mul_(own, gradient.to(own[0].device))
         for parameter, new in found:
             parameter.grad = new if parameter.grad is None else parameter.grad.add_(new)
-        return None, None, None
-
-
-def _like(leaf: Leaf) -> torch.Tensor:
-    """Return what tells torch the shape and format of what crosses a cut."""
-    return leaf.empty("meta").requires_grad_(leaf.requires_grad)
+        return None, None, None, None

@@ -34,12 +34,7 @@ class ShardedPipelineStrategy(PipelineStrategy):
         self.mesh = sharding_part(parts.mesh)  # type: ignore[arg-type]
 
     def _refuse(self) -> None:
-        """Refuse what is not combined.
-
-        Raises:
-            ConfigurationError: There is no axis for shards.
-            EngineUnavailableError: A setting of the plugin, or a schedule.
-        """
+        """Refuse what is not combined."""
         if self.layout.size("dp_shard") < 2:
             raise ConfigurationError(
                 "FSDP shards the stages of a pipeline over the axis dp_shard; got "

@@ -69,24 +69,16 @@ class PipelineStrategy(MeshStrategy):
         return self.shards
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format.
-
-        Raises:
-            EngineUnavailableError: fp16, whose gradients are scaled in `backward`, or fp8.
-        """
-        if asked.name in ("fp16", "fp8"):
+        """Return the number format; refuse fp8, whose scales are one for all ranks."""
+        if asked.name == "fp8":
             raise EngineUnavailableError(
-                "A pipeline computes gradients in the forward pass, before the loss is scaled; got mixed_precision="
-                f"{asked.name!r}. Use 'bf16' or 'no'."
+                "The layers of fp8 have scales that all ranks share, and stages run at other times; got "
+                "mixed_precision='fp8'. Use 'bf16', 'fp16' or 'no'."
             )
         return super().precision(asked)
 
     def plan(self, model: torch.nn.Module) -> Any:
-        """Return how a model will be cut into stages; refuse one that cannot be.
-
-        Raises:
-            PreparationError: It is compiled, or has no such blocks.
-        """
+        """Return how a model will be cut into stages; refuse one that cannot be."""
         bare = self._bare(model)
         if self.is_prepared(bare):
             return None
@@ -132,6 +124,7 @@ class PipelineStrategy(MeshStrategy):
             refuse_empty(model, self.world)
         from_main = not is_empty and starts_from_main(model, self.world, asked=False)
         pipeline = Pipeline(model, stages, self.settings, self.group, self.world.device)
+        pipeline.scaler = self.number_format.scaler
         if is_empty:
             pipeline.make()
         if from_main:

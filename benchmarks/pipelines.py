@@ -4,7 +4,11 @@
 
 Steps: a Llama of transformers, not modified, and two stages of the same layers written by hand as modules, both under
 1F1B with as many micro-batches; steps (forward, backward, optimizer) take turns, and the median of paired ratios is
-shown.
+shown. Memory: the most that tensors of a step have at a time, on the rank where that is worse, beside what has to be
+there: weights and gradients of the stage by hand, what it keeps of each micro-batch in flight but one, and the peak of
+that one. Idle time: the order in which torch's schedules compute, on a clock on which a forward pass and each half of a
+backward pass take one; theory is (N - 1)(F + B) on N ranks, and (N - 1)F, with which the last rank waits for its first
+micro-batch, where schedules compute gradients of weights apart.
 """
 
 from __future__ import annotations
@@ -122,7 +126,65 @@ def steps():
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
-WORK = {function.__name__: function for function in (steps,)}
+def memory():
+    """Return the peak of a step over what has to be there."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    from accel import Accelerator, ParallelismConfig, PipelineKwargs
+
+    class Watch(TorchDispatchMode):
+        def __init__(self, module):
+            super().__init__()
+            self.weights = {StorageWeakRef(each.untyped_storage()) for each in module.parameters()}
+            self.sizes, self.most = {}, 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            for each in tree_leaves(result):
+                if type(each) in (torch.Tensor, torch.nn.Parameter) and not each.is_meta:
+                    self.sizes[StorageWeakRef(each.untyped_storage())] = each.untyped_storage().nbytes()
+            self.most = max(self.most, self.now())
+            return result
+
+        def now(self):
+            self.sizes = {each: size for each, size in self.sizes.items() if not each.expired()}
+            return sum(size for each, size in self.sizes.items() if each not in self.weights)
+
+    settings = PipelineKwargs(microbatches=PARTS, split=["model.layers.4"])
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(pp_size=2), kwargs_handlers=[settings])
+    rank = accelerator.process_index
+    model = accelerator.prepare(llama())
+    ids = torch.randint(1024, (ROWS_OF_BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
+
+    def step():
+        accelerator.backward(model(input_ids=ids, labels=ids).loss)
+
+    step()
+    model.zero_grad()
+    with Watch(model) as ours:
+        step()
+    stage, _ = by_hand(rank, accelerator.torch_device_mesh["pp"].get_group())
+    part = ids[: ROWS_OF_BATCH // PARTS]
+    given = torch.randn(*part.shape, 256, requires_grad=True) if rank else part
+    with Watch(stage) as hand:
+        for _ in range(2):  # the second beside the gradients of the first
+            before, hand.most = hand.now(), 0
+            made = stage(given)
+            if rank:
+                made = torch.nn.functional.cross_entropy(made[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten())
+            kept = hand.now() - before
+            made.backward(torch.ones_like(made))
+            del made
+    weights = sum(each.nbytes for each in stage.parameters())
+    flying = 2 - rank  # micro-batches that a rank keeps under 1F1B
+    needed = weights + hand.most + (flying - 1) * kept
+    return [(weights + ours.most) / needed, (weights + ours.most) / 2**20, needed / 2**20]
+
+
+WORK = {function.__name__: function for function in (steps, memory)}
 
 
 def work(name):
@@ -161,7 +223,31 @@ def row_of_steps():
     return f"| steps/s ÷ by hand, Llama on 2 ranks | {ratio:.3f} | {ours:.2f} ms | {plain:.2f} ms | ≥ 0.97 |"
 
 
-ROWS = {"steps": row_of_steps}
+def row_of_memory():
+    """Return the row of memory."""
+    ratio, ours, needed = max(ranks(2, "memory"))
+    title = "peak memory of a step ÷ stage and micro-batches in flight"
+    return f"| {title} | {ratio:.3f} | {ours:.1f} MiB | {needed:.1f} MiB | ≤ 1.05 |"
+
+
+def rows_of_waiting(size=4, parts=8):
+    """Return a row for each schedule: the part of a step in which ranks wait."""
+    from accel_bigmodel.training.timeline import order_of, timeline
+    from accel_parallel.pipeline.kwargs import SCHEDULES
+    from accel_parallel.pipeline.stages import SPLIT_BACKWARD
+
+    rows = []
+    for schedule in SCHEDULES:
+        stages = size if schedule in ("gpipe", "1f1b") else 2 * size
+        found = timeline(order_of(schedule, size, parts, stages), [1.0] * stages).bubble
+        waits = (size - 1) * (1 if schedule in SPLIT_BACKWARD else 3)
+        theory = waits / (waits + 3 * parts * stages // size)
+        title = f"idle under {schedule}, {size} ranks, {parts} micro-batches, ÷ theory"
+        rows.append(f"| {title} | {found / theory:.3f} | {found:.1%} | {theory:.1%} | ≤ 1.02 |")
+    return "\n".join(rows)
+
+
+ROWS = {"steps": row_of_steps, "memory": row_of_memory, "idle": rows_of_waiting}
 
 
 def main() -> None:

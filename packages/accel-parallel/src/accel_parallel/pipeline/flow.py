@@ -6,14 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from accel_core._records import record
 from accel_core._torch import fake_errors, fake_mode
@@ -103,7 +103,7 @@ class Flow:
 class Staged:
     """Mixed into the class of each block, so that a pipeline decides what a call of the block does."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the block, or what a pipeline does in its place."""
         number, calls = self.__dict__["_accel_stage"]
         plain: Callable[..., Any] = super().__call__  # type: ignore[misc]
@@ -175,7 +175,7 @@ class _Tracer:
             )
         return found
 
-    def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run one block, and return tensors that have nothing but its outputs as sources."""
         if number != len(self.outputs) or self.inside is not None:
             raise PreparationError(
@@ -205,8 +205,8 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tracer = tracer
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         tracer = self._tracer
         found = tracer.read((args, kwargs))
         if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:
@@ -271,7 +271,7 @@ def trace(
     """
     tracer = _Tracer([*blocks], [*blocks.values()], device)
     with fake_mode(), _exchanged(model, blocks, tracer), torch.random.fork_rng(devices=[]):
-        args, kwargs = tree_map(lambda value: _unfilled(value, device), batch)
+        args, kwargs = tree_map_only(torch.Tensor, partial(_unfilled, device=device), batch)
         calls.append(tracer.call)
         try:
             with _Following(tracer):
@@ -300,10 +300,8 @@ def trace(
     return Flow(tuple(map(frozenset, [*tracer.needs, end])), (*tracer.outputs, whole))
 
 
-def _unfilled(value: Any, device: torch.device) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty(value.shape, dtype=value.dtype, device=device).requires_grad_(value.requires_grad)
+def _unfilled(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).requires_grad_(tensor.requires_grad)
 
 
 @contextmanager

@@ -150,7 +150,7 @@ class Pipeline:
         """Return the parameters of the model by one name each."""
         return {canonical_name(name): parameter for name, parameter in self.model.named_parameters()}
 
-    def _called(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _called(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a batch through all stages; every rank of the pipeline calls it."""
         if self.step is not None:  # a stage's own pass
             return plain(*args, **kwargs)
@@ -472,7 +472,7 @@ class _Running:
     names: tuple[str, ...]
     next: int = 0
 
-    def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Return what a block of an earlier stage returned, run one of this stage, or end the pass."""
         if number != self.next:
             raise self.strayed(number)
@@ -528,7 +528,7 @@ class _Stage(pipelining.PipelineStage):
     """A stage that reduces gradients of shards after the last micro-batch, and after an error goes on without them."""
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+        self, bwd_chunk_id: int, loss: object = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """Compute gradients; torch sends zeros for those that are missing."""
         module: Any = self.submod
@@ -553,11 +553,11 @@ class _Leaving(torch.autograd.Function):
     """The identity, whose gradient lies in memory as it is sent."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, value: torch.Tensor) -> torch.Tensor:
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
         return gradient.contiguous()
 
 

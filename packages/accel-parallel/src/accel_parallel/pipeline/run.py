@@ -126,7 +126,7 @@ class Pipeline:
         step: _Step | None = None
         failure: AccelError | None = None
         try:
-            step = self._planned(plain, (args, kwargs), training)
+            step = self.planned(plain, (args, kwargs), training)
         except AccelError as error:
             failure = error
         self._agree("" if step is None else repr((training, step.key)), failure)
@@ -137,7 +137,7 @@ class Pipeline:
         finally:
             self.step = None
 
-    def _planned(self, plain: Callable[..., Any], batch: Call, training: bool) -> _Step:
+    def planned(self, plain: Callable[..., Any], batch: Call, training: bool) -> _Step:
         """Return what a batch needs, changing nothing.
 
         Raises:
@@ -200,17 +200,17 @@ class Pipeline:
     def _train(self, step: _Step) -> object:
         """Compute the loss of a batch and the gradients, which `backward` adds to those that are there."""
         if self._glue is None:
-            self._keep_glue(step.flows[0])
+            self.keep_glue(step.flows[0])
         held = [each for each in self.model.parameters() if each.requires_grad and id(each) not in self.elsewhere]
         before = [(parameter, parameter.grad) for parameter in held]
         for parameter in held:
             parameter.grad = None
         try:
             if self._schedule is None or self._schedule[0] != step.key:
-                self._schedule = step.key, self._scheduled(step)
+                self._schedule = step.key, self.scheduled(step)
             places = torch.arange(self.parts)
             self._schedule[1].step(index=places, target=places, return_outputs=False)
-            self._add_shared()
+            self.add_shared()
             found = [(each, each.grad) for each in held if each.grad is not None]
         finally:
             for parameter, gradient in before:
@@ -224,7 +224,7 @@ class Pipeline:
         plain = self.settings.loss_fn is None and step.flows[0].outputs[-1].structure.is_leaf()
         return loss if plain else Losses(loss=loss)
 
-    def _keep_glue(self, flow: Flow) -> None:
+    def keep_glue(self, flow: Flow) -> None:
         """Free the memory of what is outside of blocks and not needed by the stages here."""
         ranks: dict[Source, set[int]] = {}
         for stage, rank in enumerate(self.stages.ranks):
@@ -250,7 +250,7 @@ class Pipeline:
         """Return whether a norm over all stages counts a parameter here: of several holders, the first does."""
         return id(parameter) not in self.elsewhere and self.rank == min(self._shared.get(id(parameter), [self.rank]))
 
-    def _add_shared(self) -> None:
+    def add_shared(self) -> None:
         """Add up the gradients of parameters that several stages hold: everywhere in one order, so they stay equal."""
         moves: list[dist.P2POp] = []
         sums: list[tuple[nn.Parameter, dict[int, torch.Tensor]]] = []
@@ -276,7 +276,7 @@ class Pipeline:
                 total += parts[place]
             parameter.grad = total
 
-    def _scheduled(self, step: _Step) -> Any:
+    def scheduled(self, step: _Step) -> Any:
         """Return torch's schedule for batches of the shapes of this one."""
         flow, made = step.flows[0], []
         split = self.settings.schedule in SPLIT_BACKWARD

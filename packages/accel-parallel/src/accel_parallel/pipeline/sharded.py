@@ -21,7 +21,7 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.mesh import sharding_part
 from accel_parallel.sharding.recomputing import recompute
 
-__all__ = ["ShardedPipelineStrategy"]
+__all__ = ["ShardedPipelineStrategy", "SyncingStage"]
 
 
 class ShardedPipelineStrategy(PipelineStrategy):
@@ -86,11 +86,11 @@ class ShardedPipelineStrategy(PipelineStrategy):
             sharded = fully_shard(block, **arguments_of(self.plugin, self.mesh, self.world.device))
             if self.world.device.type == "cpu":
                 sharded.set_force_sum_reduction_for_comms(True)
-        pipeline.stage_type = _SyncingStage
+        pipeline.stage_type = SyncingStage
         return super().distribute(model)
 
 
-class _SyncingStage(PipelineStage):
+class SyncingStage(PipelineStage):
     """A stage whose gradients are reduced after the last micro-batch."""
 
     def backward_one_chunk(

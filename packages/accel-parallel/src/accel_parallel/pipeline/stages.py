@@ -11,7 +11,7 @@ from accel_core.errors import PreparationError
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.sharding.wrapping import repeated_blocks
 
-__all__ = ["SPLIT_BACKWARD", "Stages", "lay_out"]
+__all__ = ["SPLIT_BACKWARD", "Stages", "cut_evenly", "lay_out"]
 
 SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv_zero_bubble", "dualpipev")
 """Schedules that compute gradients of inputs and of weights apart."""
@@ -129,13 +129,18 @@ def _even(model: nn.Module, blocks: Mapping[str, nn.Module], stages: int) -> lis
     # What is listed before the blocks is mostly needed by the first, what comes after them by the last.
     sizes[0] += sum(parameter.nbytes for parameter in order[:first])
     sizes[-1] += sum(parameter.nbytes for parameter in order[first:] if id(parameter) not in inside)
-    before = [0]
+    return cut_evenly(sizes, stages)
+
+
+def cut_evenly(sizes: Sequence[float], stages: int) -> list[int]:
+    """Return the first blocks of stages of which the largest is as small as it can be."""
+    before = [0.0]
     for size in sizes:
         before.append(before[-1] + size)
     # For each number of stages, and of blocks in them: the size of the largest stage, and where the last one begins.
     best = [[(before[end], 0) for end in range(len(before))]]
     for stage in range(1, stages):
-        row = [(0, 0)] * len(before)
+        row = [(0.0, 0)] * len(before)
         for end in range(stage + 1, len(before)):
             row[end] = min((max(best[-1][start][0], before[end] - before[start]), start) for start in range(stage, end))
         best.append(row)

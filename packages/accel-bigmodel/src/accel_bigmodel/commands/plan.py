@@ -112,6 +112,11 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help="blocks with which stages begin, but the first (default: stages of about equal bytes)",
     )
     group.add_argument(
+        "--explain",
+        action="store_true",
+        help="also show what crosses each cut of pp layouts, and which ranks hold what is outside of blocks",
+    )
+    group.add_argument(
         "--timeline", default=None, metavar="FILE", help="draw when each rank of pp layouts computes what, as SVG"
     )
     group.add_argument(

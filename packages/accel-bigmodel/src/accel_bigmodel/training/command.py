@@ -155,8 +155,8 @@ def _compared(
 ) -> list[TrainingMemory]:
     """Find the memory on each layout that was named; of pipelines, under each schedule."""
     specs = parse_layouts(args.layout or "single")
-    for option in ("schedule", "microbatches", "split", "timeline"):
-        if getattr(args, option) is not None and not any(spec.size("pp") > 1 for spec in specs):
+    for option in ("schedule", "microbatches", "split", "timeline", "explain"):
+        if getattr(args, option) and not any(spec.size("pp") > 1 for spec in specs):
             raise ConfigurationError(
                 f"Only pipelines have a schedule; got --{option} and --layout {args.layout}. Name a layout with pp, or "
                 "leave it out."
@@ -215,8 +215,8 @@ def _show(
     if limit is not None:
         verdict = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
         lines += ["", f"{verdict} in {written_size(limit)}."]
-    pipelines = report.pipelines(rows)
-    lines += ["", pipelines] if pipelines else []
+    for text in (report.pipelines(rows), report.explained(rows) if args.explain else ""):
+        lines += ["", text] if text else []
     sys.stdout.write("\n".join(lines) + "\n")
     for place, made in (
         (args.svg, partial(report.svg, title, rows, limit)),

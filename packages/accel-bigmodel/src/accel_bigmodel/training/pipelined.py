@@ -1,7 +1,8 @@
 """A model on one rank of a pipeline: cut, run and torn down by the code that trains, with other ranks left out."""
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_bigmodel._torch import tree_leaves, without_votes
+from accel_bigmodel._torch import fake_mode, tree_leaves, without_votes
 from accel_bigmodel.live_bytes import LiveBytes
 from accel_bigmodel.training.sharing import SharedModel, weights_dtype
 from accel_bigmodel.training.timeline import Timeline, order_of, timeline
@@ -24,6 +25,7 @@ from accel_core.mesh.tensor import is_spread
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision.autocast import AutocastPrecision
 from accel_parallel.fsdp2.in_place import arguments_of
+from accel_parallel.pipeline.flow import Flow, stage_in, trace
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.sharded import SyncingStage
@@ -33,9 +35,21 @@ from accel_parallel.sharding.mesh import sharding_part
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.wrapping import repeated_blocks
 
-__all__ = ["PipelinePlan", "PipelinedModel", "plan_of_pipeline"]
+__all__ = ["Crossing", "PipelinePlan", "PipelinedModel", "plan_of_pipeline"]
 
 _CPU = torch.device("cpu")
+
+
+@record(frozen=True)
+class Crossing:
+    """A tensor that goes from stage to stage, for each micro-batch."""
+
+    before: str  # the first block behind the cut
+    made_by: str  # the block that returned it
+    place: int  # where in what that returned
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
 
 
 @record(frozen=True)
@@ -52,6 +66,8 @@ class PipelinePlan:
         even_work: The part of the operations that the largest of those stages has.
         timeline: When each rank computes what, by the work of stages.
         bubbles: For each schedule and number of micro-batches that it can run, the part of a step in which ranks wait.
+        crossing: What crosses each cut; gradients of the same sizes come back.
+        holders: For each parameter outside of blocks, the ranks along the axis that hold it.
     """
 
     schedule: str
@@ -65,10 +81,13 @@ class PipelinePlan:
     even_work: float
     timeline: Timeline
     bubbles: dict[str, dict[int, float]]
+    crossing: tuple[Crossing, ...]
+    holders: dict[str, tuple[int, ...]]
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON can hold it; of the timeline, the part in which ranks wait."""
-        found = {**vars(self), "bubble": self.timeline.bubble}
+        crossing = [vars(each) for each in self.crossing]
+        found = {**vars(self), "bubble": self.timeline.bubble, "crossing": crossing}
         del found["timeline"]
         return found
 
@@ -219,28 +238,57 @@ def work_of(model: nn.Module, blocks: Iterable[nn.Module], inputs: torch.Tensor)
     return [(end - begin) / total for begin, end in zip([0, *ends], ends, strict=False)]
 
 
+def _flow_of(model: nn.Module, workload: TrainingWorkload, samples: int, dtype: torch.dtype | None) -> Flow:
+    """Return what a forward pass of a micro-batch computes from what."""
+    blocks = repeated_blocks(model)
+    like = workload.inputs(1, workload.sequence, dtype)
+    batch = call_of(model, like.expand(samples, *like.shape[1:]))
+    return trace(model, model.forward, blocks, stage_in([*blocks.values()]), batch, _CPU)
+
+
+def _crossings(stages: Stages, flow: Flow) -> Iterator[Crossing]:
+    for start in stages.starts[1:]:
+        for block, place in flow.crossing(start):
+            leaf = flow.leaf((block, place))
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
+            yield Crossing(stages.blocks[start], stages.blocks[block], place, leaf.shape, dtype, nbytes)
+
+
+def _holders(stages: Stages, flow: Flow) -> dict[str, tuple[int, ...]]:
+    found: dict[str, set[int]] = {}
+    for stage, rank in enumerate(stages.ranks):
+        for source in flow.needed(*stages.span(stage)):
+            if isinstance(source, str):
+                found.setdefault(source, set()).add(rank)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+
+
 def plan_of_pipeline(
     model: nn.Module,
+    give_device: Callable[[nn.Module], None],
     spec: LayoutSpec,
     workload: TrainingWorkload,
-    inputs: torch.Tensor,
     found: Sequence[tuple[int, dict[str, int]]],
     backward: float,
 ) -> PipelinePlan:
     """Find how long ranks wait, and how the work is shared out.
 
     Args:
-        model: The model, untouched.
+        model: The model, on the meta device.
+        give_device: What lets it be on a device without memory, as a forward pass on tensors without memory needs it.
         spec: The layout.
         workload: The training step.
-        inputs: A micro-batch.
         found: For each rank along the axis, the most bytes alive at once, and what they are for.
         backward: What a backward pass takes, in forward passes.
     """
     settings, ranks = settings_of(model, workload), spec.size("pp")
     stages = lay_out(model, settings, ranks)
-    blocks = repeated_blocks(model)
-    work = work_of(model, blocks.values(), inputs)
+    dtype = weights_dtype(spec, workload)
+    flow = _flow_of(model, workload, workload.batch // spec.layout().replicas // stages.parts, dtype)
+    with fake_mode():
+        give_device(model)
+        work = work_of(model, repeated_blocks(model).values(), workload.inputs(1, workload.sequence, dtype))
     whole = replace(settings, split=None)
     bubbles: dict[str, dict[int, float]] = {}
     for schedule in SCHEDULES:
@@ -262,6 +310,8 @@ def plan_of_pipeline(
         max(_shares(even, work)),
         _timeline(stages, settings.schedule, work, ranks, backward),
         bubbles,
+        tuple(_crossings(stages, flow)),
+        _holders(stages, flow),
     )
 
 

@@ -90,12 +90,17 @@ def predict(
     largest = max(found, key=lambda each: each.peak)
     if len(ranks) == 1:
         return largest
-    with _traced(model := make_model()), fake_mode():
-        _give_device(model, weights_dtype(spec, workload), workload.dtype)
-        peaks = [(each.peak, each.at_peak) for each in found]
-        inputs = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))
-        backward = _RECOMPUTED if checkpointing else _BACKWARD
-        return replace(largest, pipeline=plan_of_pipeline(model, spec, workload, inputs, peaks, backward))
+    dtype = weights_dtype(spec, workload)
+    with _traced(model := make_model()):
+        plan = plan_of_pipeline(
+            model,
+            lambda each: _give_device(each, dtype, workload.dtype),
+            spec,
+            workload,
+            [(each.peak, each.at_peak) for each in found],
+            _RECOMPUTED if checkpointing else _BACKWARD,
+        )
+    return replace(largest, pipeline=plan)
 
 
 @contextmanager

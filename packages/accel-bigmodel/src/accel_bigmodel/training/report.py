@@ -9,7 +9,7 @@ from accel_bigmodel.training.prediction import PURPOSES, TrainingMemory
 from accel_bigmodel.training.timeline import draw
 from accel_core.modules.sizes import written_size
 
-__all__ = ["described", "pipelines", "svg", "table", "timelines", "to_json"]
+__all__ = ["described", "explained", "pipelines", "svg", "table", "timelines", "to_json"]
 
 
 def described(found: TrainingMemory) -> str:
@@ -78,6 +78,23 @@ def _bubbles(layout: str, plan: PipelinePlan) -> str:
     for schedule, found in plan.bubbles.items():
         lines.append([schedule, *(f"{found[parts]:.1%}" if parts in found else "-" for parts in counts)])
     return f"The part of a step in which ranks wait:\n\n{_drawn(lines)}"
+
+
+def explained(rows: Sequence[TrainingMemory]) -> str:
+    """Draw for each pipeline what crosses its cuts, and which ranks hold what is outside of blocks."""
+    return "\n\n".join(_explained(described(row), row.pipeline) for row in rows if row.pipeline is not None)
+
+
+def _explained(name: str, plan: PipelinePlan) -> str:
+    lines = [["before", "what", "shape", "dtype", "bytes"]]
+    for each in plan.crossing:
+        shape = "x".join(map(str, each.shape))
+        what = f"output {each.place} of {each.made_by}"
+        lines.append([each.before, what, shape, each.dtype, written_size(each.nbytes)])
+    held = [["outside of blocks", "ranks"]]
+    held += [[parameter, ", ".join(map(str, ranks))] for parameter, ranks in plan.holders.items()]
+    text = f"{name}: what crosses each cut, for each micro-batch; gradients come back:\n\n{_drawn(lines)}"
+    return f"{text}\n\n{_drawn(held)}" if plan.holders else text
 
 
 def timelines(rows: Sequence[TrainingMemory]) -> str:

@@ -1,6 +1,7 @@
 """`accel plan --train` on the command line."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -64,7 +65,7 @@ def test_pipelines_are_planned_with_their_stages_schedules_and_a_drawing(
     """What each rank holds, how long it waits under each schedule, and when it computes what: as text, JSON, SVG."""
     files = ["--json", str(tmp_path / "plan.json"), "--timeline", str(tmp_path / "time.svg")]
     arguments = ["--layout", "single,pp2", "--schedule", "gpipe,1f1b", "--microbatches", "4", "--checkpointing", "no"]
-    assert main([*MODEL, "--batch", "8", *arguments, *files]) == 0
+    assert main([*MODEL, "--batch", "8", "--explain", *arguments, *files]) == 0
     out = capsys.readouterr().out
     single, *found = json.loads((tmp_path / "plan.json").read_text())["layouts"]
     assert single["pipeline"] is None
@@ -76,6 +77,14 @@ def test_pipelines_are_planned_with_their_stages_schedules_and_a_drawing(
         name = f"pp2, {plan['schedule']}"
         assert f"{name}, 4 micro-batches: ranks wait for {plan['bubble']:.1%} of a step." in out
         assert plan["bubbles"][plan["schedule"]]["4"] == plan["bubble"]
+        (crossing,) = plan["crossing"]
+        assert crossing == {
+            "before": "blocks.1", "made_by": "blocks.0", "place": 0, "shape": [2, 32, 16], "dtype": "float32",
+            "nbytes": 4 * 2 * 32 * 16,
+        }  # fmt: skip
+        assert plan["holders"] == {"embedding.weight": [0, 1]}, "the head's is the embedding's"
+        assert re.search(r"blocks.1 +output 0 of blocks.0 +2x32x16 +float32 +4.00 KiB\n", out)
+        assert re.search(r"embedding.weight +0, 1\n", out)
     assert "dualpipev" not in found[0]["pipeline"]["bubbles"], "two blocks are no four stages"
     drawn = ElementTree.fromstring((tmp_path / "time.svg").read_text())
     titles = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}title")]

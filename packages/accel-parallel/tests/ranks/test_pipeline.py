@@ -340,7 +340,7 @@ def stopped(place: Path) -> None:
 def test_checkpoints_of_stages_continue_on_other_stages_in_one_process_and_in_shards(
     tmp_path: Path, ranks: int
 ) -> None:
-    """Losses after a checkpoint of two or four stages are those of a run that was never stopped, wherever it goes on."""
+    """Losses after a checkpoint of stages are those of a run that was never stopped, wherever it goes on."""
     _, losses = alone(net(), data(), squares)
     assert run_on(stopped, ranks, (tmp_path,)) is None
     for kind, size in (("stages", 2), ("whole", 1), ("fsdp", 2)):

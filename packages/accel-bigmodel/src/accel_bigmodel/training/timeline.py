@@ -103,11 +103,12 @@ _STYLE = """
 text { font-family: system-ui, "Segoe UI", Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2328; }
 .title { font-size: 13px; font-weight: 600; }
 .note { font-size: 11px; fill: #59636e; }
-.part { font-size: 10px; text-anchor: middle; fill: #ffffff; }
-.second .part { fill: #1f2328; }
+g text { font-size: 10px; text-anchor: middle; }
+.first text { fill: #ffffff; }
+.second text { fill: #1f2328; }
 .paper { fill: #ffffff; }
 .idle { fill: #eff2f5; }
-.work { stroke: #ffffff; stroke-width: 1; }
+g rect { stroke: #ffffff; stroke-width: 1; }
 .F { fill: #2f6aa8; } .B { fill: #b3541e; } .I { fill: #a03d6d; } .W { fill: #357a45; }
 .second .F { fill: #9cc3ea; } .second .B { fill: #f3b48c; } .second .I { fill: #e8a8c8; } .second .W { fill: #9fd3ab; }
 @media (prefers-color-scheme: dark) {
@@ -115,7 +116,7 @@ text { fill: #e6edf3; }
 .note { fill: #9198a1; }
 .paper { fill: #0d1117; }
 .idle { fill: #262c36; }
-.work { stroke: #0d1117; }
+g rect { stroke: #0d1117; }
 }
 """
 
@@ -159,12 +160,16 @@ def _panel(found: Timeline, top: float, scale: float) -> list[str]:
         width = scale * found.length
         lines.append(f'<text class="note" x="10" y="{y + 14:.1f}">rank {rank}</text>')
         lines.append(f'<rect class="idle" x="{_LEFT}" y="{y:.1f}" width="{width:.1f}" height="{_ROW - 2}"/>')
-        for slot in own:
-            x, wide = _LEFT + scale * slot.begin, scale * (slot.end - slot.begin)
-            kind, part = slot.work.kind, slot.work.part
-            shade = "first" if slot.work.stage == first else "second"
-            what = f"{_WORDS[kind]} of micro-batch {part}, stage {slot.work.stage}"
-            number = f'<text class="part" x="{x + wide / 2:.1f}" y="{y + 14:.1f}">{part}</text>' if wide > 9 else ""
-            place = f'x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{_ROW - 2}"'
-            lines.append(f'<g class="{shade}"><title>{what}</title><rect class="work {kind}" {place}/>{number}</g>')
+        for stage in sorted({slot.work.stage for slot in own}):
+            lines.append(f'<g class="{"first" if stage == first else "second"}">')
+            lines += [_box(slot, y, scale) for slot in own if slot.work.stage == stage]
+            lines.append("</g>")
     return lines
+
+
+def _box(slot: Slot, y: float, scale: float) -> str:
+    x, wide = _LEFT + scale * slot.begin, scale * (slot.end - slot.begin)
+    stage, kind, part = slot.work
+    place = f'x="{x:.1f}" y="{y:g}" width="{wide:.1f}" height="{_ROW - 2}"'
+    number = f'<text x="{x + wide / 2:.1f}" y="{y + 14:g}">{part}</text>' if wide > 9 else ""
+    return f'<rect class="{kind}" {place}><title>{_WORDS[kind]} {part}, stage {stage}</title></rect>{number}'

@@ -88,7 +88,7 @@ def test_pipelines_are_planned_with_their_stages_schedules_and_a_drawing(
     assert "dualpipev" not in found[0]["pipeline"]["bubbles"], "two blocks are no four stages"
     drawn = ElementTree.fromstring((tmp_path / "time.svg").read_text())
     titles = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles.count("forward of micro-batch 3, stage 1") == 2
+    assert titles.count("forward 3, stage 1") == 2
 
 
 def test_options_of_stage_3_are_read(tmp_path: Path) -> None:

@@ -69,5 +69,5 @@ def test_a_drawing_has_a_row_for_each_rank_and_a_box_for_all_that_it_does() -> N
     assert f"{step.bubble:.1%} of the time idle" in words
     titles = [each.text for each in root.iter(f"{name}title")]
     assert len(titles) == 2 * 4 * 2 * 3 + 2 * 4 * 2
-    assert "gradients of weights of micro-batch 3, stage 3" in titles
+    assert "gradients of weights 3, stage 3" in titles
     assert "prefers-color-scheme: dark" in drawn

@@ -120,9 +120,8 @@ def near(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
 
 
-@world(2, quiet=12)
-def test_every_schedule_trains_as_one_process_does() -> None:
-    """Weights after five steps, with one that the first and the last stage hold, and the losses, on all ranks."""
+def every_schedule() -> None:
+    """Compare weights after five steps, with one that the first and the last stage hold, and the losses."""
     wanted, losses = alone(net(), data(), squares)
     for schedule in SCHEDULES:
         # Once, the other rank has no values, and gets those of the first.
@@ -131,6 +130,14 @@ def test_every_schedule_trains_as_one_process_does() -> None:
         found, own, *_ = piped(model, data(), schedule=schedule, loss_fn=squares)
         assert near(found, wanted) <= 1e-6, schedule
         assert own == pytest.approx(losses, abs=1e-6), schedule
+
+
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(4, marks=pytest.mark.full("another case of a grid"))], ids=lambda each: f"pp{each}"
+)
+def test_every_schedule_trains_as_one_process_does(ranks: int) -> None:
+    """Weights after five steps and losses, on all ranks, of two and of four; one to two stages on each."""
+    assert run_on(every_schedule, ranks, (), quiet=6 * ranks) is None
 
 
 def small(kind: str) -> nn.Module:
@@ -460,10 +467,13 @@ def stopped(place: Path) -> None:
     assert {id(each) for each in run._optimizers[0].optimizer.state} == held
 
 
-def test_checkpoints_of_stages_continue_on_other_stages_in_one_process_and_in_shards(tmp_path: Path) -> None:
-    """Losses after a checkpoint are those of a run that was never stopped, wherever it goes on."""
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full("another case of a grid"))])
+def test_checkpoints_of_stages_continue_on_other_stages_in_one_process_and_in_shards(
+    tmp_path: Path, ranks: int
+) -> None:
+    """Losses after a checkpoint of stages are those of a run that was never stopped, wherever it goes on."""
     _, losses = alone(net(), data(), squares)
-    assert run_on(stopped, 2, (tmp_path,)) is None
+    assert run_on(stopped, ranks, (tmp_path,)) is None
     for kind, size in (("stages", 2), ("whole", 1), ("fsdp", 2)):
         assert run_on(resumed, size, (tmp_path / "first", losses, kind)) is None
     assert near(*(merged(tmp_path / f"first-{kind}") for kind in ("stages", "fsdp"))) <= 1e-6

@@ -30,7 +30,7 @@ from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages
 from accel_parallel.sharding.loading import Empty
 from accel_parallel.sharding.wrapping import repeated_blocks
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "Stage"]
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Pipeline:
         self._signature = inspect.signature(model.forward)
         self.scaler: torch.amp.GradScaler | None = None  # of fp16
         self.shows_whole = False  # whether state dicts have what other ranks hold
+        self.stage_type: type[pipelining.PipelineStage] = Stage
         self.step: _Step | None = None
 
     def make(self) -> None:
@@ -157,7 +158,7 @@ class Pipeline:
         step: _Step | None = None
         failure: Exception | None = None
         try:
-            step = self._planned(plain, (args, kwargs), torch.is_grad_enabled() and self.model.training)
+            step = self.planned(plain, (args, kwargs), torch.is_grad_enabled() and self.model.training)
         except Exception as error:
             failure = error
         key = zlib.crc32(repr(step and step.key).encode()) >> 8  # a float is exact up to 24 bits
@@ -174,7 +175,7 @@ class Pipeline:
         finally:
             self.step = None
 
-    def _planned(self, plain: Callable[..., Any], batch: Call, training: bool) -> _Step:
+    def planned(self, plain: Callable[..., Any], batch: Call, training: bool) -> _Step:
         """Return what a batch needs, or refuse it, changing nothing."""
         empty = [name for name in self._empty if local_part(self.model.get_parameter(name)).flatten()[:1].isnan().any()]
         if empty:
@@ -245,10 +246,9 @@ class Pipeline:
     def _train(self, step: _Step) -> object:
         """Compute the loss of a batch and the gradients, which `backward` adds to those that are there."""
         if self._glue is None:
-            self._decide(step.flows[0])
-            self.free(self.model)
+            self.keep_glue(step.flows[0])
         if self._schedule is None or self._schedule.key != step.key:
-            self._schedule = self._scheduled(step)
+            self._schedule = self.scheduled(step)
         scheduled = self._schedule
         before = [parameter.grad for parameter in scheduled.trained]
         for parameter in scheduled.trained:
@@ -258,7 +258,7 @@ class Pipeline:
             scheduled.schedule.step(index=places, target=places, return_outputs=False)
             total = torch.stack(step.losses).sum() if step.losses else torch.zeros((), device=self.device)
             total = self._meet(total, step.failure)[self.stages.ranks[-1]]
-            self._add_shared(scheduled.shared)
+            self.add_shared(scheduled.shared)
             found = [(each, each.grad) for each in scheduled.trained if each.grad is not None]
         finally:
             for parameter, gradient in zip(scheduled.trained, before, strict=True):
@@ -267,6 +267,11 @@ class Pipeline:
         loss = _Add.apply(anchor, total, scale, found)  # type: ignore[no-untyped-call]
         plain = self.settings.loss_fn is None and step.flows[0].outputs[-1].structure.is_leaf()
         return loss if plain else Losses(loss=loss)
+
+    def keep_glue(self, flow: Flow) -> None:
+        """Free the memory of what is outside of blocks and not needed by the stages here."""
+        self._decide(flow)
+        self.free(self.model)
 
     def _decide(self, flow: Flow) -> None:
         """Find out which ranks hold what is outside of blocks: those of the stages that compute with it."""
@@ -284,7 +289,7 @@ class Pipeline:
         self._glue = {name: tuple(sorted(ranks.get(name, {0}))) for name in names}
         self._holders = None
 
-    def _add_shared(self, shared: Sequence[nn.Parameter]) -> None:
+    def add_shared(self, shared: Sequence[nn.Parameter]) -> None:
         """Add up the gradients of parameters that several stages hold: everywhere in one order, so they stay equal."""
         moves: list[dist.P2POp] = []
         sums: list[list[torch.Tensor]] = []
@@ -301,9 +306,9 @@ class Pipeline:
         for parameter, parts in zip(shared, sums, strict=True):
             parameter.grad = reduce(torch.add, parts)
 
-    def _scheduled(self, step: _Step) -> _Scheduled:
+    def scheduled(self, step: _Step) -> _Scheduled:
         """Return torch's schedule for batches of the shapes of this one."""
-        flow, made = step.flows[0], list[_Stage]()
+        flow, made = step.flows[0], list[pipelining.PipelineStage]()
         split = self.settings.schedule in SPLIT_BACKWARD
         for stage in self.own:
             span, last = self.stages.span(stage), stage == self.stages.count - 1
@@ -318,7 +323,7 @@ class Pipeline:
             apart = None if chain or not split or not stage else lambda: lambda: None
             module = _StageModule(self, stage, len(crossing), self._trained(flow, span))
             own = self.stages.count, self.device, inputs, outputs
-            made.append(_Stage(module, stage, *own, group=self.group, dw_builder=apart))
+            made.append(self.stage_type(module, stage, *own, group=self.group, dw_builder=apart))
         kind = getattr(pipelining, SCHEDULES[self.settings.schedule])
         several = self.stages.count > self.group.size()
         schedule = kind(
@@ -340,10 +345,7 @@ class Pipeline:
         After an error only memory leaves a stage, so that no other rank waits.
         """
         step = self.step
-        if step is None:
-            raise StateError(
-                "A stage runs inside of a step of its pipeline; got a call from elsewhere. Call the model."
-            )
+        assert step is not None  # schedules run inside of one
         flow, last = step.flows[part], stage == self.stages.count - 1
         end = self.stages.span(stage)[1]
 
@@ -368,9 +370,9 @@ class Pipeline:
             self.calls.remove(running.call)
         if running.next != span[1]:
             raise running.strayed(running.next)
-        return self._loss_of(step, part, result) if step.training else result
+        return self.loss_of(step, part, result) if step.training else result
 
-    def _loss_of(self, step: _Step, part: int, result: object) -> torch.Tensor:
+    def loss_of(self, step: _Step, part: int, result: object) -> torch.Tensor:
         """Return what a micro-batch adds to the loss of its batch."""
         loss_fn = self.settings.loss_fn
         loss = loss_in(result if loss_fn is None else loss_fn(result, step.named[part]))
@@ -524,7 +526,7 @@ class _StageModule(nn.Module):
         return tuple(each.clone() for each in result) if split and isinstance(result, tuple) else result
 
 
-class _Stage(pipelining.PipelineStage):
+class Stage(pipelining.PipelineStage):
     """A stage that reduces gradients of shards after the last micro-batch, and after an error goes on without them."""
 
     def backward_one_chunk(

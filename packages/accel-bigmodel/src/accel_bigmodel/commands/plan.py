@@ -103,6 +103,29 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         "its own)",
     )
     group.add_argument(
+        "--schedule", default=None, metavar="NAME,...", help="schedules of pp layouts to compare (default: 1f1b)"
+    )
+    group.add_argument(
+        "--microbatches",
+        default=None,
+        metavar="N",
+        help="into how many a batch is divided, for pp layouts (default: two for each rank along pp)",
+    )
+    group.add_argument(
+        "--split",
+        default=None,
+        metavar="NAME,...",
+        help="blocks with which stages begin, but the first (default: stages of about equal bytes)",
+    )
+    group.add_argument(
+        "--explain",
+        action="store_true",
+        help="also show what crosses each cut of pp layouts, and which ranks hold what is outside of blocks",
+    )
+    group.add_argument(
+        "--timeline", default=None, metavar="FILE", help="draw when each rank of pp layouts computes what, as SVG"
+    )
+    group.add_argument(
         "--device",
         default=None,
         choices=("accelerator", "cpu"),

@@ -397,6 +397,21 @@ def test_guesses_change_no_output_and_are_counted(load: Callable[..., nn.Module]
         load(None, {"": "cpu"}, expert_lookahead=True)
 
 
+def test_a_layer_with_more_inputs_than_tokens_is_not_run_for_a_guess(
+    load: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else it takes is not known before it is called."""
+    own = Mixture.forward
+    monkeypatch.setattr(Mixture, "forward", lambda self, tokens, scale: own(self, tokens) * scale)
+    model = load(expert_lookahead=True).eval()
+    tokens = TOKENS
+    with torch.no_grad():
+        for _ in range(2):
+            for layer in model[:LAYERS]:  # type: ignore[index]
+                tokens = layer(tokens, 0.5)
+    assert model.expert_report().guessed == model.expert_report().guessed_wrong == 0  # type: ignore[operator]
+
+
 def test_a_guess_that_fails_fails_where_the_weights_are_needed(load: Callable[..., nn.Module], tmp_path: Path) -> None:
     """A file that changed raises in the forward that reads it, not in the thread that fetched ahead."""
     model = load("1MiB", expert_lookahead=True).eval()

@@ -92,13 +92,15 @@ def look_ahead(model: nn.Module, names: Sequence[str]) -> None:
     stacked = [name for name in names if "_old_forward" in model.get_submodule(name).__dict__]
     for name, following in pairwise(stacked):
         block = model.get_submodule(following.rpartition(".")[0])
-        block.register_forward_pre_hook(_note_form)
+        block.register_forward_pre_hook(_note_form, with_kwargs=True)
         model.get_submodule(name).__dict__["_old_forward"].following = block
 
 
-def _note_form(block: nn.Module, args: tuple[Any, ...]) -> None:
-    if args and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
-        block.__dict__["_accel_form"] = args[0].dim(), args[0].shape[-1], args[0].dtype, args[0].device
+def _note_form(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    form = None  # what takes more than tokens cannot be run for a guess
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
+        form = args[0].dim(), args[0].shape[-1], args[0].dtype, args[0].device
+    block.__dict__["_accel_form"] = form
 
 
 def attach_experts_hook(module: nn.Module, hook: ExpertsHook) -> None:

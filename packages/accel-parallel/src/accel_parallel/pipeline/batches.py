@@ -113,20 +113,25 @@ def loss_in(outputs: object) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) and not found.dim() else None
 
 
-def joined(outputs: Outputs, parts: Sequence[Sequence[Any]], shares: Sequence[float], counts: Sequence[int]) -> Any:
-    """Put together the tensors that a model returned for parts: rows one after the other, means of scalars."""
+def joined(
+    outputs: Sequence[Outputs], parts: Sequence[Sequence[Any]], shares: Sequence[float], counts: Sequence[int]
+) -> Any:
+    """Put together what a model returned for parts: rows one after the other, means of scalars, None where it is not.
+
+    All ranks look at the shapes in `outputs`, so that none goes on alone.
+    """
     made: list[Any] = []
-    for place, leaf in enumerate(outputs.leaves):
+    for place, leaf in enumerate(outputs[0].leaves):
         own = [part[place] for part in parts]
-        if not isinstance(leaf, Leaf) or own[0] is None:
-            made.append(None if isinstance(leaf, Leaf) else leaf)
+        if not isinstance(leaf, Leaf):
+            made.append(leaf)
         elif not leaf.shape:
             made.append(sum(value * share for value, share in zip(own, shares, strict=True)))
-        elif all(value.shape[0] == count for value, count in zip(own, counts, strict=True)):
-            made.append(torch.cat(own))
-        else:
+        elif any(each.leaves[place].shape[0] != count for each, count in zip(outputs, counts, strict=True)):
             raise DataError(
                 "What a pipeline returns for micro-batches has a row for each sample, or is a scalar; got a tensor of "
                 f"shape {leaf.shape} for {counts[0]} samples. Return no such tensor."
             )
-    return tree_unflatten(made, outputs.structure)
+        else:
+            made.append(None if own[0] is None else torch.cat(own))
+    return tree_unflatten(made, outputs[0].structure)

@@ -51,6 +51,10 @@ class Leaf:
         """Return memory for such a tensor."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
+    def like(self, device: torch.device | str) -> torch.Tensor:
+        """Return memory for such a tensor, which needs a gradient where it does."""
+        return self.empty(device).requires_grad_(self.requires_grad)
+
     def placeholder(self, device: torch.device) -> torch.Tensor:
         """Return a tensor of this shape that has the memory of one element."""
         return _element(self.dtype, device).expand(self.shape)
@@ -193,8 +197,7 @@ class _Tracer:
         return self.outputs[-1].filled(lambda place, leaf: self._fresh(leaf, (number, place)))
 
     def _fresh(self, leaf: Leaf, source: Source) -> torch.Tensor:
-        made = leaf.empty(self.device)
-        return self.mark(made.requires_grad_() if leaf.requires_grad else made, {source})
+        return self.mark(leaf.like(self.device), {source})
 
 
 class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]

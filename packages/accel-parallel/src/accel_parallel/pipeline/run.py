@@ -34,10 +34,8 @@ __all__ = ["Pipeline", "Stage"]
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
-_FLOWS = 64
-"""Shapes of batches whose flow is remembered."""
-_TORCHS_OWN = "Failed to run stage backward"
-"""What torch says around an error of a backward pass."""
+_FLOWS = 64  # shapes of batches whose flow is remembered
+_TORCHS_OWN = "Failed to run stage backward"  # around an error of a backward pass
 
 
 class _Reached(BaseException):
@@ -89,7 +87,7 @@ class Pipeline:
 
         def unknown(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
             if id(tensor) in empty:
-                return torch.full_like(tensor, torch.nan, device=device)
+                return torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0, device=device)
             return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
 
         self.model.apply(Empty(self.device, make=unknown))
@@ -190,11 +188,8 @@ class Pipeline:
         # What forward does not take is for `loss_fn` alone.
         takes_all = self.settings.loss_fn is None or inspect.Parameter.VAR_KEYWORD in kinds.values()
         own = [(args, {n: each for n, each in kwargs.items() if takes_all or n in kinds}) for args, kwargs in parts]
-        state = (
-            training,
-            torch.is_autocast_enabled(self.device.type),
-            bytes(each.requires_grad for each in self.model.parameters()),
-        )
+        trained = bytes(each.requires_grad for each in self.model.parameters())
+        state = training, torch.is_autocast_enabled(self.device.type), trained
         # Parts of as many samples compute alike.
         alike = {count: (each, (*state, shapes(each))) for count, each in dict(zip(counts, own, strict=True)).items()}
         found = {count: self._flow_of(each, training, key) for count, (each, key) in alike.items()}
@@ -314,10 +309,8 @@ class Pipeline:
             span, last = self.stages.span(stage), stage == self.stages.count - 1
             crossing = flow.crossing(span[0]) if stage else ()
             leaving = [Leaf((), torch.float32, True)] if last else [flow.leaf(each) for each in flow.crossing(span[1])]
-            inputs, outputs = (  # torch looks at shapes and formats
-                tuple(leaf.empty("meta").requires_grad_(leaf.requires_grad) for leaf in leaves)
-                for leaves in ([flow.leaf(source) for source in crossing], leaving)
-            )
+            leaves = [flow.leaf(source) for source in crossing], leaving
+            inputs, outputs = (tuple(leaf.like("meta") for leaf in each) for each in leaves)
             # torch computes gradients of weights apart where a chain of layers leads from one input to one output.
             chain = len(crossing) == 1 and not any(isinstance(each, str) for each in flow.needed_inside(*span))
             apart = None if chain or not split or not stage else lambda: lambda: None
@@ -346,11 +339,10 @@ class Pipeline:
         """
         step = self.step
         assert step is not None  # schedules run inside of one
-        flow, last = step.flows[part], stage == self.stages.count - 1
-        end = self.stages.span(stage)[1]
+        flow, end = step.flows[part], self.stages.span(stage)[1]
 
         def instead() -> Any:
-            if last:
+            if stage == self.stages.count - 1:
                 return torch.zeros((), device=self.device, requires_grad=step.training)
             return tuple(flow.leaf(source).empty(self.device) for source in flow.crossing(end))
 
@@ -396,6 +388,8 @@ class Pipeline:
         results: dict[tuple[int, int], Any] = {}
         for stage in self.own:
             before, after = (self.stages.ranks[each] for each in (stage - 1, (stage + 1) % self.stages.count))
+            # NCCL takes the moves of two ranks in one order: where these send each other, after a stage received all.
+            late, leaving = len(self.own) > 1 and before == after, list[torch.Tensor]()
             for part, flow in enumerate(step.flows):
                 received = results.pop((stage - 1, part), ())
                 if stage and before != self.rank:
@@ -406,7 +400,10 @@ class Pipeline:
                 if stage == self.stages.count - 1 or after == self.rank:
                     results[stage, part] = result
                 else:
-                    sent += [(dist.isend(each, self._peer(after), group=self.group), each) for each in result]
+                    leaving += result
+                if not late or part == len(step.flows) - 1:
+                    sent += [(dist.isend(each, self._peer(after), group=self.group), each) for each in leaving]
+                    leaving = []
         for work, _ in sent:
             work.wait()
         self._meet(torch.zeros((), device=self.device), step.failure)
@@ -424,7 +421,7 @@ class Pipeline:
                     sent = leaf.empty(self.device) if value is None else value.contiguous()
                     dist.broadcast(sent, self._peer(self.stages.ranks[-1]), group=self.group)
                     made[number] = sent
-        return joined(step.flows[0].outputs[-1], everywhere, step.shares, step.counts)
+        return joined([flow.outputs[-1] for flow in step.flows], everywhere, step.shares, step.counts)
 
 
 @record

@@ -28,7 +28,6 @@ from accel_parallel.fsdp2.in_place import arguments_of
 from accel_parallel.pipeline.flow import Flow, stage_in, trace
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.pipeline.run import Pipeline
-from accel_parallel.pipeline.sharded import SyncingStage
 from accel_parallel.pipeline.stages import Stages, cut_evenly, lay_out
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.mesh import sharding_part
@@ -121,7 +120,6 @@ class PipelinedModel(SharedModel):
         if checkpointing:
             recompute(own, offload=False)
         if self._sharded:
-            self.pipeline.stage_type = SyncingStage
             plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
             arguments: dict[str, Any] = arguments_of(plugin, sharding_part(mesh), _CPU)
             for block in own:
@@ -141,8 +139,7 @@ class PipelinedModel(SharedModel):
     def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
         """Free what other ranks hold."""
         self.pipeline.note = note
-        for block in self.pipeline.foreign:
-            self.pipeline.let_go(block)
+        self.pipeline.free(self.model)
 
     def run(self, inputs: torch.Tensor, counter: LiveBytes) -> None:
         """Run all micro-batches of a batch forward and backward, and add their gradients to those that are there."""
@@ -154,14 +151,16 @@ class PipelinedModel(SharedModel):
             pipeline.keep_glue(step.flows[0])
             pipeline.stage_type = self._counted(counter)
             self._schedule = pipeline.scheduled(step)
-        held = [each for each in self.model.parameters() if each.requires_grad and id(each) not in pipeline.elsewhere]
+        held = self._schedule.trained
         before = [each.grad for each in held]
         for parameter in held:
             parameter.grad = None
         counter.purpose = "communication"
-        self._schedule.step(target=torch.zeros(pipeline.parts), return_outputs=False)
+        self._schedule.schedule.step(target=torch.zeros(pipeline.stages.parts), return_outputs=False)
         self._sent.clear()
-        pipeline.add_shared()
+        if step.failure is not None:
+            raise step.failure
+        pipeline.add_shared(self._schedule.shared)
         for parameter, gradient in zip(held, before, strict=True):
             if gradient is not None and parameter.grad is not None:
                 gradient.add_(parameter.grad)

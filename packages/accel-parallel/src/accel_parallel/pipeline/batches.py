@@ -50,11 +50,7 @@ def shapes(batch: Call) -> tuple[Any, ...]:
 def divide(batch: Call, parts: int, *, equal: bool) -> tuple[list[Call], list[int]]:
     """Divide a batch along the first dim of its tensors; a tensor with one row there goes into every part.
 
-    Returns:
-        The parts, and the number of samples of each.
-
-    Raises:
-        DataError: It has no samples, or cannot be divided so.
+    Returns the parts, and the number of samples of each.
     """
     leaves, structure = tree_flatten(batch)
     sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
@@ -82,9 +78,6 @@ def weights(model: torch.nn.Module, named: Sequence[Mapping[str, Any]], counts: 
 
     A loss is a mean over samples, or over labels that are not -100. Where the caller says over how many labels losses
     are divided, each part has its share already.
-
-    Raises:
-        DataError: A part has no label that counts.
     """
     if named[0].get("num_items_in_batch") is not None:
         return [1.0] * len(counts)
@@ -121,16 +114,12 @@ def loss_in(outputs: object) -> torch.Tensor | None:
 
 
 def joined(outputs: Outputs, parts: Sequence[Sequence[Any]], shares: Sequence[float], counts: Sequence[int]) -> Any:
-    """Put together the tensors that a model returned for parts of a batch: rows one after the other, means of scalars.
-
-    Raises:
-        DataError: A tensor has neither a row for each sample, nor one element.
-    """
+    """Put together the tensors that a model returned for parts: rows one after the other, means of scalars."""
     made: list[Any] = []
     for place, leaf in enumerate(outputs.leaves):
         own = [part[place] for part in parts]
-        if not isinstance(leaf, Leaf):
-            made.append(leaf)
+        if not isinstance(leaf, Leaf) or own[0] is None:
+            made.append(None if isinstance(leaf, Leaf) else leaf)
         elif not leaf.shape:
             made.append(sum(value * share for value, share in zip(own, shares, strict=True)))
         elif all(value.shape[0] == count for value, count in zip(own, counts, strict=True)):

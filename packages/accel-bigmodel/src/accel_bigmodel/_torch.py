@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from accel_core.host.versions import is_torch_version
 
@@ -22,13 +22,16 @@ __all__ = [
     "fake_mode",
     "fake_store",
     "make_subclass",
+    "make_wrapper",
     "schedule_order",
     "tree_leaves",
+    "tree_map_only",
     "without_greetings",
     "without_votes",
 ]
 
 make_subclass = torch.Tensor._make_subclass
+make_wrapper = torch.Tensor._make_wrapper_subclass
 
 
 def fake_mode() -> Any:
@@ -97,11 +100,16 @@ PRIVATE_NAMES = {
         "A leaf of a parameter's own class is made of data that lies where it has to; `as_subclass` stays attached to "
         "the history of the data, and a class's constructor may take other arguments."
     ),
+    "torch:Tensor._make_wrapper_subclass": (
+        "A packed weight has the shape and dtype of its values and other bytes; torch's page on subclasses names no "
+        "other way to make a tensor without memory of its own."
+    ),
     "torch.utils._python_dispatch:TorchDispatchMode": (
         "Every tensor that a forward makes is counted, those of operations inside of others too; the public "
         "`TorchFunctionMode` sees calls from Python alone."
     ),
     "torch.utils._pytree:tree_leaves": "What an operation returns is looked through however torch nests it.",
+    "torch.utils._pytree:tree_map_only": "Packed weights are unpacked wherever an operation takes them, in lists too.",
     "torch:Tensor._version": (
         "Torch's count of writes says whether a weight was written to; comparing values would read all of them."
     ),

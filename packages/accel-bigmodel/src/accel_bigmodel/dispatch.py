@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index
+from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index, packed_for
 from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.expert_cache import device_map_with_cache, experts_of, make_cache
+from accel_bigmodel.gguf.packed import GGUF
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import HookSettings
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
@@ -359,8 +360,8 @@ def _extra_in_memory(placement: Placement, weights: OffloadedWeightsLoader) -> d
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         # Tied to a tensor that stays, or in one module with a tensor that has an entry of its own in the map.
         asked = name.rpartition(".")[0] in mixed or device_of(name, away)
-        if asked and name not in weights and not tensor.is_meta and packed.find(tensor) is None:
-            found[name] = tensor.detach()
+        if asked and name not in weights and not tensor.is_meta and packed.find(tensor) in (None, GGUF):
+            found[name] = GGUF.unpack(tensor)[""] if packed.find(tensor) is GGUF else tensor.detach()
     return found
 
 
@@ -423,14 +424,15 @@ def load_checkpoint_and_dispatch(
     *,
     prefetch: Prefetch = None,
     expert_cache: int | str | None = None,
+    dequantize: bool = False,
 ) -> nn.Module:
     """Load a checkpoint into a model and spread it over devices, the CPU and the disk.
 
-    Weights on "disk" that are in safetensors files are used in place: nothing is written.
+    Weights on "disk" that are in safetensors or GGUF files are used in place: nothing is written.
 
     Args:
         model: The model, usually empty; changed in place.
-        checkpoint: A weights file, an index (`.json`), or a folder with one of them.
+        checkpoint: A weights file (safetensors, GGUF, or of `torch.save`), an index (`.json`), or a folder with one.
         device_map: Devices by name, or "auto", "balanced", "balanced_low_0" or "sequential" to have them chosen. None
             loads without dispatching.
         max_memory: Bytes or written sizes by device, for the choice; by default what is free.
@@ -448,6 +450,8 @@ def load_checkpoint_and_dispatch(
         prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
         expert_cache: As for `dispatch_model`. With a chosen map, dense parts are placed so that the cache has room, and
             all experts wait on the disk.
+        dequantize: Whether packed weights of a GGUF file are unpacked while they are loaded, as for
+            `load_checkpoint_in_model`; by default they stay packed, also where they wait.
 
     Returns:
         The model.
@@ -462,23 +466,26 @@ def load_checkpoint_and_dispatch(
     Examples:
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
-    # Limits bound what is prefetched only where they decided the map, and nobody chose a window.
-    limits = max_memory if isinstance(device_map, str) and prefetch is None else None
-    if isinstance(device_map, str):
-        choice = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
-        if expert_cache is None:
-            device_map = chosen_device_map(model, *choice)
-        else:
-            device_map = device_map_with_cache(model, expert_cache, *choice)
-    placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
-    if limits is not None:
-        prefetch = placement.room_left(limits, dtype)
-    cached = _CachedExperts.of(placement, expert_cache, dtype)
-    placement.check_blocks_fit(preload_module_classes, dtype, cached.names)
     options = LoadOptions(
-        offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None
-    )
-    load(placement, checkpoint, options, from_rank0=broadcast_from_rank0 and full_state_dict)
+        offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None,
+        dequantize=dequantize,
+    )  # fmt: skip
+    from_rank0 = broadcast_from_rank0 and full_state_dict
+    with packed_for(model, checkpoint, options, from_rank0=from_rank0):
+        # Limits bound what is prefetched only where they decided the map, and nobody chose a window.
+        limits = max_memory if isinstance(device_map, str) and prefetch is None else None
+        if isinstance(device_map, str):
+            choice = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+            if expert_cache is None:
+                device_map = chosen_device_map(model, *choice)
+            else:
+                device_map = device_map_with_cache(model, expert_cache, *choice)
+        placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
+        if limits is not None:
+            prefetch = placement.room_left(limits, dtype)
+        cached = _CachedExperts.of(placement, expert_cache, dtype)
+        placement.check_blocks_fit(preload_module_classes, dtype, cached.names)
+        load(placement, checkpoint, options, from_rank0=from_rank0)
     if device_map is None:
         return model
     weights = _Weights(None, offload_folder, None, offload_buffers)

@@ -1,4 +1,4 @@
-"""Safetensors files used in place: a memory map, and a check that the file is still the same."""
+"""Weights files used in place: a memory map, and a check that the file is still the same."""
 
 import ctypes
 import mmap
@@ -7,15 +7,17 @@ import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from accel_bigmodel.gguf.header import GgufHeader, read_gguf
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.tensor_file import check_booleans
 from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
-__all__ = ["MappedFile", "header_of", "map_file"]
+__all__ = ["InFile", "MappedFile", "header_of", "map_file"]
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -27,8 +29,16 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def header_of(path: str | os.PathLike[str]) -> Header:
-    """Read the header of a safetensors file, and nothing else.
+class InFile(NamedTuple):
+    """Where a tensor lies that is used in place: an index's entry, its dtype there, and the weight if it is packed."""
+
+    entry: dict[str, str]
+    dtype: torch.dtype
+    weight: torch.Tensor | None = None
+
+
+def header_of(path: str | os.PathLike[str]) -> Header | GgufHeader:
+    """Read the header of a safetensors or GGUF file, and nothing else.
 
     Raises:
         CheckpointNotFoundError: When the file does not exist.
@@ -37,9 +47,13 @@ def header_of(path: str | os.PathLike[str]) -> Header:
     """
     descriptor = _open(path)
     try:
-        return read_header(descriptor, path)
+        return _read(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def _read(descriptor: int, path: str | os.PathLike[str]) -> Header | GgufHeader:
+    return (read_gguf if os.fspath(path).endswith(".gguf") else read_header)(descriptor, path)
 
 
 def _open(path: str | os.PathLike[str]) -> int:
@@ -88,7 +102,8 @@ class MappedFile:
     def __init__(self, path: str | os.PathLike[str], entries: Mapping[str, StoredTensor] | None = None) -> None:
         self.path = os.fspath(path)
         with open(_open(path), "rb") as file:
-            self.entries = read_header(file.fileno(), self.path).tensors if entries is None else entries
+            self.header = _read(file.fileno(), self.path) if entries is None else None
+            self.entries = (entries or {}) if self.header is None else self.header.tensors
             self._stamp = os.fstat(file.fileno())
             self.size = self._stamp.st_size
             self._map = _Map(file.fileno(), self.size) if self.size else None
@@ -169,7 +184,7 @@ _lock = threading.Lock()
 
 
 def map_file(path: str | os.PathLike[str]) -> MappedFile:
-    """Map a safetensors file, or return the map that this process already has of it.
+    """Map a safetensors or GGUF file, or return the map that this process already has of it.
 
     Raises:
         CheckpointError: As `header_of` does.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,18 @@ from torch.nn.functional import embedding_bag
 from accel_core.errors import StateError
 
 __all__ = ["Compute", "Route", "dispatch", "routed", "routed_evenly", "rows_of_all"]
+
+
+class _Context(Protocol):
+    """What torch hands from the forward to the backward pass of a function, and what functions here note on it."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[list[int], list[int], dist.ProcessGroup]
+    place: tuple[int, int, int]
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """What computes on this rank: rows (tokens, width), the number of each one's expert among those here, its weight."""
@@ -126,13 +138,14 @@ class _Way(NamedTuple):
     coming: list[int]
     group: dist.ProcessGroup
 
-    def save(self, context: Any) -> None:
+    def save(self, context: _Context) -> None:
         context.save_for_backward(self.order, self.places)
-        context.sizes = self[2:]
+        context.sizes = self.leaving, self.coming, self.group
 
     @classmethod
-    def saved(cls, context: Any) -> _Way:
-        return cls(*context.saved_tensors, *context.sizes)
+    def saved(cls, context: _Context) -> _Way:
+        order, places = context.saved_tensors
+        return cls(order, places, *context.sizes)
 
     def out(self, tokens: torch.Tensor, weights: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Send each token to its experts, its weights too; return what came, in the order of the senders."""
@@ -161,7 +174,7 @@ class _Out(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, tokens: torch.Tensor, weights: torch.Tensor, way: _Way
+        context: _Context, tokens: torch.Tensor, weights: torch.Tensor, way: _Way
     ) -> tuple[torch.Tensor, torch.Tensor]:
         way.save(context)
         rows, factors = way.out(tokens, weights)
@@ -169,7 +182,7 @@ class _Out(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(context: _Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = zip(gradients, context.needs_input_grad, strict=False)
         return *_Way.saved(context).back(*(each if needed else None for each, needed in wanted)), None
 
@@ -178,13 +191,13 @@ class _Back(torch.autograd.Function):
     """Sends back what experts made, and sums it for each token."""
 
     @staticmethod
-    def forward(context: Any, rows: torch.Tensor, way: _Way) -> torch.Tensor | None:
+    def forward(context: _Context, rows: torch.Tensor, way: _Way) -> torch.Tensor | None:
         way.save(context)
         return way.back(rows)[0]
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(context: _Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _Way.saved(context).out(gradient)[0], None
 
 
@@ -216,7 +229,7 @@ def rows_of_all(rows: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torc
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(context: _Context, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         lengths = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(group.size())]
         dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device), group=group)
         sizes = [int(length) for length in lengths]
@@ -228,6 +241,6 @@ class _Rows(torch.autograd.Function):
         return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)])
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(context: _Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         start, length, ranks = context.place
         return gradient[start : start + length] * ranks, None

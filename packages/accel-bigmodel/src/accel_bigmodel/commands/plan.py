@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:NAME",
         help="class or function that makes the model: planned in its own order, as it is loaded",
     )
+    parser.add_argument(
+        "--expert-cache",
+        default=None,
+        metavar="SIZE",
+        help="experts wait on the disk, SIZE of them on the device: 8GiB; says what a token costs",
+    )
     parser.add_argument("--dtype", default=None, help="dtype that the weights are loaded in")
     parser.add_argument("--balanced", action="store_true", help="share evenly between accelerators")
     parser.add_argument("--whole", action="append", default=None, metavar="CLASS", help="class that is not split")

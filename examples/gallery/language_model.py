@@ -2,7 +2,7 @@ r"""Train a small language model on Python's reference manual, and let it write.
 
     accel launch --cpu --num-processes 2 examples/gallery/language_model.py
 
-On two processes that share the model out, with the losses of one:
+On two processes that share the model out:
 
     accel launch --cpu --num-processes 2 --use-parallelism-config --parallelism-config-pp-size 2 \
         examples/gallery/language_model.py

@@ -85,7 +85,7 @@ def without_votes(kind: type[Any]) -> type[Any]:
     """Return the class of a stage whose shapes are known, of which no other rank is asked."""
 
     class Stage(kind):  # type: ignore[misc]
-        def _warmup_backward_result(self, received_result: Any = None) -> Any:
+        def _warmup_backward_result(self, *_: object, **__: object) -> torch.Tensor:
             return torch.tensor(1)  # what all stages of known shapes agree on
 
     return Stage

@@ -173,19 +173,21 @@ class PipelinedModel(SharedModel):
         gradients, sent = self.gradients, self._sent
 
         class Stage(without_votes(self.pipeline.stage_type)):  # type: ignore[misc]
-            def forward_one_chunk(self, part: int, args: Any, kwargs: object = None, *rest: Any, **more: Any) -> Any:
+            def forward_one_chunk(
+                self, part: int, args: object, _: object = None, *rest: object, **more: object
+            ) -> object:
                 counter.purpose = "activations"
-                result = super().forward_one_chunk(part, args, {"index": part}, *rest, **more)
+                result: object = super().forward_one_chunk(part, args, {"index": part}, *rest, **more)
                 counter.purpose = "communication"
                 return result
 
-            def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+            def backward_one_chunk(self, *args: object, **kwargs: object) -> None:
                 counter.purpose = "workspace"
                 super().backward_one_chunk(*args, **kwargs)
                 counter.note(gradients(), "gradients")
                 counter.purpose = "communication"
 
-            def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+            def backward_weight_one_chunk(self, *args: object, **kwargs: object) -> None:
                 counter.purpose = "workspace"
                 super().backward_weight_one_chunk(*args, **kwargs)
                 counter.note(gradients(), "gradients")

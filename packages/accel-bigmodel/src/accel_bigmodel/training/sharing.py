@@ -77,12 +77,10 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
         raise EngineUnavailableError(
             f"A pipeline is combined with dp and fsdp; got pp and {', '.join(others)} in {spec.name}. Leave one out."
         )
-    if spec.size("pp") > 1 and (
-        workload.precision == "fp16" or (spec.engine == "fsdp" and workload.schedule in SPLIT_BACKWARD)
-    ):
+    if spec.size("pp") > 1 and spec.engine == "fsdp" and workload.schedule in SPLIT_BACKWARD:
         raise EngineUnavailableError(
-            f"A pipeline trains in bf16 or without mixed precision, and with FSDP under gpipe or a form of 1f1b; got "
-            f"precision={workload.precision!r} and schedule={workload.schedule!r} for {spec.name}. Change one."
+            "FSDP shards the stages of pipelines whose schedule computes gradients of inputs and of weights together; "
+            f"got schedule={workload.schedule!r} for {spec.name}. Use gpipe, 1f1b or interleaved_1f1b."
         )
     if spec.engine == "fsdp" and spec.size(*SHARD_AXES) == 1 < spec.ranks:
         raise ConfigurationError(

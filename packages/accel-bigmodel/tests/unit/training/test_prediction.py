@@ -429,7 +429,6 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("pp4", NUMBERS, Mlp, PreparationError, "got 3 blocks in Mlp for 4 stages"),
         ("pp2", dataclasses.replace(NUMBERS, split=["head"]), Mlp, PreparationError, "stages begin, in their order"),
         ("pp2", dataclasses.replace(NUMBERS, microbatches=3), Mlp, DataError, "into 3 equal micro-batches"),
-        ("pp2", dataclasses.replace(NUMBERS, precision="fp16"), Mlp, EngineUnavailableError, "got precision='fp16'"),
         (
             "pp2xfsdp2",
             dataclasses.replace(NUMBERS, schedule="dualpipev"),

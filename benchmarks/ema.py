@@ -2,8 +2,8 @@
 
     python -m torch.distributed.run --nproc-per-node 2 benchmarks/ema.py
 
-Prints the CPU time of an update over that of the lerp (in turns, medians), the collectives of an update, and the bytes of
-the average over those of the shards that train.
+Prints the CPU time of an update over that of the lerp (in turns, medians), the collectives of an update, and the bytes
+of the average over those of the shards that train.
 """
 
 from __future__ import annotations

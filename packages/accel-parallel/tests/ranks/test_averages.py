@@ -57,13 +57,13 @@ class Net(nn.Module):
         return found
 
 
-def accelerator(kind: str) -> Accelerator:
+def accelerator(kind: str, blocks: str = "Block") -> Accelerator:
     """Return an Accelerator that trains in one of the ways."""
     size, given = ensure(cpu=True).size, dict[str, Any]()
     if kind.startswith("fsdp"):
         wraps: dict[str, Any] = {
             "auto_wrap_policy": "transformer_based_wrap",
-            "transformer_cls_names_to_wrap": ["Block"],
+            "transformer_cls_names_to_wrap": [blocks],
         }
         given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=int(kind[-1]), state_dict_type="SHARDED_STATE_DICT", **wraps
@@ -198,3 +198,31 @@ def test_an_average_is_resumed_elsewhere(first: str, then: list[tuple[str, int]]
     assert run_on(stopped, 2, (tmp_path, first), quiet=30) is None
     for kind, size in then:
         assert run_on(resumed, size, (tmp_path, kind), quiet=30) is None
+
+
+@requires("torch:2.8")
+@world(2, quiet=12)
+def test_an_exported_average_is_loaded_by_transformers(tmp_path: Path) -> None:
+    """What `save_model` writes of an average in shards gives, in transformers, what the applied average gave."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=11, tie_word_embeddings=True, **sizes))
+    run = accelerator("fsdp2", blocks="LlamaDecoderLayer")
+    model, optimizer = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    ema = run.ema(model, DECAY)
+    tokens = torch.arange(10).view(2, 5)
+    for _ in range(2):
+        run.backward(model(input_ids=tokens, labels=tokens).loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad(), ema.applied():
+        expected = model(input_ids=tokens).logits
+    run.save_model(ema, tmp_path)
+    if run.is_main_process:
+        model.config.save_pretrained(tmp_path)
+        found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        with torch.no_grad():
+            torch.testing.assert_close(found(input_ids=tokens).logits, expected)
+            trained = model.state_dict()["model.norm.weight"].to_local()
+            assert not torch.equal(found.model.norm.weight[: len(trained)], trained), "it is the average"

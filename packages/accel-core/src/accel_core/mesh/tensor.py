@@ -47,7 +47,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds, outside of autograd: `local_part` without the view that it makes."""
-    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)  # type: ignore[attr-defined,no-any-return]
+    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)  # type: ignore[attr-defined]
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
@@ -151,14 +151,9 @@ def spread_over(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         return like.with_run(part)
     if not _is_dtensor(like):
         return part
-    module, spread = sys.modules["torch.distributed.tensor"], like.detach()
-    made: torch.Tensor = module.DTensor.from_local(
-        part,
-        spread.device_mesh,  # type: ignore[attr-defined]
-        spread.placements,  # type: ignore[attr-defined]
-        run_check=False,
-        shape=spread.shape,
-        stride=spread.stride(),
+    spread: Any = like.detach()
+    made: torch.Tensor = sys.modules["torch.distributed.tensor"].DTensor.from_local(
+        part, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
     )
     return made
 

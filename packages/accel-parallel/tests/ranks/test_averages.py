@@ -66,7 +66,9 @@ def accelerator(kind: str, blocks: str = "Block") -> Accelerator:
             "transformer_cls_names_to_wrap": [blocks],
         }
         given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=int(kind[-1]), state_dict_type="SHARDED_STATE_DICT", **wraps
+            fsdp_version=int(kind[4]),
+            state_dict_type="FULL_STATE_DICT" if kind.endswith("whole") else "SHARDED_STATE_DICT",
+            **wraps,
         )
     if kind == "tp":
         plan = TorchTensorParallelConfig(tp_plan={"blocks.*.layer": "colwise_gather_output"})
@@ -186,13 +188,19 @@ def resumed(place: Path, kind: str) -> None:
     training.check()
     training.run.wait_for_everyone()
     training.step(updates=False)
-    training.run.save_state(str(place / "state"))
+    training.run.save_state(str(place / "state"), blocking=False).wait()
     if training.run.is_main_process:
         torch.save(training.expected, place / "expected.pt")
 
 
 @requires("torch:2.8")
-@pytest.mark.parametrize(("first", "then"), [("fsdp2", [("fsdp2", 4), ("one", 1)]), ("pp", [("fsdp1", 2), ("tp", 2)])])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("fsdp2", [("fsdp2", 4), ("fsdp2-whole", 2), ("one", 1)]),
+        ("pp", [("fsdp1", 2), ("fsdp1-whole", 2), ("tp", 2)]),
+    ],
+)
 def test_an_average_is_resumed_elsewhere(first: str, then: list[tuple[str, int]], tmp_path: Path) -> None:
     """Saved on two ranks, an average goes on in shards on four, under other engines, and in one process."""
     assert run_on(stopped, 2, (tmp_path, first), quiet=30) is None

@@ -24,7 +24,7 @@ from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 WIDTH, DECAY = 6, 0.75
-KINDS = ("ddp", "fsdp1", "fsdp2", "tp", "pp")
+KINDS = ("ddp", "fsdp1", "fsdp2", "tp", "ep", "pp")
 
 
 class Block(nn.Module):
@@ -39,13 +39,44 @@ class Block(nn.Module):
         return values + torch.tanh(self.layer(values))
 
 
-class Net(nn.Module):
-    """Blocks between a layer in and one out, which no number of ranks divides."""
+class Experts(nn.Module):
+    """Experts as accel's protocol has them, each a product."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.num_experts = 4
+        self.up = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / 3)
+
+    def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of what each token's experts make of it."""
+        found = torch.zeros_like(tokens)
+        for number in range(self.num_experts):
+            row, choice = torch.where(numbers == number)
+            found = found.index_add(0, row, weights[row, choice, None] * (tokens[row] @ self.up[number]))
+        return found
+
+
+class Mixture(nn.Module):
+    """Sends each token to two experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 4), Experts()
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Add to each row what its experts make of it."""
+        weights, numbers = self.router(values).softmax(-1).topk(2)
+        found: Tensor = values + self.experts(values, numbers, weights)
+        return found
+
+
+class Net(nn.Module):
+    """Blocks between a layer in and one out, which no number of ranks divides."""
+
+    def __init__(self, block: type[nn.Module] = Block) -> None:
+        super().__init__()
         self.enter = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(block() for _ in range(4))
         self.leave = nn.Linear(WIDTH, 3, bias=False)
 
     def forward(self, values: Tensor) -> Tensor:
@@ -73,6 +104,8 @@ def accelerator(kind: str, blocks: str = "Block") -> Accelerator:
     if kind == "tp":
         plan = TorchTensorParallelConfig(tp_plan={"blocks.*.layer": "colwise_gather_output"})
         given["parallelism_config"] = ParallelismConfig(tp_size=size, tp_handler=plan)
+    if kind == "ep":
+        given["parallelism_config"] = ParallelismConfig(ep_size=size)
     if kind == "pp":
         given["parallelism_config"] = ParallelismConfig(pp_size=size)
         given["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda out, _: out.square().mean(), microbatches=2)]
@@ -89,7 +122,7 @@ class Training:
 
     def __init__(self, kind: str, **given: Any) -> None:
         torch.manual_seed(0)
-        model = Net()
+        model = Net(Mixture if kind == "ep" else Block)
         self.run = accelerator(kind)
         self.kind = kind
         self.model, self.optimizer = self.run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))

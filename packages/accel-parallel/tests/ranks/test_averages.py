@@ -96,6 +96,8 @@ def accelerator(kind: str, blocks: str = "Block") -> Accelerator:
             "auto_wrap_policy": "transformer_based_wrap",
             "transformer_cls_names_to_wrap": [blocks],
         }
+        if kind.startswith("fsdp2"):
+            wraps["reshard_after_forward"] = False  # an evaluation leaves weights gathered
         given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=int(kind[4]),
             state_dict_type="FULL_STATE_DICT" if kind.endswith("whole") else "SHARDED_STATE_DICT",
@@ -155,16 +157,23 @@ class Training:
 
     def check(self) -> None:
         """Compare averages while they are applied, and weights after it, with an evaluation in between."""
-        weights = whole(self.run, self.model)
+        weights, before = whole(self.run, self.model), self._evaluated()
         with pytest.raises(KeyError):
             self._fail_inside()
+        assert torch.equal(self._evaluated(), before), "no average is left gathered"
         self.same(whole(self.run, self.model), weights)
+
+    @torch.no_grad()
+    def _evaluated(self) -> Tensor:
+        """Return what the model makes of two rows; it leaves weights gathered."""
+        found: Tensor = self.model(torch.ones(2, WIDTH))
+        return found
 
     def _fail_inside(self) -> None:
         with self.ema.applied():
+            inside = self._evaluated()
             self.same(whole(self.run, self.model), self.expected)
-            with torch.no_grad():
-                self.model(torch.ones(2, WIDTH))
+            assert torch.equal(self._evaluated(), inside)
             with pytest.raises(StateError, match=r"inside of `with ema\.applied\(\)`; got optimizer\.step"):
                 self.optimizer.step()
             raise KeyError

@@ -52,7 +52,7 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
         "machine_rank": Resolved(_number(environment, "SLURM_NODEID"), "cluster", "SLURM_NODEID"),
         "main_process_ip": Resolved(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
         # Derived from the job, so that all machines agree.
-        "main_process_port": Resolved(slurm_port(job), "cluster", "SLURM_JOB_ID"),
+        "main_process_port": Resolved(slurm_port(job, _number(environment, "SLURM_STEP_ID")), "cluster", "SLURM_JOB_ID"),
         "rdzv_id": Resolved(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
     }
 

@@ -135,9 +135,9 @@ def main() -> None:
                 accelerator.log({"loss": loss.item(), "rate": schedule.get_last_lr()[0]}, step=progress.step)
                 if progress.step == middle and not args.resume:
                     accelerator.save_state(state)
-            if preemption.requested():
-                accelerator.save_state(preempted)
-                preemption.leave()
+                if preemption.requested():  # not inside a window: a state holds no accumulated gradients
+                    accelerator.save_state(preempted)
+                    preemption.leave()
         progress.epoch, progress.batch = progress.epoch + 1, 0
     bar.close()
 

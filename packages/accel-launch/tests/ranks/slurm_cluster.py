@@ -1,4 +1,4 @@
-"""A real SLURM cluster on this machine: a login node with the controller, and two nodes, each in namespaces of its own."""
+"""A real SLURM on this machine: a login node with the controller, and two nodes, each in namespaces of its own."""
 
 import os
 import shutil
@@ -65,13 +65,13 @@ class SlurmCluster:
         # slurmd of Debian 12 wants a folder for cgroups, which it does not use here.
         inside = (
             f"mount --bind {self.folder}/hosts /etc/hosts && mount -t tmpfs none /sys/fs/cgroup && "
-            f"hostname {node} && exec \"$@\""
+            f'hostname {node} && exec "$@"'
         )
         return ["ip", "netns", "exec", self._namespace(node), "unshare", "--uts", "sh", "-c", inside, "sh", *words]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables with which programs find the cluster."""
-        return {**variables, "SLURM_CONF": str(self.folder / "slurm.conf"), "GLOO_SOCKET_IFNAME": "eth0"}
+        return {**variables, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def pids(self, node: str) -> list[int]:
         """Return the processes of a node, without those of SLURM."""
@@ -91,7 +91,8 @@ class SlurmCluster:
 
     def start(self) -> None:
         """Start the network and the daemons, and wait until both nodes are there."""
-        (self.folder / "hosts").write_text("".join(f"{ip} {name}\n" for name, ip in NODES.items()) + "127.0.0.1 localhost\n")
+        hosts = "".join(f"{address} {name}\n" for name, address in {**NODES, "localhost": "127.0.0.1"}.items())
+        (self.folder / "hosts").write_text(hosts)
         (self.folder / "slurm.conf").write_text(_CONFIGURATION.format(folder=self.folder))
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (self.folder / "munge.key").write_bytes(os.urandom(1024))

@@ -1,5 +1,6 @@
 """SLURM: writes the batch script of a run, submits it, and follows its log."""
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -30,15 +31,20 @@ _DECIDED = {
 
 _GRACE_S = 120
 _PAUSE_S = 1.0
+_COMPLETING_S = 5
+"""Seconds after which a job whose script has ended is not waited for: SLURM may not reach one of its nodes."""
+
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})", re.ASCII)
 _OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 _FREE_PORT = 'import socket; found = socket.socket(); found.bind(("", 0)); print(found.getsockname()[1])'
 
 _BODY = """
+export ACCEL_SLURM_JOB=$SLURM_JOB_ID  # launchers that lose a machine send SIGUSR2: srun would wait for it
 # SIGUSR1 before the time limit reaches the ranks; a run that saved its state and left with 75 is started again.
 {srun} &
 step=$!
 trap 'kill -USR1 "$step"' USR1
+trap 'sleep 2; kill -KILL "$step"; exit 1' USR2
 wait "$step"; status=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done  # a signal ends `wait` early
 if [ "$status" = 75 ]; then scontrol requeue "${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_}}\
@@ -190,42 +196,41 @@ def _facts(job: str) -> dict[str, str]:
 
 def _follow(job: str) -> int:
     """Show the log of a job and what SLURM does with it, and return its exit status for a shell."""
-    shown, log = "", None
-    try:
+    shown, completing = "", 0
+    with contextlib.ExitStack() as opened:
+        log: BinaryIO | None = None
         while True:
             facts = _facts(job)
-            state, restarts = facts["JobState"], facts.get("Restarts", "0")
-            news = {
-                "PENDING": f"is waiting ({facts['Reason']})" if facts.get("Reason", "None") != "None" else "",
-                "RUNNING": f"runs on {facts.get('NodeList')}, log {facts['StdOut']}",
-            }.get(state, "")
-            if news:
-                news += f", restart {restarts}" if restarts != "0" else ""
-                if news != shown:
-                    say(f"accel launch: job {job} {news}")
-                shown = news
+            state = facts["JobState"]
+            news = _news(facts, state)
+            if news and news != shown:
+                say(f"accel launch: job {job} {news}")
+            shown = news or shown
             if log is None and Path(facts["StdOut"]).is_file():
-                log = Path(facts["StdOut"]).open("rb")
-            _pass_on(log)
-            if state in _OVER:
+                log = opened.enter_context(Path(facts["StdOut"]).open("rb"))
+            if log is not None:
+                sys.stdout.buffer.write(log.read())
+                sys.stdout.flush()
+            completing = completing + 1 if state == "COMPLETING" else 0
+            if state in _OVER or completing * _PAUSE_S > _COMPLETING_S:
                 break
             time.sleep(_PAUSE_S)
-        _pass_on(log)
-    finally:
-        if log is not None:
-            log.close()
     code, _, signaled = facts["ExitCode"].partition(":")
     status = int(code) or (128 + int(signaled) if int(signaled or 0) else 0)
     if state == "COMPLETED":
         return status
-    say(f"accel launch: job {job} ended as {state} on {facts.get('NodeList')}, exit status {facts['ExitCode']}")
+    where = f"still waits for {facts.get('NodeList')}" if state == "COMPLETING" else f"shows it as {state}"
+    say(f"accel launch: job {job} ended with exit status {facts['ExitCode']}; SLURM {where}")
     return status or 1
 
 
-def _pass_on(log: BinaryIO | None) -> None:
-    if log is not None:
-        sys.stdout.write(log.read().decode(errors="replace"))
-        sys.stdout.flush()
+def _news(facts: dict[str, str], state: str) -> str:
+    restarts = facts.get("Restarts", "0")
+    after = "" if restarts == "0" else f", restart {restarts}"
+    if state == "RUNNING":
+        return f"runs on {facts.get('NodeList')}, log {facts['StdOut']}{after}"
+    reason = facts.get("Reason", "None")
+    return f"is waiting ({reason}){after}" if state == "PENDING" and reason != "None" else ""
 
 
 def _interrupted(job: str) -> int:

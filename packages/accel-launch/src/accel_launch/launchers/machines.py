@@ -53,8 +53,10 @@ class OtherMachines:
         """Tell the others that a rank of this machine failed, unless one of theirs failed first."""
         if self._store is not None and not self.failure:
             self._announced = True
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._store.set(_FAILED, f"rank {rank} failed on {socket.gethostname()}")
+            except RuntimeError:
+                self.failure = self._gone()
 
     def close(self) -> None:
         """End listening, after the other machines have heard of a failure of this one, or are taken for lost."""
@@ -87,8 +89,8 @@ class OtherMachines:
                 silent = [machine for machine in silent if not self._store.check([f"{_HEARD}/{machine}"])]
                 time.sleep(0.1 * bool(silent))
             hosts = [f"machine {machine} ({self._store.get(f'{_HOST}/{machine}').decode()})" for machine in silent]
-        except RuntimeError:
-            silent, hosts = [0], [f"machine 0 ({self._settings['main_process_ip']})"]
+        except RuntimeError:  # machine 0 waited for the others, and left
+            return
         if silent:
             self.failure = f"{', '.join(hosts)} does not answer"
             self._lost = True
@@ -112,4 +114,7 @@ class OtherMachines:
         try:
             return self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else ""
         except RuntimeError:
-            return f"machine 0 ({self._settings['main_process_ip']}) is gone"  # it holds the store
+            return self._gone()
+
+    def _gone(self) -> str:
+        return f"machine 0 ({self._settings['main_process_ip']}) is gone"  # it holds the store

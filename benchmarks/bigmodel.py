@@ -49,7 +49,7 @@ def in_turns(
 
 
 def memory(key: str) -> float:
-    """Give a line of the process's status in MiB: "VmRSS" counts mapped pages too, "VmHWM" is its peak."""
+    """Give a line of the process's status in MiB: "RssAnon" is its own memory, "VmHWM" the peak with mapped pages."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
 
@@ -60,6 +60,16 @@ def growth(call: Callable[[], object]) -> float:
     before = memory("VmRSS")
     call()
     return memory("VmHWM") - before
+
+
+def own_growth(model: Any, call: Callable[[], object]) -> float:
+    """Give the MiB by which a process's own memory, without pages of files, grows up to the end of some layer."""
+    before, seen = memory("RssAnon"), []
+    handles = [layer.register_forward_hook(lambda *_: seen.append(memory("RssAnon"))) for layer in model]
+    call()
+    for handle in handles:
+        handle.remove()
+    return max(seen) - before
 
 
 def library(name: str) -> Any:
@@ -185,7 +195,7 @@ def run_forward(lib: Any, folder: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=folder) as offload, torch.no_grad():
         model = loaded(lib, folder, mostly_on_disk(), offload)
         measured = in_turns(lambda: model(x), plain, 4)
-        return {**measured, "MiB": growth(lambda: model(x)), "layer MiB": width * width * 4 / MIB}
+        return {**measured, "MiB": own_growth(model, lambda: model(x)), "layer MiB": width * width * 4 / MIB}
 
 
 def added_per_call(dispatch: Callable[[Any], Any]) -> dict[str, float]:
@@ -320,8 +330,8 @@ LINES = (
     Line("ready", "… written for it", "MiB", None, "MiB", "0 MiB"),
     Line("forward", "… each forward, page cache warm; limit: every weight once through safetensors' map",
          "value", "limit", "ms", "≤ 1.15 ×"),
-    Line("forward", "… growth of VmRSS at the peak of a forward; limit: one layer", "MiB", "layer MiB", "MiB",
-         "≤ 80 MiB"),
+    Line("forward", "… growth of own memory in a forward, without pages of files; limit: one layer",
+         "MiB", "layer MiB", "MiB", "≤ 80 MiB"),
     Line("forced", "added per module call, forced hooks", "value", None, "µs", "≤ 4 µs"),
     Line("offloaded", "added per module call, offloaded", "value", None, "µs", "≤ 5 µs"),
     Line("placing", "balanced + infer, {modules:,.0f} modules; limit: one `named_parameters()` walk",

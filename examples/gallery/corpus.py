@@ -57,13 +57,18 @@ class Transformer(nn.Module):
         nn.init.normal_(self.characters.weight, std=0.02)
         nn.init.normal_(self.places.weight, std=0.02)
 
-    def forward(self, text: Tensor) -> Tensor:
-        """Return scores of shape (batch, length, 128) for characters of shape (batch, length)."""
+    def forward(self, text: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return scores of shape (batch, length, 128) for characters of shape (batch, length), or their mean loss.
+
+        Args:
+            text: Numbers of characters.
+            labels: Those that are right; with them, the mean loss is returned, in nats.
+        """
         x = self.characters(text) + self.places.weight[: text.shape[1]]
         for layer in self.layers:
             x = layer(x, self.causal)
         scores: Tensor = self.head(self.norm(x))
-        return scores
+        return scores if labels is None else nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
 class Layer(nn.Module):
@@ -87,8 +92,8 @@ class Layer(nn.Module):
 
 def next_character_loss(model: nn.Module, window: Tensor) -> Tensor:
     """Return the mean loss, in nats, of predicting each character of a window from those before it."""
-    scores = model(window[:, :-1])
-    return nn.functional.cross_entropy(scores.flatten(0, 1), window[:, 1:].flatten())
+    loss: Tensor = model(window[:, :-1], labels=window[:, 1:])  # in the model: a pipeline's last stage computes it
+    return loss
 
 
 @torch.no_grad()

@@ -1,6 +1,11 @@
-"""Train a small language model on Python's reference manual, and let it write.
+r"""Train a small language model on Python's reference manual, and let it write.
 
     accel launch --cpu --num-processes 2 examples/gallery/language_model.py
+
+On two processes that share the model out:
+
+    accel launch --cpu --num-processes 2 --use-parallelism-config --parallelism-config-pp-size 2 \
+        examples/gallery/language_model.py
 
 Shows gradient accumulation, gradient clipping, a schedule, and a loss averaged over all processes. The text comes with
 Python.

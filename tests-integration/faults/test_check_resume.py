@@ -41,6 +41,40 @@ for epoch in range(4):
             schedule.step()
             optimizer.zero_grad()
 """
+PIPELINE = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from accel_core.accelerator import Accelerator
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_parallel.pipeline.kwargs import PipelineKwargs
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+    def forward(self, values):
+        return values + torch.tanh(self.layer(values))
+
+accelerator = Accelerator(
+    gradient_accumulation_steps=2,
+    parallelism_config=ParallelismConfig(pp_size=2),
+    kwargs_handlers=[PipelineKwargs("zbv_zero_bubble", 4, loss_fn=lambda outputs, batch: outputs.pow(2).mean())],
+)
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(Block() for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(96, 3)), batch_size=8, shuffle=True)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+for epoch in range(4):
+    for (batch,) in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).loss)
+            accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+"""
 OTHER_ORDER = """
 class Own(torch.utils.data.Sampler):
     def __len__(self):
@@ -70,6 +104,15 @@ def write(path: Path, sampler: str, choice: str) -> Path:
 def test_a_script_that_resumes_exactly(tmp_path: Path) -> None:
     """Mid-epoch, with dropout, accumulation and a schedule: identical."""
     script = write(tmp_path / "train.py", "", "shuffle=True")
+    code, words = check(script, "--steps", "9", "--at", "4", "--num-processes", "2")
+    assert (code, words.startswith("identical")) == (0, True), words
+    assert "load_state restored the position of loaders" in words
+
+
+def test_a_pipeline_that_resumes_exactly(tmp_path: Path) -> None:
+    """Stopped in the middle of an epoch, two stages go on with the same batches, losses, weights and state."""
+    script = tmp_path / "train.py"
+    script.write_text(PIPELINE)
     code, words = check(script, "--steps", "9", "--at", "4", "--num-processes", "2")
     assert (code, words.startswith("identical")) == (0, True), words
     assert "load_state restored the position of loaders" in words

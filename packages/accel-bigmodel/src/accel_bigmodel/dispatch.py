@@ -2,20 +2,22 @@
 
 import functools
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index
+from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index, packed_for
 from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.expert_cache import device_map_with_cache, experts_of, make_cache
+from accel_bigmodel.gguf.packed import GGUF
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import HookSettings
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
+from accel_bigmodel.hooks.experts import look_ahead
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
 from accel_bigmodel.offload.experts import ExpertCache
@@ -181,6 +183,8 @@ def dispatch_model(
     *,
     prefetch: Prefetch = None,
     expert_cache: int | str | None = None,
+    expert_lookahead: bool = False,
+    keep_pages: bool | None = None,
 ) -> nn.Module:
     """Spread a model over devices as a map says, and put hooks on it so that it runs like one.
 
@@ -200,6 +204,11 @@ def dispatch_model(
         expert_cache: Bytes or a written size ("8GiB"): experts of a mixture that wait on "cpu" or "disk" come one by
             one when tokens choose them, and this much of them stays on the device; `model.expert_report()` tells how
             well that works. By default all experts of a layer come for its forward.
+        expert_lookahead: Whether each block of experts also runs the next one's router, on its own input in evaluation,
+            and has the experts fetched that it names. A wrong guess costs bandwidth, and never changes an output.
+        keep_pages: Whether the pages of files on "disk" that the CPU computes with stay mapped after a block's forward;
+            by default as long as the memory that is available has room for all of them. They belong to the system's
+            page cache, which takes them back when memory is short.
 
     Returns:
         The model. Its `hf_device_map` is the map.
@@ -214,36 +223,47 @@ def dispatch_model(
         >>> model = dispatch_model(Net(), {"": "cpu"})
     """
     placement = Placement.of(model, device_map, main_device)
-    cached = _CachedExperts.of(placement, expert_cache)
+    cached = _CachedExperts.of(placement, expert_cache, expert_lookahead)
     placement.check_blocks_fit(preload_module_classes, alone=cached.names)
     if offload_index is not None:
         offload_index = in_names_of(model, offload_index)
     kept = None if state_dict is None else _own_names(model, state_dict)
     _check_values(placement, kept or {})
     weights = _Weights(kept, offload_dir, offload_index, offload_buffers)
-    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch, cached.cache)
+    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, (prefetch, keep_pages), cached)
 
 
 @record(frozen=True)
 class _CachedExperts:
     """The modules of experts that come one by one, and the cache that they come through."""
 
-    names: Collection[str] = ()
+    names: Sequence[str] = ()
     cache: ExpertCache | None = None
+    looks_ahead: bool = False
 
     @classmethod
     def of(
-        cls, placement: Placement, size: int | str | None, dtype: str | torch.dtype | None = None
+        cls, placement: Placement, size: int | str | None, looks_ahead: bool, dtype: str | torch.dtype | None = None
     ) -> "_CachedExperts":
         """Find them.
 
         Raises:
-            ConfigurationError: There are none, or the cache has no room for one.
+            ConfigurationError: There are none, the cache has no room for one, or they are guessed without a cache.
         """
         if size is None:
+            if looks_ahead:
+                raise ConfigurationError(
+                    "Guessed experts are fetched into a cache; got expert_lookahead=True without expert_cache. Pass "
+                    "its size, or leave expert_lookahead out."
+                )
             return cls()
         names = [name for name in experts_of(placement.model) if device_of(name, placement.away)]
-        return cls(names, make_cache(placement.model, names, size, dtype))
+        return cls(names, make_cache(placement.model, names, size, dtype), looks_ahead)
+
+    def attach(self, model: nn.Module) -> None:
+        """Let experts that have their hooks look ahead."""
+        if self.looks_ahead:
+            look_ahead(model, self.names)
 
 
 def _own_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -319,8 +339,8 @@ def _dispatch(
     skip_keys: str | list[str] | None,
     preload_module_classes: list[str] | None,
     force_hooks: bool,
-    prefetch: Prefetch,
-    expert_cache: ExpertCache | None,
+    reading: tuple[Prefetch, bool | None],
+    experts: _CachedExperts,
 ) -> nn.Module:
     """Move a model to its one device, or put hooks on it."""
     model, devices = placement.model, set(placement.devices.values())
@@ -328,7 +348,7 @@ def _dispatch(
     if len(devices) > 1 or is_quantized or force_hooks or devices == {"disk"}:
         stored = weights.open(placement)
         copies = _tied_copies(placement, stored)
-        settings = HookSettings(stored, weights.buffers, skip_keys, preload_module_classes, copies, expert_cache)
+        settings = HookSettings(stored, weights.buffers, skip_keys, preload_module_classes, copies, experts.cache)
         settings.attach_on_blocks(model, "", placement.compute, placement.away)
         if any(placement.away.values()):
             empty = [place for place in ("cpu", "disk") if placement.waits_on(place)]
@@ -339,14 +359,16 @@ def _dispatch(
         for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
             if hasattr(model, method):
                 object.__setattr__(model, method, _Refusal(model, method))
-        attach_prefetch(model, prefetch)
+        attach_prefetch(model, *reading)
+        experts.attach(model)
     else:
         model.to(as_device(next(iter(devices))))
     # A compiled module passes plain assignments on to the module inside, and both have to show the map.
     for one in (model, model._orig_mod) if is_compiled_module(model) else (model,):
         object.__setattr__(one, "hf_device_map", dict(placement.given))
-        if expert_cache is not None:
-            object.__setattr__(one, "expert_report", expert_cache.report)
+        if experts.cache is not None:
+            object.__setattr__(one, "expert_cache", experts.cache)
+            object.__setattr__(one, "expert_report", experts.cache.report)
     return model
 
 
@@ -359,8 +381,8 @@ def _extra_in_memory(placement: Placement, weights: OffloadedWeightsLoader) -> d
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
         # Tied to a tensor that stays, or in one module with a tensor that has an entry of its own in the map.
         asked = name.rpartition(".")[0] in mixed or device_of(name, away)
-        if asked and name not in weights and not tensor.is_meta and packed.find(tensor) is None:
-            found[name] = tensor.detach()
+        if asked and name not in weights and not tensor.is_meta and packed.find(tensor) in (None, GGUF):
+            found[name] = GGUF.unpack(tensor)[""] if packed.find(tensor) is GGUF else tensor.detach()
     return found
 
 
@@ -373,6 +395,9 @@ def _tied_copies(placement: Placement, weights: OffloadedWeightsLoader | None) -
             value = weights[name]
             # Tensors without elements all have the address 0, and would look like one tensor.
             if value.numel():
+                place = weights.file_of(name)
+                if place is not None:
+                    place[0].hold(place[1])
                 copies[value.data_ptr()] = {}
     return copies
 
@@ -423,14 +448,17 @@ def load_checkpoint_and_dispatch(
     *,
     prefetch: Prefetch = None,
     expert_cache: int | str | None = None,
+    expert_lookahead: bool = False,
+    keep_pages: bool | None = None,
+    dequantize: bool = False,
 ) -> nn.Module:
     """Load a checkpoint into a model and spread it over devices, the CPU and the disk.
 
-    Weights on "disk" that are in safetensors files are used in place: nothing is written.
+    Weights on "disk" that are in safetensors or GGUF files are used in place: nothing is written.
 
     Args:
         model: The model, usually empty; changed in place.
-        checkpoint: A weights file, an index (`.json`), or a folder with one of them.
+        checkpoint: A weights file (safetensors, GGUF, or of `torch.save`), an index (`.json`), or a folder with one.
         device_map: Devices by name, or "auto", "balanced", "balanced_low_0" or "sequential" to have them chosen. None
             loads without dispatching.
         max_memory: Bytes or written sizes by device, for the choice; by default what is free.
@@ -448,6 +476,10 @@ def load_checkpoint_and_dispatch(
         prefetch: Whether offloaded weights are prefetched, and within how many bytes; by default where it helps.
         expert_cache: As for `dispatch_model`. With a chosen map, dense parts are placed so that the cache has room, and
             all experts wait on the disk.
+        expert_lookahead: As for `dispatch_model`.
+        keep_pages: As for `dispatch_model`.
+        dequantize: Whether packed weights of a GGUF file are unpacked while they are loaded, as for
+            `load_checkpoint_in_model`; by default they stay packed, also where they wait.
 
     Returns:
         The model.
@@ -462,24 +494,27 @@ def load_checkpoint_and_dispatch(
     Examples:
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
-    # Limits bound what is prefetched only where they decided the map, and nobody chose a window.
-    limits = max_memory if isinstance(device_map, str) and prefetch is None else None
-    if isinstance(device_map, str):
-        choice = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
-        if expert_cache is None:
-            device_map = chosen_device_map(model, *choice)
-        else:
-            device_map = device_map_with_cache(model, expert_cache, *choice)
-    placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
-    if limits is not None:
-        prefetch = placement.room_left(limits, dtype)
-    cached = _CachedExperts.of(placement, expert_cache, dtype)
-    placement.check_blocks_fit(preload_module_classes, dtype, cached.names)
     options = LoadOptions(
-        offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None
-    )
-    load(placement, checkpoint, options, from_rank0=broadcast_from_rank0 and full_state_dict)
+        offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None,
+        dequantize=dequantize,
+    )  # fmt: skip
+    from_rank0 = broadcast_from_rank0 and full_state_dict
+    with packed_for(model, checkpoint, options, from_rank0=from_rank0):
+        # Limits bound what is prefetched only where they decided the map, and nobody chose a window.
+        limits = max_memory if isinstance(device_map, str) and prefetch is None else None
+        if isinstance(device_map, str):
+            choice = (device_map, max_memory, no_split_module_classes, dtype, offload_buffers)
+            if expert_cache is None:
+                device_map = chosen_device_map(model, *choice)
+            else:
+                device_map = device_map_with_cache(model, expert_cache, *choice)
+        placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
+        if limits is not None:
+            prefetch = placement.room_left(limits, dtype)
+        cached = _CachedExperts.of(placement, expert_cache, expert_lookahead, dtype)
+        placement.check_blocks_fit(preload_module_classes, dtype, cached.names)
+        load(placement, checkpoint, options, from_rank0=from_rank0)
     if device_map is None:
         return model
     weights = _Weights(None, offload_folder, None, offload_buffers)
-    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, prefetch, cached.cache)
+    return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, (prefetch, keep_pages), cached)

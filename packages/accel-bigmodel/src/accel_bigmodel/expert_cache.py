@@ -1,25 +1,26 @@
 """Which experts of a model come to the device one by one, and where the rest of the model goes."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 
-import torch
 from torch import nn
 
 from accel_bigmodel.device_map.balanced import chosen_device_map
+from accel_bigmodel.device_map.experts import room_for_cache, with_experts_on_disk, without
 from accel_bigmodel.hooks.experts import can_come_alone
+from accel_bigmodel.hooks.listed import are_listed
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.experts import ExpertCache
 from accel_bigmodel.sizes import Dtype
 from accel_core.errors import ConfigurationError
-from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, tensor_bytes, written_size
+from accel_core.modules.sizes import as_dtype, tensor_bytes
 
 __all__ = ["device_map_with_cache", "experts_of", "make_cache"]
 
 
 def experts_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model whose experts can come one by one, by name."""
-    return {name: module for name, module in model.named_modules() if can_come_alone(module)}
+    modules = model.named_modules()
+    return {name: module for name, module in modules if can_come_alone(module) or are_listed(name, module)}
 
 
 def make_cache(model: nn.Module, away: Collection[str], size: int | str, dtype: Dtype | None = None) -> ExpertCache:
@@ -35,20 +36,16 @@ def make_cache(model: nn.Module, away: Collection[str], size: int | str, dtype: 
             f"A cache of experts serves a mixture whose experts are on the CPU or the disk; got expert_cache={size!r} "
             f"and {type(model).__name__}, in which {what}. Leave expert_cache out, or give the experts another place "
             "in device_map. Experts are a module with num_experts, with parameters of the shape (num_experts, ...), "
-            "that is called with tokens, expert numbers and weights."
+            "that is called with tokens, expert numbers and weights, or a list of modules with the name experts."
         )
-    budget = convert_file_size_to_int(size)
-    for name in away:
-        one = _bytes_of_one(found[name], dtype)
-        if one > budget:
-            raise ConfigurationError(
-                f"A cache of experts holds at least one; got expert_cache={size!r}, and {written_size(one)} in each "
-                f"expert of {name}. Raise expert_cache."
-            )
-    return ExpertCache(budget)
+    cache = ExpertCache(0, max(_bytes_of_one(found[name], dtype) for name in away))
+    cache.resize(size)
+    return cache
 
 
 def _bytes_of_one(module: nn.Module, dtype: Dtype | None) -> int:
+    if isinstance(module, nn.ModuleList):
+        return max(sum(tensor_bytes(each, as_dtype(dtype)) for each in one.parameters()) for one in module)
     whole = sum(tensor_bytes(each, as_dtype(dtype)) for each in module._parameters.values() if each is not None)
     count: int = module.num_experts  # type: ignore[assignment]
     return int(whole // count)
@@ -69,52 +66,15 @@ def device_map_with_cache(
         ConfigurationError: The cache is larger than the limit of its device.
         DeviceMapError: As `chosen_device_map` does.
     """
-    experts, budget = experts_of(model), convert_file_size_to_int(size)
+    experts = experts_of(model)
     limits = get_max_memory(max_memory)
-    main = next((device for device, limit in limits.items() if device not in ("cpu", "disk") and limit), None)
-    if main is not None and experts:
-        if budget > limits[main]:
-            raise ConfigurationError(
-                f"A cache of experts has to fit its device; got expert_cache={size!r} for device {main}, of which "
-                f"{written_size(limits[main])} may be used. Lower expert_cache."
-            )
-        max_memory = {**(limits if max_memory is None else max_memory), main: limits[main] - budget}
-    with _without(experts.values()):
+    kept = room_for_cache(size, limits) if experts else {}
+    if kept:
+        left = {device: limits[device] - count for device, count in kept.items()}
+        max_memory = {**(limits if max_memory is None else max_memory), **left}
+    with without(experts.values()):
         chosen = chosen_device_map(model, strategy, max_memory, no_split_module_classes, dtype, offload_buffers)
     devices: dict[str, int | str] = {}
     for name, device in chosen.items():
-        devices.update(_with_experts_on_disk(model, name, device, experts))
+        devices.update(with_experts_on_disk(model, name, device, experts))
     return devices
-
-
-def _with_experts_on_disk(
-    model: nn.Module, name: str, device: int | str, experts: Collection[str]
-) -> Iterator[tuple[str, int | str]]:
-    """Yield an entry of a device map with the experts below it on the disk; a map gives each tensor one place."""
-    below = f"{name}." if name else ""
-    if name in experts:
-        yield name, "disk"
-    elif not any(each.startswith(below) for each in experts):
-        yield name, device
-    else:
-        module = model.get_submodule(name)
-        for own in (*module._parameters, *module._buffers):
-            yield below + own, device
-        for child, _ in module.named_children():
-            yield from _with_experts_on_disk(model, below + child, device, experts)
-
-
-@contextmanager
-def _without(modules: Collection[nn.Module]) -> Iterator[None]:
-    """Let modules have empty parameters for a while."""
-    before = [(module, module._parameters.copy()) for module in modules]
-    for module, own in before:
-        for name, parameter in own.items():
-            if parameter is not None:
-                empty = torch.empty(0, dtype=parameter.dtype, device="meta")
-                module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
-    try:
-        yield
-    finally:
-        for module, own in before:
-            module._parameters.update(own)

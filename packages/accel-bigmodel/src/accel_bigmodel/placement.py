@@ -229,8 +229,14 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
             continue
         for name in group:
             owner, leaf = owner_of(model, name)
-            if owner._parameters.get(leaf) is not found and not is_placeholder(owner._parameters.get(leaf)):
+            present = owner._parameters.get(leaf)
+            if present is not found and not is_placeholder(present) and not _waits_packed(present):
                 owner._parameters[leaf] = found
+
+
+def _waits_packed(parameter: nn.Parameter | None) -> bool:
+    """Return whether a parameter stands for packed bytes that are elsewhere."""
+    return parameter is not None and parameter.is_meta and packed.find(parameter) is not None
 
 
 @contextlib.contextmanager

@@ -20,12 +20,13 @@ from accel_core.options.engines import load
 
 __all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run"]
 
-_PLACING = ("max_memory", "headroom", "model", "balanced", "whole")
+_PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cache")
 """Options that place a checkpoint."""
 
 _TRAINING = (
     "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
-    "checkpointing", "loss", "tp_plan", "reduce_bucket", "zero3", "device",
+    "checkpointing", "loss", "tp_plan", "reduce_bucket", "zero3", "device", "schedule", "microbatches", "split",
+    "timeline", "explain",
 )  # fmt: skip
 """Options of the memory of training."""
 
@@ -87,6 +88,7 @@ def plan_checkpoint(
     balanced: bool = False,
     no_split: list[str] | None = None,
     model: nn.Module | None = None,
+    expert_cache: str | None = None,
 ) -> Plan:
     """Plan a checkpoint from its configuration or its headers."""
     model = skeleton_of(source) if model is None else model
@@ -107,6 +109,7 @@ def plan_checkpoint(
         no_split_module_classes=classes,
         dtype=dtype,
         balanced=balanced,
+        expert_cache=int(expert_cache) if expert_cache is not None and expert_cache.isdecimal() else expert_cache,
     )
 
 
@@ -139,10 +142,12 @@ def run(args: argparse.Namespace) -> int:
         return int(training.run(args))
     model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)
     plan = plan_checkpoint(
-        args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole, model=model
+        args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole, model, args.expert_cache
     )
     lines = [f"{args.checkpoint}: {written_size(plan.nbytes)} of weights", "", plan.table(), ""]
     lines += [plan.explain(share.device) for share in plan.shares if share.weights]
+    if plan.experts is not None:
+        lines += ["", plan.experts.explain()]
     if isinstance(model, Part):
         lines += ["", _BY_NAME]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -1,6 +1,7 @@
 """Checkpoints loaded into models whose parameters two processes hold together."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,3 +64,31 @@ def test_what_was_loaded_in_parts_trains(device: str, tmp_path: Path) -> None:
     torch.testing.assert_close(sharded(x), plain(x))
     sharded(x).sum().backward()
     assert all(parameter.grad is not None for parameter in sharded.parameters())
+
+
+@world(2)
+def test_packed_weights_reach_every_process(tmp_path: Path) -> None:
+    """Parts of sharded parameters, and what the first process sends, are values; others stay packed."""
+    gguf = pytest.importorskip("gguf", reason="the extra `gguf` of accel-bigmodel is not installed")
+    torch.manual_seed(0)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    rows = gguf.quantize(torch.randn(5, 32).numpy(), kind)
+    want = torch.from_numpy(gguf.dequantize(rows, kind))
+    here = ensure()
+    file = tmp_path / f"{here.rank}.gguf"
+    writer = gguf.GGUFWriter(file, "own")
+    writer.add_tensor("weight", rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for from_first in (False, True):
+        sharded: Any = nn.Linear(32, 5, bias=False, device="meta")
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
+        plain: Any = nn.Linear(32, 5, bias=False)
+        for model in (sharded, plain):
+            path = tmp_path / "0.gguf" if from_first else file
+            load_checkpoint_in_model(model, path, strict=True, broadcast_from_rank0=from_first)
+        assert torch.equal(sharded.weight.full_tensor(), want)
+        assert torch.equal(plain.weight + 0, want)
+        assert plain.weight.requires_grad is from_first

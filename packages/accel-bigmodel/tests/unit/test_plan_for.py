@@ -13,6 +13,7 @@ from accel_bigmodel.__main__ import main
 from accel_bigmodel.device_map.result import Plan
 from accel_bigmodel.plan_for import headroom_of, max_memory_of, plan_checkpoint
 from accel_core.checkpoint.weights import save_model
+from accel_core.testing.requires import requires
 
 
 @pytest.fixture
@@ -55,6 +56,8 @@ def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[s
         (["plan", "nowhere"], 1, "nowhere"),
         (["plan", "{}", "--max-memory", "24GiB"], 2, "DEVICE=SIZE"),
         (["plan", "{}", "--max-memory", "0=1KiB,cpu=1GiB"], 1, "No accelerator has room"),
+        (["plan", "{}", "--expert-cache", "1MiB"], 2, "no experts were found"),
+        (["plan", "{}", "--train", "--expert-cache", "1MiB"], 2, "got --expert-cache"),
     ],
 )
 def test_bad_arguments_end_with_a_message(
@@ -218,3 +221,19 @@ def test_what_makes_no_model_is_named(
     """A module that is not there, no name, a function that wants arguments, and one that makes something else."""
     assert main(["plan", str(checkpoint), "--model", name]) == 2
     assert message in capsys.readouterr().err
+
+
+@requires("transformers")
+def test_a_plan_with_a_cache_says_what_a_token_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a configuration alone: dense parts on the accelerator, experts on the disk, and the bytes of a token."""
+    from transformers import MixtralConfig
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    MixtralConfig(**sizes, num_key_value_heads=4, vocab_size=64, architectures=["MixtralForCausalLM"]).save_pretrained(
+        tmp_path
+    )
+    arguments = ["plan", str(tmp_path), "--max-memory", "0=2MiB,cpu=1MiB", "--dtype", "float32"]
+    assert main([*arguments, "--expert-cache", "192KiB"]) == 0
+    out = capsys.readouterr().out
+    assert "16 experts of up to 96.00 KiB take 1.50 MiB, of which a cache of 192.00 KiB holds 12%" in out
+    assert "A token brings 384.00 KiB while the cache is empty, 336.00 KiB once" in out

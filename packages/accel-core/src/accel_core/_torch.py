@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import _amp_foreach_non_finite_check_and_unscale_ as unscale_and_check_
+from torch import _foreach_lerp_ as foreach_lerp_
 from torch import _foreach_mul_ as foreach_mul_
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # public; not listed
 from torch.distributed.distributed_c10d import _get_default_store as default_store
@@ -30,6 +31,7 @@ __all__ = [
     "enable_async_tp",
     "fake_errors",
     "fake_mode",
+    "foreach_lerp_",
     "foreach_mul_",
     "group_gather",
     "has_gradient_hooks",
@@ -187,6 +189,10 @@ PRIVATE_NAMES = (
         "A batch that carries its counts is pinned as torch's loader pins what is in it, whatever it is.",
     ),
     PrivateName(
+        "torch:_foreach_lerp_",
+        "All weights of a rank are averaged at once; the public loop costs a kernel for each of them.",
+    ),
+    PrivateName(
         "torch:_foreach_mul_",
         "All gradients of a window are scaled at once; the public loop costs a kernel for each of them.",
     ),
@@ -213,6 +219,15 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed.fsdp._flat_param:FlatParamHandle.needs_unshard",
         "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
+    ),
+    PrivateName(
+        "torch.distributed.tensor:DTensor._local_tensor",
+        "An average reads each weight after each step; the views that the public way makes cost more than the "
+        "arithmetic on small weights.",
+    ),
+    PrivateName(
+        "torch.distributed.fsdp._flat_param:FlatParamHandle.reshard",
+        "Averages are written into shards, and what an evaluation left gathered is freed; no public name does that.",
     ),
     PrivateName(
         "torch.distributed.fsdp._flat_param:FlatParamHandle.init_flat_param_attributes",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -28,6 +28,7 @@ from accel_core.errors import (
 )
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
+from accel_core.optim.average import ModelAverage
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.enums import DistributedType, DynamoBackend, FP8BackendType, LoggerType, PrecisionType, RNGType
@@ -949,6 +950,48 @@ class Accelerator(FunctionControl):
         """Whether any optimizer's last step was skipped because of infinite or NaN gradients."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
+    def ema(
+        self,
+        model: torch.nn.Module,
+        decay: float = 0.999,
+        every: int = 1,
+        device: torch.device | str | None = None,
+        *,
+        buffers: Literal["copy", "average"] = "copy",
+    ) -> ModelAverage:
+        """Average the weights of a prepared model as it trains; every rank calls it.
+
+        Each rank averages what it holds, where a step of a prepared optimizer was really made: at the end of an
+        accumulation window, and not where the gradient scaler skipped the step. `save_state` and `load_state` include
+        the average. Averages of 16-bit weights have 32 bits.
+
+        Args:
+            model: The prepared model, with the parameters that will train.
+            decay: The share of the average that an update keeps, from 0 to 1.
+            every: Number of optimizer steps between two updates.
+            device: Where the average is kept, such as `"cpu"`; `None` keeps it where the weights are.
+            buffers: `"copy"` evaluates with the model's own buffers, `"average"` averages floating-point ones as well.
+
+        Returns:
+            The average, whose `applied()` puts it in the place of the weights for the length of a block.
+
+        Raises:
+            ConfigurationError: A decay, number of steps, device or kind of buffers that cannot be.
+            EngineUnavailableError: The engine does not let weights be averaged, as DeepSpeed and Megatron-LM.
+            PreparationError: The model was not prepared, or none of its parameters trains.
+            RankDisagreementError: Ranks pass different arguments.
+
+        Examples:
+            >>> model, optimizer = accelerator.prepare(model, optimizer)
+            >>> ema = accelerator.ema(model, decay=0.99)
+            >>> accelerator.backward(model(torch.rand(2, 64)).sum())
+            >>> optimizer.step()
+            >>> with ema.applied():
+            ...     scores = model(torch.rand(2, 64))
+            >>> accelerator.save_model(ema, "averaged")
+        """
+        return self._runtime.average(model, decay, every, device, buffers)
+
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
         """Compute the block in the run's mixed precision.
 
@@ -1177,7 +1220,7 @@ class Accelerator(FunctionControl):
 
     def save_model(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | ModelAverage,
         save_directory: str | os.PathLike[str],
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
@@ -1185,7 +1228,7 @@ class Accelerator(FunctionControl):
         """Save a model's weights so that `load_checkpoint_in_model` reads them.
 
         Args:
-            model: The model, prepared or not.
+            model: The model, prepared or not; or its average, which is saved in the number format of the model.
             save_directory: The folder.
             max_shard_size: Largest file, in bytes or as `"10GB"`.
             safe_serialization: As safetensors rather than torch's format.
@@ -1198,14 +1241,15 @@ class Accelerator(FunctionControl):
             >>> plain.load_state_dict(load_file("trained/model.safetensors"))
             <All keys matched successfully>
         """
-        checkpoint.weights.save_model(
-            model,
-            self._runtime.strategy.weights(self._meant_by(model)),
-            save_directory,
-            max_shard_size=max_shard_size,
-            safe_serialization=safe_serialization,
-            save_on_each_node=self.project_configuration.save_on_each_node,
-        )
+        with model.applied() if isinstance(model, ModelAverage) else nullcontext(model) as shown:
+            checkpoint.weights.save_model(
+                shown,
+                self._runtime.strategy.weights(self._meant_by(shown)),
+                save_directory,
+                max_shard_size=max_shard_size,
+                safe_serialization=safe_serialization,
+                save_on_each_node=self.project_configuration.save_on_each_node,
+            )
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return a model's whole state.
@@ -1258,7 +1302,7 @@ class Accelerator(FunctionControl):
             >>> report = accelerator.load_state("state")
         """
         return checkpoint.save.save_state(
-            self._runtime,
+            self._runtime.to_save(),
             output_dir,
             safe_serialization=safe_serialization,
             blocking=blocking,
@@ -1297,7 +1341,7 @@ class Accelerator(FunctionControl):
             []
         """
         return checkpoint.load.load_state(
-            self._runtime, input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
+            self._runtime.to_save(), input_dir, load_kwargs=load_kwargs, strict=strict, **load_model_func_kwargs
         )
 
     def register_for_checkpointing(self, *objects: object) -> None:

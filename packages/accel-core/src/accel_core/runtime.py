@@ -7,20 +7,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accel_core._records import record
 from accel_core.comm import roll_call
+from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules import joined
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
+from accel_core.optim.average import ModelAverage, check_settings
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.engines import engines, load
@@ -65,6 +68,7 @@ class Runtime:
     schedulers: list[Any] = field(default_factory=list)
     dataloaders: list[Any] = field(default_factory=list)
     custom_objects: list[Any] = field(default_factory=list)
+    averages: list[ModelAverage] = field(default_factory=list)  # which the prepared optimizers update
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
 
@@ -225,6 +229,7 @@ class Runtime:
     ) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         if isinstance(optimizer, AcceleratedOptimizer):
+            optimizer.averages = self.averages
             if all(kept is not optimizer for kept in self.optimizers):
                 self.optimizers.append(optimizer)
             return optimizer
@@ -239,6 +244,7 @@ class Runtime:
             stepper=self.strategy.stepper(optimizer),
             gradient_state=self.gradient_state,
         )
+        wrapper.averages = self.averages
         wrapper.place(self.world.device)
         self.optimizers.append(wrapper)
         return wrapper
@@ -294,6 +300,45 @@ class Runtime:
         self.dataloaders.append(prepared)
         return prepared
 
+    def average(
+        self, model: torch.nn.Module, decay: float, every: int, device: object, buffers: object
+    ) -> ModelAverage:
+        """Make an average of a prepared model, on all ranks or on none; see `Accelerator.ema`."""
+        channel = Channel(self.world, "accelerator.ema")
+        with channel.together("Making an average of weights"):
+            place = check_settings(decay, every, device, buffers)
+            bare = [self.strategy.unwrap(kept, keep_torch_compile=False) for kept in self.models]
+            inner = (
+                self.strategy.unwrap(model, keep_torch_compile=False) if isinstance(model, torch.nn.Module) else None
+            )
+            if all(kept is not inner for kept in bare):
+                raise PreparationError(
+                    f"An average follows a prepared model; got a {type(model).__name__} that was not prepared. Call "
+                    "accelerator.prepare first, and pass the model that it returns."
+                )
+            number, averages = [kept is inner for kept in bare].index(True), buffers == "average"
+            held = partial(self.strategy.held, model, buffers=averages)
+            made = ModelAverage(model, held, decay=decay, every=every, device=place, buffers=averages)
+        given = channel.exchange((number, decay, every, buffers))
+        if len(set(given)) > 1:
+            raise RankDisagreementError(
+                "An average is the same on all ranks; got, by rank, as model, decay, every and buffers "
+                f"{', '.join(map(str, given))}. Pass the same arguments on every rank."
+            )
+        self.averages.append(made)
+        return made
+
+    def to_save(self) -> Runtime:
+        """Return the run as it lies in a checkpoint, where averages are further optimizers.
+
+        Raises:
+            StateError: A model has its averaged weights at the moment.
+        """
+        for average in self.averages:
+            average.refuse_applied("save_state() or load_state()")
+        states = [average.state for average in self.averages]
+        return replace(self, optimizers=[*self.optimizers, *states]) if states else self
+
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""
         accumulation, strategy = self.accumulation, self.strategy
@@ -348,6 +393,8 @@ class Runtime:
         """Take over the objects that another runtime has prepared."""
         for name, value in prepared.items():
             setattr(self, name, value)
+        for optimizer in self.optimizers:
+            optimizer.averages = self.averages
         for model in self.models:
             self.strategy._own(model)
 
@@ -355,6 +402,7 @@ class Runtime:
         """Let go of every prepared object and restart the accumulation window."""
         for name in _PREPARED:
             getattr(self, name).clear()
+        self.averages.clear()
         self.accumulation.restart()
 
 

@@ -377,6 +377,11 @@ class DeepSpeedStrategy(Strategy):
         self._own(model)
         return model
 
+    def _stage_of(self, model: torch.nn.Module) -> str:
+        engine = self._known(model)
+        stage = engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else "none"
+        return f"ZeRO stage {stage}"
+
     def _known(self, model: torch.nn.Module) -> Any:
         made = self._prepared.get(model)
         engine = None if made is None else made()
@@ -414,6 +419,17 @@ class DeepSpeedStrategy(Strategy):
             loss = loss / divisor
         ends = accumulation.gradient_state.sync_gradients and not engine.held
         engine.backward(loss, ends_window=ends, **kwargs)
+
+    def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
+        """Refuse: what trains is in an engine.
+
+        Raises:
+            EngineUnavailableError: Always.
+        """
+        raise EngineUnavailableError(
+            "DeepSpeed trains copies of the weights inside of its engine, in parts from stage 1 on, and saves them "
+            f"itself; got accelerator.ema under {self._stage_of(model)}. Train with FSDP2, whose shards are averaged."
+        )
 
     def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
         """Multiply the gradients of a window in all engines that it trained."""

@@ -467,6 +467,8 @@ def test_weights_are_gathered_only_where_the_configuration_says_so(tmp_path: Pat
     accelerator = Accelerator(cpu=True, deepspeed_plugin=given)
     net = model(dtype=torch.float)
     net, _ = accelerator.prepare(net, adam(net))
+    with pytest.raises(EngineUnavailableError, match=r"got accelerator\.ema under ZeRO stage 3"):
+        accelerator.ema(net)
     with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
         accelerator.get_state_dict(net)
     with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):

@@ -268,6 +268,13 @@ class MegatronStrategy(Strategy):
         """Return a context that does nothing: each call of the model accumulates and steps by itself."""
         return super().no_sync(model)
 
+    def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
+        """Refuse: what trains is in an engine."""
+        raise EngineUnavailableError(
+            "Megatron-LM trains and saves the weights inside of its engine; got accelerator.ema. Train with tensor or "
+            "pipeline parallel of ParallelismConfig, whose parts are averaged."
+        )
+
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Refuse: no rank holds the whole model."""
         raise PreparationError(

@@ -439,11 +439,12 @@ def refusals(folder: Path) -> None:
         (partial(accelerator.clip_grad_norm_, engine.parameters(), 0.5), "gradient_clipping=1.0"),
         (partial(accelerator.clip_grad_value_, engine.parameters(), 0.5), "clip_grad_value_"),
         (partial(accelerator.get_state_dict, engine), "save_state"),
+        (partial(accelerator.ema, engine), r"got accelerator\.ema"),
         (partial(accelerator.prepare_model, given), "2 models"),
         (partial(engine.save_checkpoint, "there"), "save_state"),
         (partial(accelerator.prepare, model("gpt")), "2 models"),
     ):
-        with pytest.raises(PreparationError, match=message):
+        with pytest.raises((PreparationError, EngineUnavailableError), match=message):
             call()
     assert accelerator.clip_grad_norm_(engine.parameters(), 1.0).item() == pytest.approx(engine.last.grad_norm)
     accelerator.save_state(str(folder))

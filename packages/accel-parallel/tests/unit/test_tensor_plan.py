@@ -67,6 +67,8 @@ def untouched(model: nn.Module, plan: Any, size: int) -> TensorPlan:
         ({"odd": "colwise"}, 2, "out_features=7 of odd and 2 ranks"),
         ({"act": "colwise"}, 2, "got act, a Tanh"),
         ({"odd": "diagonal"}, 2, "got 'diagonal' for 'odd'"),
+        # As Mixtral's own plan has it for stacked experts.
+        ({"layers.*.qkv": "packed_colwise"}, 2, r"got 'packed_colwise' for 'layers\.\*\.qkv'.* distributed_config="),
         ({"odd": "rowwise", "od*": "rowwise"}, 2, r"two patterns for odd, the second of them 'od\*'"),
         ({"head": "colwise"}, 2, r"got embed\.weight, head\.weight\. Name all"),
         ({"head": "colwise", "embed": "embedding_colwise"}, 2, r"got embed\.weight, head\.weight\. Name all"),

@@ -41,6 +41,8 @@ def load_and_quantize_model(
     max_memory: dict[int | str, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     offload_state_dict: bool = False,
+    *,
+    expert_cache: int | str | None = None,
 ) -> nn.Module:
     """Pack the linear layers of a model with bitsandbytes, on a CPU as well as on a GPU.
 
@@ -59,6 +61,7 @@ def load_and_quantize_model(
         max_memory: Bytes or written sizes by device.
         offload_folder: Where packed weights on "disk" are written.
         offload_state_dict: Accepted: what goes to the CPU is mapped from its file and needs no room twice.
+        expert_cache: As for `dispatch_model`: packed experts of a list come one by one, as they are called.
 
     Returns:
         The model, with `is_loaded_in_8bit`, `is_loaded_in_4bit`, `is_quantized` and `hf_device_map`.
@@ -116,7 +119,7 @@ def load_and_quantize_model(
         loader.load_from_model()
     retie_parameters(model, tied)
     _label(model, config)
-    return _spread(model, places, loader.index, offload_folder)
+    return _spread(model, places, loader.index, offload_folder, expert_cache)
 
 
 def _source_for(model: nn.Module, weights_location: str | os.PathLike[str] | None) -> Checkpoint | None:
@@ -145,13 +148,20 @@ def _label(model: nn.Module, config: BnbQuantizationConfig) -> None:
 
 
 def _spread(
-    model: nn.Module, places: dict[str, Any], index: Mapping[str, Any], offload_folder: str | os.PathLike[str] | None
+    model: nn.Module,
+    places: dict[str, Any],
+    index: Mapping[str, Any],
+    offload_folder: str | os.PathLike[str] | None,
+    expert_cache: int | str | None,
 ) -> nn.Module:
     """Put hooks on a model that is on several devices."""
-    if len({str(device) for device in places.values()}) == 1 and "disk" not in places.values():
+    if expert_cache is None and len({str(device) for device in places.values()}) == 1 and "disk" not in places.values():
         object.__setattr__(model, "hf_device_map", dict(places))
         return model
-    return dispatch_model(model, places, offload_dir=offload_folder, offload_index=index or None, force_hooks=True)
+    written = index or None
+    return dispatch_model(
+        model, places, offload_dir=offload_folder, offload_index=written, force_hooks=True, expert_cache=expert_cache
+    )
 
 
 def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[str] | None) -> None:

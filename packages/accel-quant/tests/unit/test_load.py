@@ -15,6 +15,7 @@ from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
+    ConfigurationError,
     DeviceMapError,
     DeviceUnavailableError,
     OffloadError,
@@ -561,3 +562,49 @@ def test_packed_models_are_prepared_where_they_are(weights, tmp_path, name):
     here.hf_device_map = {"": 1}
     with pytest.raises(ValueError, match="8 or 4 bits"):
         accelerator.prepare(here)
+
+
+class Mixture(nn.Module):
+    """Two layers, each of which gives every token to one of four experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.routers = nn.ModuleList(nn.Linear(64, 4) for _ in range(2))
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4))
+
+    def forward(self, tokens):
+        """Sum what the experts make of the tokens."""
+        for router in self.routers:
+            numbers, made = router(tokens).argmax(-1), torch.zeros_like(tokens)
+            for number in numbers.unique().tolist():
+                made[numbers == number] = self.experts[number](tokens[numbers == number])
+            tokens = tokens + made
+        return tokens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["8bit", "4bit"])
+def test_packed_experts_come_through_a_cache(tmp_path, name):
+    """Bit for bit as in memory, packed in the cache, and each is read once while there is room."""
+    torch.manual_seed(0)
+    save_file(Mixture().state_dict(), tmp_path / "model.safetensors")
+    options = {"8bit": {"load_in_8bit": True}, "4bit": {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp32"}}[name]
+    config = BnbQuantizationConfig(torch_dtype=torch.float32, skip_modules=["routers"], **options)
+
+    def load(places, **arguments):
+        with init_empty_weights():
+            model = Mixture()
+        return load_and_quantize_model(
+            model, config, weights_location=tmp_path / "model.safetensors", device_map=places, **arguments
+        )
+
+    whole = load({"": "cpu"})
+    model = load({"routers": "cpu", "experts": "disk"}, offload_folder=tmp_path / "off", expert_cache="64KiB")
+    tokens = torch.randn(32, 64)
+    for _ in range(2):
+        assert torch.equal(model(tokens), whole(tokens))
+    report = model.expert_report()
+    assert (report.misses, report.hits) == (4, 12)
+    assert report.held < 4 * 64 * 64 * 2
+    with pytest.raises(ConfigurationError, match="holds at least one"):
+        load({"routers": "cpu", "experts": "disk"}, offload_folder=tmp_path / "off", expert_cache=100)

@@ -4,6 +4,7 @@ import contextlib
 import os
 
 import torch
+from torch import nn
 
 from accel_bigmodel.checkpoint.read import Checkpoint, open_checkpoint
 from accel_core.comm.collectives import broadcast
@@ -55,6 +56,9 @@ class _SharedShard:
         sent: torch.Tensor = broadcast(tensor.to(ensure().device), from_process=0)
         return sent.to("cpu")
 
+    def in_file(self, name: str) -> None:
+        """Return that nothing here is used in place."""
+
     def done_with(self, name: str) -> None:
         """Release a tensor of the source."""
         if self.source is not None:
@@ -67,8 +71,10 @@ class _SharedShard:
                 shard.close()
 
 
-def open_on_rank0(checkpoint: str | os.PathLike[str], *, share: bool) -> Checkpoint:
-    """Open a checkpoint; with `share`, only the first process opens it and sends its tensors to the others.
+def open_on_rank0(
+    checkpoint: str | os.PathLike[str], model: nn.Module, *, share: bool, packed: bool = True
+) -> Checkpoint:
+    """Open a checkpoint; with `share`, only the first process opens it and sends its tensors, unpacked, to the others.
 
     Raises:
         CheckpointError: On a process that opens it, as `open_checkpoint` does; the others raise that it failed.
@@ -78,7 +84,7 @@ def open_on_rank0(checkpoint: str | os.PathLike[str], *, share: bool) -> Checkpo
     # Together, so that all processes learn of a checkpoint that the first one cannot open.
     with Channel(world, _OPENING).together(_OPENING) if shard.share else contextlib.nullcontext():
         if world.is_main or not shard.share:
-            shard.read_from(open_checkpoint(checkpoint))
+            shard.read_from(open_checkpoint(checkpoint, model, packed=packed and not shard.share))
     if shard.source is not None and not shard.share:
         return shard.source
     shard.table = broadcast_object_list([shard.table])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from accel_core.checkpoint.in_place import standing_weights
@@ -10,7 +11,9 @@ from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accel_core.checkpoint.shards import read_index
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["find_files"]
+__all__ = ["find_files", "holds_gguf"]
+
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str, str] | None]:
@@ -31,7 +34,29 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
         return _find_in_folder(path)
     if path.suffix == ".json":
         return _read_index(path)
-    return [str(path)], None
+    return _parts_of(path), None
+
+
+def holds_gguf(checkpoint: str | os.PathLike[str]) -> bool:
+    """Return whether a checkpoint is a GGUF file, or a folder whose weights are in some."""
+    path = Path(checkpoint)
+    return path.suffix == ".gguf" or (
+        path.is_dir() and any(path.glob("*.gguf")) and find_files(path)[0][0].endswith(".gguf")
+    )
+
+
+def _parts_of(path: Path) -> list[str]:
+    """List the parts of a GGUF file that was split; other files have one."""
+    split = _SPLIT.fullmatch(path.name)
+    if split is None:
+        return [str(path)]
+    parts = [path.with_name(f"{split[1]}-{number:05}-of-{split[3]}.gguf") for number in range(1, int(split[3]) + 1)]
+    for part in parts:
+        if not part.exists():
+            raise CheckpointNotFoundError(
+                f"A part of a GGUF file that was split is missing; got nothing at {str(part)!r}. Fetch it again."
+            )
+    return [str(part) for part in parts or (path,)]
 
 
 def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
@@ -51,17 +76,20 @@ def _find_in_folder(folder: Path) -> tuple[list[str], dict[str, str] | None]:
     if not single:
         single = [file for file in found if file.suffix == ".safetensors"]
     if not single:
+        # One of each: a folder may have several files, and each of them several parts.
+        single = list({_SPLIT.sub(r"\1-\3", file.name): file for file in found if file.suffix == ".gguf"}.values())
+    if not single:
         raise CheckpointNotFoundError(
             f"{str(folder)!r} is not a folder containing a `.index.json` file or a {WEIGHTS_NAME} or a "
             f"{SAFE_WEIGHTS_NAME} file; got {len(found)} other entries. Name the weights file itself."
         )
-    safe = [file for file in single if file.suffix == ".safetensors"]
+    safe = [file for file in single if file.suffix in (".safetensors", ".gguf")]
     if len(safe) > 1:
         raise CheckpointMismatchError(
             f"The folder {str(folder)!r} holds several weights files and no index; got "
             f"{', '.join(file.name for file in safe)}. Name one of them, or add an index."
         )
-    return [str((safe or single)[0])], None
+    return _parts_of((safe or single)[0]), None
 
 
 def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:

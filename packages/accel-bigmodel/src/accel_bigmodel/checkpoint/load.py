@@ -1,5 +1,6 @@
 """Loads a checkpoint into a model, tensor by tensor, each straight to its device."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -9,10 +10,14 @@ import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.broadcast import open_on_rank0
-from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, Shard
+from accel_bigmodel.checkpoint.files import find_files, holds_gguf
+from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
+from accel_bigmodel.checkpoint.read import Checkpoint, Shard
 from accel_bigmodel.device_map.check import AnyDevice
 from accel_bigmodel.device_map.placement import Placement
+from accel_bigmodel.gguf.packed import GGUF, GgufWeight
 from accel_bigmodel.hooks.residency import packed_key
+from accel_bigmodel.offload.index import InFile
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
 from accel_core._records import record
@@ -24,7 +29,15 @@ from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 from accel_core.modules.unwrap import canonical_name
 from accel_core.tqdm import on_terminal
 
-__all__ = ["LoadOptions", "LoadedKeys", "load", "load_checkpoint_in_model", "load_offloaded_weights", "loading_index"]
+__all__ = [
+    "LoadOptions",
+    "LoadedKeys",
+    "load",
+    "load_checkpoint_in_model",
+    "load_offloaded_weights",
+    "loading_index",
+    "packed_for",
+]
 
 logger = get_logger(__name__)
 
@@ -50,6 +63,7 @@ class LoadOptions:
     packs: bool = False
     strict: bool = False
     must_fill: bool = False
+    dequantize: bool = False
 
     def dtype_for(self, name: str, tensor: torch.Tensor) -> torch.dtype | None:
         """Return the dtype that a tensor is cast to; None for the model's own."""
@@ -78,6 +92,8 @@ class _Target:
     @property
     def dtype_on_disk(self) -> torch.dtype | None:
         """The dtype that the weight is read in from the disk; None for the stored one."""
+        if isinstance(self.tensor, GgufWeight):
+            return None
         return self.dtype or (self.tensor.dtype if self.tensor.is_floating_point() else None)
 
     def find(self, name: str, source: Checkpoint) -> str | None:
@@ -87,7 +103,7 @@ class _Target:
             return None
         self.stored, self.shard = stored, source.shard_of(stored)
         shape, plain = self.shard.shape(stored), packed.find(self.tensor) is None
-        if plain and shape != tuple(self.tensor.shape):
+        if (plain or isinstance(self.tensor, GgufWeight)) and shape != tuple(self.tensor.shape):
             return f"{name}: {shape} in the checkpoint, {tuple(self.tensor.shape)} in the model"
         # Packed or complex weights, cast for a plain parameter, would be others.
         is_float = isinstance(self.tensor, nn.Parameter) and self.tensor.is_floating_point()
@@ -131,6 +147,7 @@ def load_checkpoint_in_model(
     broadcast_from_rank0: bool = False,
     *,
     must_fill: bool = False,
+    dequantize: bool = False,
 ) -> LoadedKeys:
     """Load a checkpoint into a model; each tensor goes straight to its device, and what is on "disk" stays in its file.
 
@@ -138,7 +155,7 @@ def load_checkpoint_in_model(
 
     Args:
         model: The model, which may be empty.
-        checkpoint: A weights file, an index (`.json`), or a folder with one of them.
+        checkpoint: A weights file (safetensors, GGUF, or of `torch.save`), an index (`.json`), or a folder with one.
         device_map: Devices by name of submodule or tensor; by default every tensor stays on the device it has, and
             empty ones go to the CPU.
         offload_folder: Where weights on "disk" are written that no safetensors file holds.
@@ -151,6 +168,8 @@ def load_checkpoint_in_model(
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
         must_fill: Whether tensors that would be left empty, on the meta device, are an error.
+        dequantize: Whether packed weights of a GGUF file are unpacked while they are loaded. By default they stay
+            packed: their parameters are frozen, and each operation that computes with one unpacks it.
 
     Returns:
         The names that the checkpoint lacks, and those that the model lacks.
@@ -172,9 +191,27 @@ def load_checkpoint_in_model(
     """
     placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
     options = LoadOptions(
-        offload_folder, dtype, keep_in_fp32_modules or (), offload_buffers, offload_8bit_bnb, strict, must_fill
+        offload_folder,
+        dtype,
+        keep_in_fp32_modules or (),
+        offload_buffers,
+        offload_8bit_bnb,
+        strict,
+        must_fill,
+        dequantize,
     )
-    return load(placement, checkpoint, options, from_rank0=broadcast_from_rank0 and full_state_dict)
+    from_rank0 = broadcast_from_rank0 and full_state_dict
+    with packed_for(model, checkpoint, options, from_rank0=from_rank0):
+        return load(placement, checkpoint, options, from_rank0=from_rank0)
+
+
+def packed_for(
+    model: nn.Module, checkpoint: str | os.PathLike[str], options: LoadOptions, *, from_rank0: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which a model has packed parameters where a GGUF file has packed weights that stay so."""
+    if options.dequantize or from_rank0 or not holds_gguf(checkpoint):
+        return contextlib.nullcontext()
+    return packed_while_loading(model, GgufShard(find_files(checkpoint)[0], model), options.dtype_for)
 
 
 def load(
@@ -182,7 +219,8 @@ def load(
 ) -> LoadedKeys:
     """Load a checkpoint into a model whose tensors' places are known; raises as `load_checkpoint_in_model` does."""
     model = placement.model
-    plan = _plan(placement, open_on_rank0(checkpoint, share=from_rank0), options)
+    source = open_on_rank0(checkpoint, model, share=from_rank0, packed=not options.dequantize)
+    plan = _plan(placement, source, options)
     if options.strict and (plan.missing or plan.unexpected):
         raise CheckpointMismatchError(
             f"Error(s) in loading state_dict for {type(model).__name__}: the names differ; got missing "
@@ -299,7 +337,8 @@ def _check_offload(plan: _Plan, options: LoadOptions) -> None:
         for target in plan.targets
         if target.waits_on_disk
         and (
-            not isinstance(target.shard, SafetensorsShard) or (options.packs and packed.find(target.tensor) is not None)
+            (target.shard is not None and target.shard.in_file(target.stored) is None)
+            or (options.packs and packed.find(target.tensor) is not None)
         )
     ]
     if not written:
@@ -334,10 +373,11 @@ def _fill(model: nn.Module, plan: _Plan, options: LoadOptions) -> dict[str, Any]
                 assert options.folder is not None
                 index.update(_write_packed(shard.tensor(target.stored), target, form, options.folder, written))
             else:
-                entry = _entry_on_disk(shard, target, options.folder, written)
+                found = shard.in_file(target.stored)
+                entry = _entry_on_disk(shard, target, found, options.folder, written)
                 index.update(dict.fromkeys(target.names, entry))
                 for alias in target.names:
-                    _recast(model, alias, target.dtype_on_disk)
+                    _recast(model, alias, target.dtype_on_disk, None if found is None else found.weight)
         shard.close()
     if written:
         assert options.folder is not None
@@ -363,17 +403,17 @@ def _write_packed(
 
 
 def _entry_on_disk(
-    shard: Shard, target: _Target, offload_folder: str | os.PathLike[str] | None, written: MutableMapping[str, Any]
+    shard: Shard,
+    target: _Target,
+    found: InFile | None,
+    offload_folder: str | os.PathLike[str] | None,
+    written: MutableMapping[str, Any],
 ) -> dict[str, Any]:
-    """Return where a weight is on disk: in its safetensors file, or else in the folder, where it is written."""
+    """Return where a weight is on disk: in its file, used in place, or else in the folder, where it is written."""
     name, dtype = target.stored, target.dtype_on_disk
-    if isinstance(shard, SafetensorsShard):
-        stored = dtype or shard.file.entries[name].dtype
-        return {
-            "safetensors_file": os.path.abspath(shard.path),
-            "weight_name": name,
-            "dtype": str(stored).removeprefix("torch."),
-        }
+    if found is not None:
+        stored = found.dtype if dtype is None or found.weight is not None else dtype
+        return {**found.entry, "dtype": str(stored).removeprefix("torch.")}
     assert offload_folder is not None
     tensor = shard.tensor(name)
     offload_weight(tensor if dtype is None else tensor.to(dtype), name, offload_folder, index=written)
@@ -408,11 +448,14 @@ def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:
     return bool(tensor.device != value.device or tensor.data_ptr() != value.data_ptr())
 
 
-def _recast(model: nn.Module, name: str, dtype: torch.dtype | None) -> None:
-    """Replace a weight on disk by an empty tensor, in the dtype that the weight will have."""
+def _recast(model: nn.Module, name: str, dtype: torch.dtype | None, weight: torch.Tensor | None) -> None:
+    """Replace a weight on disk by an empty tensor, in the dtype that the weight will have, packed if it will be."""
     owner, key = owner_of(model, name)
     tensor: Any = owner._parameters[key] if key in owner._parameters else owner._buffers[key]
     dtype = tensor.dtype if dtype is None else dtype
+    if weight is not None:
+        owner._parameters[key] = GGUF.move(weight.to(dtype), torch.device("meta"))
+        return
     if tensor.is_meta and tensor.dtype == dtype:
         return
     set_module_tensor_to_device(

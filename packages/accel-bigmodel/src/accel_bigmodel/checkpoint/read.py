@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from accel_bigmodel.checkpoint.files import find_files
+from accel_bigmodel.checkpoint.gguf import GgufShard
 from accel_bigmodel.device_map.check import device_of
-from accel_bigmodel.offload.index import MappedFile
+from accel_bigmodel.offload.index import InFile, MappedFile
 from accel_core.checkpoint.pickles import load_object, open_plain
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 from accel_core.modules.unwrap import canonical_name
@@ -40,6 +42,11 @@ class SafetensorsShard:
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor."""
         return self.file.tensor(name)
+
+    def in_file(self, name: str) -> InFile:
+        """Return where a tensor lies."""
+        place = {"safetensors_file": os.path.abspath(self.path), "weight_name": name}
+        return InFile(place, self.file.entries[name].dtype)
 
     def done_with(self, name: str) -> None:
         """Release the memory of a tensor whose view is not in use."""
@@ -80,6 +87,9 @@ class PickledShard:
             raise _not_held(name, self.path)
         return tensors[name]
 
+    def in_file(self, name: str) -> None:
+        """Return that nothing here is used in place."""
+
     def done_with(self, name: str) -> None:
         """Let a tensor go."""
         if self._tensors is not None:
@@ -118,6 +128,13 @@ class Shard(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor.
+
+        Args:
+            name: Name of the tensor.
+        """
+
+    def in_file(self, name: str) -> InFile | None:
+        """Return where a tensor lies that can be used in place; None for one whose values have to be written.
 
         Args:
             name: Name of the tensor.
@@ -169,6 +186,8 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
         raise UnsafeCheckpointError(
             f"A checkpoint must be made of regular files; got {path!r}, which is not one. Name the file itself."
         )
+    if path.endswith(".gguf"):
+        return GgufShard(find_files(path)[0])
     return SafetensorsShard(path) if path.endswith(".safetensors") else PickledShard(path)
 
 
@@ -209,13 +228,19 @@ class Checkpoint:
         return self._shard_of[name]
 
 
-def open_checkpoint(checkpoint: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint; every safetensors header is read and checked.
+def open_checkpoint(
+    checkpoint: str | os.PathLike[str], model: nn.Module | None = None, *, packed: bool = True
+) -> Checkpoint:
+    """Open a checkpoint; every header is read and checked.
+
+    A GGUF file's tensors get the names that they have in a model, and stay packed where its parameters are, if allowed.
 
     Raises:
         CheckpointError: As `open_shard` does, and when a folder holds none, or several to choose from.
     """
     files, weight_map = find_files(checkpoint)
+    if files[0].endswith(".gguf"):
+        return Checkpoint([GgufShard(files, model, packed=packed)], None)
     return Checkpoint([open_shard(file) for file in files], weight_map)
 
 
@@ -225,7 +250,8 @@ def load_state_dict(
     """Read a weights file, each tensor straight onto its device.
 
     Args:
-        checkpoint_file: A `.safetensors` file, or one written by `torch.save`.
+        checkpoint_file: A `.safetensors` or `.gguf` file, or one written by `torch.save`. Packed weights of GGUF are
+            unpacked, and have the names that the file gives them.
         device_map: Devices by name of submodule or tensor. What goes to "disk" or has no device stays on the CPU, in
             the file's memory map.
 

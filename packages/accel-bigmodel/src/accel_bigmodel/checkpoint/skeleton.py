@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.files import find_files
+from accel_bigmodel.checkpoint.files import find_files, holds_gguf
+from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
 from accel_bigmodel.checkpoint.hub import in_one_line, not_in_cache, why_unreachable
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME
-from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.checkpoint.tensor_header import Header, StoredTensor
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointNotFoundError,
@@ -52,7 +53,7 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     # A single shard has the whole model's configuration next to it, and is planned alone.
     if config.is_file() and (path.is_dir() or path.suffix == ".json" or path.name == SAFE_WEIGHTS_NAME):
         try:
-            return model_of_config(config.parent)
+            return _packed_as_stored(model_of_config(config.parent), path)
         except (ConfigurationError, MissingDependencyError) as found:
             failure = found
     if failure is not None and path == config:
@@ -66,19 +67,28 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     entries: dict[str, StoredTensor] = {}
     aliases: dict[str, str] = {}
     for file in files:
-        if not file.endswith(".safetensors"):
+        if not file.endswith((".safetensors", ".gguf")):
             raise ConfigurationError(
                 f"Plans are made from headers, and {file!r} has none because it is pickled; got a "
                 f"{Path(file).suffix or 'nameless'} file. Convert the checkpoint to safetensors."
             )
         header = header_of(file)
         entries.update(header.tensors)
-        aliases.update({name: other for name, other in header.metadata.items() if other in header.tensors})
+        if isinstance(header, Header):
+            aliases.update({name: other for name, other in header.metadata.items() if other in header.tensors})
     order = sorted(entries, key=_by_number)
     if weight_map is not None and list(weight_map) != sorted(weight_map):
         # The index is not sorted: it lists the tensors in the model's order.
         order = [name for name in weight_map if name in entries]
     return _built({name: entries[name] for name in order}, {n: a for n, a in aliases.items() if n not in entries})
+
+
+def _packed_as_stored(model: nn.Module, path: Path) -> nn.Module:
+    """Let a model have empty packed parameters where a folder has packed weights."""
+    if path.is_dir() and holds_gguf(path):
+        with packed_while_loading(model, GgufShard(find_files(path)[0], model), lambda _, parameter: parameter.dtype):
+            pass
+    return model
 
 
 def _by_number(name: str) -> list[tuple[bool, int, str]]:

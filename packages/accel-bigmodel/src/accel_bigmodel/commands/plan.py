@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:NAME",
         help="class or function that makes the model: planned in its own order, as it is loaded",
     )
+    parser.add_argument(
+        "--expert-cache",
+        default=None,
+        metavar="SIZE",
+        help="experts wait on the disk, SIZE of them on the device: 8GiB; says what a token costs",
+    )
     parser.add_argument("--dtype", default=None, help="dtype that the weights are loaded in")
     parser.add_argument("--balanced", action="store_true", help="share evenly between accelerators")
     parser.add_argument("--whole", action="append", default=None, metavar="CLASS", help="class that is not split")
@@ -95,6 +101,29 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         metavar="OPTION=N,...",
         help="DeepSpeed's options for zero3 layouts: stage3_max_reuse_distance=0,sub_group_size=100000000 (default: "
         "its own)",
+    )
+    group.add_argument(
+        "--schedule", default=None, metavar="NAME,...", help="schedules of pp layouts to compare (default: 1f1b)"
+    )
+    group.add_argument(
+        "--microbatches",
+        default=None,
+        metavar="N",
+        help="into how many a batch is divided, for pp layouts (default: two for each rank along pp)",
+    )
+    group.add_argument(
+        "--split",
+        default=None,
+        metavar="NAME,...",
+        help="blocks with which stages begin, but the first (default: stages of about equal bytes)",
+    )
+    group.add_argument(
+        "--explain",
+        action="store_true",
+        help="also show what crosses each cut of pp layouts, and which ranks hold what is outside of blocks",
+    )
+    group.add_argument(
+        "--timeline", default=None, metavar="FILE", help="draw when each rank of pp layouts computes what, as SVG"
     )
     group.add_argument(
         "--device",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,14 @@ from torch import nn
 from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.drawing import Bar, Segment, draw_bars
+from accel_bigmodel.device_map.experts import (
+    ExpertShare,
+    choices_of,
+    refuse_small_cache,
+    room_for_cache,
+    with_experts_on_disk,
+    without,
+)
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
 from accel_bigmodel.device_map.infer import check_accelerators, solve, solve_evenly
 from accel_bigmodel.device_map.tree import build_tree, no_split_classes
@@ -18,7 +26,8 @@ from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, DeviceMapError
-from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
+from accel_core.modules.experts import are_stacked, number_of_experts
+from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, tensor_bytes, written_size
 
 __all__ = ["DeviceShare", "Part", "Plan", "plan_device_map"]
 
@@ -67,11 +76,13 @@ class Plan:
         parts: The parts, in the model's order of placing.
         shares: The devices.
         main: The device that offloaded parts compute on.
+        experts: What experts cost that come one by one; None without a cache of them.
     """
 
     parts: tuple[Part, ...]
     shares: tuple[DeviceShare, ...]
     main: Device
+    experts: ExpertShare | None = None
 
     def __repr__(self) -> str:
         held = ", ".join(f"{share.device}: {written_size(share.weights)}" for share in self.shares)
@@ -114,6 +125,8 @@ class Plan:
             words.append(f"{written_size(share.headroom)} are kept for activations and caches.")
         if share.free is not None:
             words.append(f"{written_size(share.free)} of {written_size(share.limit or 0)} are left.")
+        if device == "disk" and self.main == "cpu":
+            words.append("The CPU computes with them as pages of the page cache, which no limit here counts.")
         return " ".join(words)
 
     def table(self) -> str:
@@ -148,6 +161,7 @@ class Plan:
             "parts": [asdict(part) for part in self.parts],
             "shares": [asdict(share) for share in self.shares],
             "main": self.main,
+            "experts": None if self.experts is None else asdict(self.experts),
         }
         return json.dumps(content, indent=1)
 
@@ -162,7 +176,8 @@ class Plan:
             content: Any = json.loads(text)
             parts = tuple(Part(**part) for part in content["parts"])
             shares = tuple(DeviceShare(**share) for share in content["shares"])
-            return cls(parts, shares, content["main"])
+            experts = content.get("experts")
+            return cls(parts, shares, content["main"], None if experts is None else ExpertShare(**experts))
         except (ValueError, KeyError, TypeError) as failure:
             raise ConfigurationError(
                 f"This is not a plan; got {type(failure).__name__}: {failure}. Write it with `Plan.to_json`."
@@ -179,6 +194,7 @@ def plan_device_map(
     special_dtypes: Mapping[str, Dtype] | None = None,
     balanced: bool = False,
     low_zero: bool = False,
+    expert_cache: int | str | None = None,
 ) -> Plan:
     """Decide which device holds which part of a model, and account for every byte.
 
@@ -192,11 +208,15 @@ def plan_device_map(
         special_dtypes: Dtypes of single tensors by name.
         balanced: Whether the accelerators share evenly.
         low_zero: With `balanced`, whether the first gets as little as possible.
+        expert_cache: Bytes or a written size of a cache of experts: they wait on the disk and come one by one, dense
+            parts are placed first, and the plan says what a token costs.
 
     Returns:
         The plan.
 
     Raises:
+        ConfigurationError: When `expert_cache` is larger than its device, or smaller than one expert, or the model has
+            no experts.
         DeviceMapError: When the headroom leaves a device nothing, no accelerator has room for the largest layer, or the
             model does not fit at all.
 
@@ -205,12 +225,24 @@ def plan_device_map(
         >>> plan.device_map
         {'': 'cpu'}
     """
+    experts = {} if expert_cache is None else {name: each for name, each in model.named_modules() if are_stacked(each)}
+    if expert_cache is not None and not experts:
+        raise ConfigurationError(
+            f"A cache of experts serves a mixture; got expert_cache={expert_cache!r} and {type(model).__name__}, in "
+            "which no experts were found. Leave expert_cache out; or, if a checkpoint is planned from its headers "
+            "alone, name its model."
+        )
     limits = get_max_memory(max_memory)
     if no_split_module_classes is None:
         no_split_module_classes = getattr(model, "_no_split_modules", None)
     no_split = no_split_classes(no_split_module_classes)
     fast = [device for device in limits if device not in ("cpu", "disk")]
     kept = _kept(model, headroom, {device: limits[device] for device in fast or limits if device != "disk"}, dtype)
+    share_of_experts = None
+    if expert_cache is not None:
+        share_of_experts = _share_of(model, experts, expert_cache, dtype, special_dtypes)
+        for device, count in room_for_cache(expert_cache, limits).items():
+            kept[device] = kept.get(device, 0) + count
     left = {device: limit - kept.get(device, 0) for device, limit in limits.items()}
     for device, room in left.items():
         if room <= 0 < kept.get(device, 0):
@@ -218,28 +250,81 @@ def plan_device_map(
                 f"The headroom leaves no room for weights; got {written_size(kept[device])} of headroom on "
                 f"{device!r}, which has {written_size(limits[device])}. Lower the headroom or raise `max_memory`."
             )
-    tree = build_tree(model, dtype, special_dtypes, no_split)
-    if balanced:
-        share = get_balanced_memory(model, left, list(no_split), dtype, special_dtypes, low_zero)
-        solution = solve_evenly(tree, left, share, no_split)
-    else:
-        solution = solve(tree, left, no_split)
+    with without(experts.values()):
+        tree = build_tree(model, dtype, special_dtypes, no_split)
+        if balanced:
+            share = get_balanced_memory(model, left, list(no_split), dtype, special_dtypes, low_zero)
+            solution = solve_evenly(tree, left, share, no_split)
+        else:
+            solution = solve(tree, left, no_split)
     check_accelerators(solution, "Raise `max_memory`, lower the headroom, or let modules be split.")
-    parts = tuple(
-        Part(node.name, device, node.size, type(node.value).__name__ if node.is_module else _kind(node.value))
-        for node, device in solution.placed
-    )
+    parts: list[Part] = []
+    for node, device in solution.placed:
+        for name, place in with_experts_on_disk(model, node.name, device, experts):
+            if name == node.name and name not in experts:
+                kind = type(node.value).__name__ if node.is_module else _kind(node.value)
+                parts.append(Part(name, place, node.size, kind))
+            else:
+                parts.append(_part(model, name, place, dtype, special_dtypes))
+    used = {**solution.used}
+    if share_of_experts is not None:
+        used["disk"] = used.get("disk", 0) + share_of_experts.nbytes
     shares = tuple(
         DeviceShare(
             device,
             limits.get(device),
-            used,
+            count,
             solution.largest_offloaded if device == solution.main and device in fast else 0,
             kept.get(device, 0),
         )
-        for device, used in solution.used.items()
+        for device, count in used.items()
     )
-    return Plan(parts, shares, solution.main)
+    if share_of_experts is not None:
+        share_of_experts = replace(share_of_experts, dense=sum(used.values()) - share_of_experts.nbytes)
+    return Plan(tuple(parts), shares, solution.main, share_of_experts)
+
+
+def _bytes_below(model: nn.Module, name: str, dtype: Dtype | None, special: Mapping[str, Dtype] | None) -> int:
+    """Return the bytes of a tensor, or of a module's tensors."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return sum(
+        tensor_bytes(tensor, as_dtype((special or {}).get(each, dtype)))
+        for each, tensor in tensors
+        if each == name or each.startswith(f"{name}.")
+    )
+
+
+def _part(
+    model: nn.Module, name: str, device: Device, dtype: Dtype | None, special: Mapping[str, Dtype] | None
+) -> Part:
+    """Return a part of a block that is split because its experts wait elsewhere."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    value = getattr(owner, leaf)
+    kind = type(value).__name__ if isinstance(value, nn.Module) else _kind(value)
+    return Part(name, device, _bytes_below(model, name, dtype, special), kind)
+
+
+def _share_of(
+    model: nn.Module,
+    experts: Mapping[str, nn.Module],
+    size: int | str,
+    dtype: Dtype | None,
+    special: Mapping[str, Dtype] | None,
+) -> ExpertShare:
+    """Account for experts.
+
+    Raises:
+        ConfigurationError: The cache has no room for one.
+    """
+    budget, choices = convert_file_size_to_int(size), choices_of(model)
+    sizes = {name: _bytes_below(model, name, dtype, special) for name in experts}
+    counts = {name: int(number_of_experts(module)) for name, module in experts.items()}
+    each = {name: sizes[name] // counts[name] for name in experts}
+    one = max(each.values())
+    refuse_small_cache(size, budget, one)
+    token = None if choices is None else sum(min(choices, counts[name]) * each[name] for name in experts)
+    return ExpertShare(budget, 0, sum(sizes.values()), sum(counts.values()), one, token)
 
 
 def _runs(names: Sequence[str]) -> list[list[str]]:

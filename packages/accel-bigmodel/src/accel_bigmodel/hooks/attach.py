@@ -11,9 +11,10 @@ from accel_bigmodel.device_map.check import loads_whole
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.experts import ExpertsHook, attach_experts_hook, can_come_alone
 from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
+from accel_bigmodel.hooks.listed import CachedWeights, ListedHook, are_listed
 from accel_bigmodel.offload.experts import ExpertCache
-from accel_bigmodel.offload.store import PrefixedDataset
-from accel_bigmodel.placement import TiedTensors, moved_tensors
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
+from accel_bigmodel.placement import TiedTensors, as_device, moved_tensors
 from accel_core._records import record
 from accel_core.modules.compilation import is_compiled_module
 
@@ -185,6 +186,14 @@ class HookSettings:
         if offload and self.expert_cache is not None and can_come_alone(module):
             weights = self._weights_below(name)
             attach_experts_hook(module, ExpertsHook(self.expert_cache, name, device, weights))
+            return
+        if offload and self.expert_cache is not None and isinstance(module, nn.ModuleList) and are_listed(name, module):
+            assert isinstance(self.weights_map, OffloadedWeightsLoader), "what a dispatch made"
+            for number, expert in enumerate(module.children()):
+                place = (self.weights_map, self.expert_cache, name, number, module, as_device(device))  # type: ignore[arg-type]
+                weights = PrefixedDataset(CachedWeights(*place), f"{name}.{number}.")
+                listed = ListedHook(device, True, weights_map=weights, place_submodules=True, skip_keys=self.skip_keys)
+                add_hook_to_module(expert, listed, append=True)
             return
         no_split = offload and loads_whole(module, self.preload_module_classes)
         if no_split or any(value is not None for value in (*module._parameters.values(), *module._buffers.values())):

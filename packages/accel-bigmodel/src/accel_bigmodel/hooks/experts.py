@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,14 +18,15 @@ from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.residency import Residency, residency_of
 from accel_bigmodel.hooks.slot import Slot
-from accel_bigmodel.offload.experts import ExpertCache
+from accel_bigmodel.offload.experts import Brought, ExpertCache, Guess, call_all
+from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 from accel_core.modules.experts import are_stacked, inputs_by_place
 
-__all__ = ["ExpertsHook", "attach_experts_hook", "can_come_alone"]
+__all__ = ["ExpertsHook", "attach_experts_hook", "can_come_alone", "look_ahead"]
 
 Device = int | str | torch.device | None
 
@@ -68,6 +73,36 @@ class ExpertsHook(AlignDevicesHook):
         """Do nothing: the forward leaves the module as it was."""
 
 
+class _Chosen(BaseException):
+    def __init__(self, source: _ChosenExperts, numbers: torch.Tensor) -> None:
+        self.source, self.numbers = source, numbers
+
+
+_trial = threading.local()
+"""Has `runs` on a thread that runs a block to see what its router chooses."""
+
+
+def look_ahead(model: nn.Module, names: Sequence[str]) -> None:
+    """Let each module of experts guess which ones the next will need: its block runs on this one's tokens, up to them.
+
+    Args:
+        model: The model.
+        names: Dotted names of its modules of experts, in the order in which they run.
+    """
+    stacked = [name for name in names if "_old_forward" in model.get_submodule(name).__dict__]
+    for name, following in pairwise(stacked):
+        block = model.get_submodule(following.rpartition(".")[0])
+        block.register_forward_pre_hook(_note_form, with_kwargs=True)
+        model.get_submodule(name).__dict__["_old_forward"].following = block
+
+
+def _note_form(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    form = None  # what takes more than tokens cannot be run for a guess
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) and args[0].dim() > 1:
+        form = args[0].dim(), args[0].shape[-1], args[0].dtype, args[0].device
+    block.__dict__["_accel_form"] = form
+
+
 def attach_experts_hook(module: nn.Module, hook: ExpertsHook) -> None:
     """Put a hook on experts, and let their forward run the chosen ones alone."""
     add_hook_to_module(module, hook)
@@ -79,6 +114,8 @@ class _ChosenExperts:
 
     Sums are formed in the order of the experts' numbers, as transformers' own loop over experts forms them.
     """
+
+    following: nn.Module | None = None
 
     def __init__(self, module: nn.Module, forward: Callable[..., torch.Tensor], hook: ExpertsHook) -> None:
         self.module, self.forward, self.hook = module, forward, hook
@@ -114,6 +151,8 @@ class _ChosenExperts:
         """Run the experts that tokens chose; compiled graphs are left meanwhile, for the experts are read."""
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
+        if getattr(_trial, "runs", False):
+            raise _Chosen(self, inputs_by_place(self.forward, args, kwargs)[1])
         with self._lock:
             if all(slot.store.get(slot.key) is slot.placeholder for slot in self.slots):
                 return self._run(*inputs_by_place(self.forward, args, kwargs))
@@ -133,13 +172,37 @@ class _ChosenExperts:
                 f"{self.count} experts of {self.name}. Correct the router."
             )
         output = torch.zeros_like(tokens)
-        for number, brought in zip(chosen, self.hook.cache.bring(self, chosen, len(tokens)), strict=True):
+        made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        left = deque(chosen)
+        bring = partial(self.hook.cache.bring, self, chosen, len(tokens), guess=partial(self._guess, tokens))
+        # What those in the cache make waits for those before them, in no more memory than an expert takes.
+        for number, brought in bring(present_first=tokens.nbytes * numbers.shape[-1] <= self.nbytes):
             choice, rows = torch.where((numbers == number).T)  # the order in which transformers' loop takes them
             parts = {slot.name: slot.wrapped(brought[slot.name]) for slot in self.slots}
             with _standing_in(self.module, parts):
                 part = self.forward(tokens[rows], torch.zeros_like(rows)[:, None], weights[rows, choice][:, None])
-            output = output.index_add(0, rows, part.to(output.dtype))
+            made[number] = rows, part.to(output.dtype)
+            while left and left[0] in made:
+                output = output.index_add(0, *made.pop(left.popleft()))
         return output
+
+    def _guess(self, tokens: torch.Tensor) -> Guess:
+        """Return what the next block's router chooses for this one's tokens."""
+        block = self.following
+        form = None if block is None or block.training else block.__dict__.get("_accel_form")
+        if block is None or form is None or form[1:] != (tokens.shape[-1], tokens.dtype, tokens.device):
+            return None
+        inputs = tokens.detach().clone().view(*(1,) * (form[0] - 2), *tokens.shape)
+        _trial.runs = True
+        try:
+            with torch.no_grad():
+                # In a context of its own: transformers collects routers' outputs in a variable of the context.
+                contextvars.Context().run(type(block).forward, block, inputs)
+        except _Chosen as choice:
+            return choice.source, torch.unique(choice.numbers).tolist()
+        finally:
+            _trial.runs = False
+        return None
 
     @property
     def _residency(self) -> Residency:
@@ -153,6 +216,16 @@ class _ChosenExperts:
         return self._residency.slots
 
     @property
+    def waits(self) -> bool:
+        """Whether weights are copied, or cast; otherwise the CPU computes with pages of files."""
+        device = self.hook.device
+        return device is None or device.type != "cpu" or not all(self._is_in_place(slot) for slot in self.slots)
+
+    def _is_in_place(self, slot: Slot) -> bool:
+        _, _, place = self._store(slot.name)
+        return place is not None and place[0].entries[place[1]].form == slot.dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one expert."""
         return sum(slot.shape[1:].numel() * slot.dtype.itemsize for slot in self.slots)
@@ -162,53 +235,59 @@ class _ChosenExperts:
         found: list[object] = [self.hook.device]
         for slot in self.slots:
             slot.refresh()
-            stored = self._stored(slot.name)
-            found += [stored, slot.dtype, None if stored.is_inference() else stored._version]
+            store, name, place = self._store(slot.name)
+            if place is not None:
+                place[0].check()
+                found += [place, slot.dtype, place[0].writes(place[1])]
+            else:
+                stored = store[name]
+                found += [stored, slot.dtype, None if stored.is_inference() else stored._version]
         return tuple(found)
 
-    def _store(self) -> tuple[Mapping[str, torch.Tensor], str]:
+    def _store(self, name: str) -> tuple[Mapping[str, torch.Tensor], str, tuple[MappedFile, str] | None]:
+        """Return where a weight is stored, its name there, and its place in a file if it is in one."""
         weights = self._residency.weights()
-        return (weights.dataset, weights.prefix) if isinstance(weights, PrefixedDataset) else (weights, "")
-
-    def _stored(self, name: str) -> torch.Tensor:
-        """Return all experts' weights of a name as they are stored: a view of the file's map, or in memory."""
-        store, prefix = self._store()
-        try:
-            return store.stored(prefix + name) if isinstance(store, OffloadedWeightsLoader) else store[prefix + name]
-        except KeyError as failure:
+        store, prefix = (weights.dataset, weights.prefix) if isinstance(weights, PrefixedDataset) else (weights, "")
+        if prefix + name not in store:
             raise OffloadError(
-                f"An offloaded weight is not in its weights map; got no {failure} for {name!r} of {self.name}. Pass a "
-                "map that holds every tensor of the module."
-            ) from failure
+                f"An offloaded weight is not in its weights map; got no {prefix + name!r} for {name!r} of {self.name}. "
+                "Pass a map that holds every tensor of the module."
+            )
+        # What was written to a weight's copy is in memory from then on.
+        in_file = isinstance(store, OffloadedWeightsLoader) and prefix + name not in store.state_dict
+        return store, prefix + name, store.file_of(prefix + name) if in_file else None  # type: ignore[attr-defined]
 
-    def read(self, number: int) -> tuple[dict[str, torch.Tensor], int, int]:
-        """Return an expert's weights on the device that computes, and the bytes from disk and from host memory."""
-        store, prefix = self._store()
-        found: dict[str, torch.Tensor] = {}
-        from_disk = from_host = 0
+    def read(self, number: int) -> Brought:
+        """Return an expert's weights on the device that computes: pages of the file where that is the CPU."""
+        found = Brought({}, in_pages=True)
+        pages: list[Callable[[], None]] = []
         for slot in self.slots:
-            name = prefix + slot.name
-            stored = self._stored(slot.name)
-            if stored.shape != slot.shape:
+            store, name, place = self._store(slot.name)
+            shape = store[name].shape if place is None else place[0].entries[place[1]].shape
+            if shape != slot.shape:
                 raise OffloadError(
-                    f"An offloaded weight does not have the shape of its parameter; got {tuple(stored.shape)} for "
+                    f"An offloaded weight does not have the shape of its parameter; got {tuple(shape)} for "
                     f"{name!r}, which has {tuple(slot.shape)}. Put a weight of that shape into the weights map."
                 )
-            place = store.file_of(name) if isinstance(store, OffloadedWeightsLoader) else None
-            if place is not None:
-                place[0].will_need(place[1], number)
             with normal_tensors():
-                source = stored[number : number + 1]
-                # A copy: the pages of the map are let go, and the cache's bytes are its own.
-                found[slot.name] = source.to(self.hook.device, slot.dtype, copy=True)
-            if place is None:
-                from_host += source.nbytes
-            else:
-                from_disk += source.nbytes
-                # What was written to the map lies in these pages alone. Inference tensors have no count of writes.
-                if stored.is_inference() or not stored._version:
-                    place[0].done_with(place[1], number)
-        return found, from_disk, from_host
+                if place is None:
+                    source = store[name][number : number + 1]
+                    found.from_host += source.nbytes
+                else:
+                    place[0].will_need(place[1], number)
+                    source = place[0].row(place[1], number)
+                    found.from_disk += source.nbytes
+                    # What was written to the map lies in these pages alone.
+                    if not place[0].writes(place[1]):
+                        pages.append(partial(place[0].done_with, place[1], number))
+                stays = place is not None and source.device == self.hook.device and source.dtype == slot.dtype
+                found.weights[slot.name] = source if stays else source.to(self.hook.device, slot.dtype, copy=True)
+            found.in_pages = found.in_pages and stays
+        if found.in_pages:
+            found.release = partial(call_all, pages)
+        else:
+            call_all(pages)
+        return found
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from torch import nn
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.experts import ExpertsHook
 from accel_bigmodel.hooks.hook import SequentialHook
+from accel_bigmodel.hooks.listed import CachedWeights
 from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
 from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
@@ -23,7 +24,9 @@ Prefetch = bool | int | str | None
 _LEAST_WINDOW = 64 * 2**20
 
 
-def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedule[Weights], ...]:
+def attach_prefetch(
+    model: nn.Module, prefetch: Prefetch = None, keep_pages: bool | None = None
+) -> tuple[Schedule[Weights], ...]:
     """Prefetch the offloaded weights of a dispatched model."""
     if prefetch is False:
         return ()
@@ -48,7 +51,11 @@ def attach_prefetch(model: nn.Module, prefetch: Prefetch = None) -> tuple[Schedu
         budget = _budget(device, largest, prefetch)
         if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
             continue
-        transport: Transport[Weights] = MapTransport() if device.type == "cpu" else StreamTransport(device)
+        transport: Transport[Weights] = (
+            MapTransport(sum(block.nbytes for _, _, block, _, _ in blocks), keep_pages)
+            if device.type == "cpu"
+            else StreamTransport(device)
+        )
         schedule = Schedule(transport, budget, None if device.type == "cpu" else functools.partial(_has_room, device))
         for residency, hook, block, store, prefix in blocks:
             assert hook.weights_map is not None
@@ -76,6 +83,8 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
     if not isinstance(view, PrefixedDataset):
         return None
     prefix = view.prefix
+    if isinstance(view.dataset, CachedWeights):
+        return None
     if isinstance(view.dataset, OffloadedWeightsLoader):
         store = view.dataset
     elif isinstance(view.dataset, dict):

@@ -136,7 +136,8 @@ class Slot:
         if data.dtype != self.dtype:  # its transfer began before the model was cast
             data = data.to(self.dtype)
         made = self.wrapped(data.detach())
-        if share_memory(data, value):  # kept for the next forward: it takes no memory of its own
+        # Kept for the next forward: it takes no memory of its own, nor address space, unless that is scarce.
+        if share_memory(data, value) and not value.__dict__.get("is_piece"):
             self.source, self.cached = value, made
         return made
 

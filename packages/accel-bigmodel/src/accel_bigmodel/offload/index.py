@@ -1,24 +1,29 @@
-"""Safetensors files used in place: a memory map, and a check that the file is still the same."""
+"""Weights files used in place: a memory map, and a check that the file is still the same."""
 
 import ctypes
 import mmap
 import os
+import resource
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
+from accel_bigmodel.gguf.header import GgufHeader, read_gguf
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.tensor_file import check_booleans
 from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
-__all__ = ["MappedFile", "header_of", "map_file"]
+__all__ = ["InFile", "MappedFile", "header_of", "map_file"]
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+_READ_AHEAD = 128 * 1024
 _FAILED = ctypes.c_void_p(-1).value
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p  # as an int, ctypes would cut the address
@@ -27,8 +32,16 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def header_of(path: str | os.PathLike[str]) -> Header:
-    """Read the header of a safetensors file, and nothing else.
+class InFile(NamedTuple):
+    """Where a tensor lies that is used in place: an index's entry, its dtype there, and the weight if it is packed."""
+
+    entry: dict[str, str]
+    dtype: torch.dtype
+    weight: torch.Tensor | None = None
+
+
+def header_of(path: str | os.PathLike[str]) -> Header | GgufHeader:
+    """Read the header of a safetensors or GGUF file, and nothing else.
 
     Raises:
         CheckpointNotFoundError: When the file does not exist.
@@ -37,9 +50,13 @@ def header_of(path: str | os.PathLike[str]) -> Header:
     """
     descriptor = _open(path)
     try:
-        return read_header(descriptor, path)
+        return _read(descriptor, path)
     finally:
         os.close(descriptor)
+
+
+def _read(descriptor: int, path: str | os.PathLike[str]) -> Header | GgufHeader:
+    return (read_gguf if os.fspath(path).endswith(".gguf") else read_header)(descriptor, path)
 
 
 def _open(path: str | os.PathLike[str]) -> int:
@@ -64,11 +81,11 @@ class _Map:
         buffer: The bytes. Tensors made of it keep the memory.
     """
 
-    def __init__(self, descriptor: int, size: int) -> None:
+    def __init__(self, descriptor: int, size: int, first: int = 0) -> None:
         access = mmap.PROT_READ | mmap.PROT_WRITE
         # Python's own `mmap` keeps the file open (before 3.13): a model with a thousand weight files would use up the
         # files that a process may open.
-        address = _LIBC.mmap(None, size, access, mmap.MAP_PRIVATE | _NORESERVE, descriptor, 0)
+        address = _LIBC.mmap(None, size, access, mmap.MAP_PRIVATE | _NORESERVE, descriptor, first)
         if address == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
@@ -82,17 +99,32 @@ class _Map:
         _LIBC.madvise(self._address + first, last - first, advice)
 
 
+def _leaves_room(size: int) -> bool:
+    """Return whether half of the address space stays free when so many bytes of it are used for a map."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return True
+    pages = Path("/proc/self/statm")
+    used = int(pages.read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE if pages.exists() else 0
+    return 2 * (used + size) <= limit
+
+
 class MappedFile:
-    """A file mapped into memory, private to this process: its tensors are views, read when they are touched."""
+    """A file mapped into memory, private to this process: its tensors are views, read when they are touched.
+
+    Where the process may not use enough address space for the whole file, each tensor is mapped while it is in use.
+    """
 
     def __init__(self, path: str | os.PathLike[str], entries: Mapping[str, StoredTensor] | None = None) -> None:
         self.path = os.fspath(path)
         with open(_open(path), "rb") as file:
-            self.entries = read_header(file.fileno(), self.path).tensors if entries is None else entries
+            self.header = _read(file.fileno(), self.path) if entries is None else None
+            self.entries = (entries or {}) if self.header is None else self.header.tensors
             self._stamp = os.fstat(file.fileno())
             self.size = self._stamp.st_size
-            self._map = _Map(file.fileno(), self.size) if self.size else None
-        self._views: dict[str, torch.Tensor] = {}
+            self._map = _Map(file.fileno(), self.size) if self.size and _leaves_room(self.size) else None
+        self._held: dict[str, torch.Tensor] = {}
+        self._views: MutableMapping[str, torch.Tensor] = weakref.WeakValueDictionary() if self._map is None else {}
 
     def __contains__(self, name: object) -> bool:
         """Return whether the file holds a tensor."""
@@ -111,9 +143,12 @@ class MappedFile:
         is_replaced = (found.st_dev, found.st_ino) != (self._stamp.st_dev, self._stamp.st_ino)
         if is_replaced or (found.st_size, found.st_mtime_ns) == (self._stamp.st_size, self._stamp.st_mtime_ns):
             return
-        raise OffloadError(
+        raise self._changed(f"{found.st_size} bytes where {self.size} were mapped")
+
+    def _changed(self, what: str) -> OffloadError:
+        return OffloadError(
             f"A file that holds offloaded weights changed after the model was dispatched; got {self.path!r} with "
-            f"{found.st_size} bytes where {self.size} were mapped. Load and dispatch the model again."
+            f"{what}. Load and dispatch the model again."
         )
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -129,14 +164,45 @@ class MappedFile:
             view = self._views[name] = self._view(self.entries[name])
         return view
 
+    def row(self, name: str, number: int) -> torch.Tensor:
+        """Return one row of a tensor, with the tensor's number of sizes, as a view of the map."""
+        entry = self.entries[name]
+        if self._map is not None or name in self._views:
+            return self.tensor(name)[number : number + 1]
+        size = entry.nbytes // entry.shape[0]
+        return self._view(StoredTensor(entry.form, (1, *entry.shape[1:]), entry.start + number * size, size))
+
+    def hold(self, name: str) -> None:
+        """Keep a tensor mapped: what knows it by its address would take another one for it."""
+        self._held[name] = self.tensor(name)
+
+    def writes(self, name: str) -> int:
+        """Return how often a tensor's view was written to, which the file does not have."""
+        view = self._views.get(name)
+        # Inference tensors have no count of writes: asking for it raises.
+        return 0 if view is None or view.is_inference() else view._version
+
+    def _mapped(self, first: int, last: int) -> tuple[Any, int]:
+        """Return mapped memory, and where bytes of the file begin in it."""
+        if self._map is not None:
+            return self._map.buffer, first
+        begin = first - first % mmap.PAGESIZE
+        with open(_open(self.path), "rb") as file:
+            found = os.fstat(file.fileno())
+            if any(getattr(found, key) != getattr(self._stamp, key) for key in _IDENTITY):
+                raise self._changed("another content")
+            return _Map(file.fileno(), last - begin, begin).buffer, first - begin
+
     def _view(self, entry: StoredTensor) -> torch.Tensor:
-        if entry.nbytes == 0 or self._map is None:
+        if entry.nbytes == 0:
             return torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-        raw = torch.frombuffer(self._map.buffer, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
+        buffer, offset = self._mapped(entry.start, entry.stop)
+        raw = torch.frombuffer(buffer, dtype=torch.uint8, count=entry.nbytes, offset=offset)
         if entry.start % entry.dtype.itemsize:
             raw = raw.clone()  # a misaligned tensor cannot be viewed in its dtype
         view = raw.view(entry.dtype).view(entry.shape)
         check_booleans(view, self.path)
+        view.__dict__["is_piece"] = self._map is None
         return view
 
     def will_need(self, name: str, row: int | None = None) -> None:
@@ -148,7 +214,7 @@ class MappedFile:
         self._advise(mmap.MADV_DONTNEED, self.entries[name], row)
 
     def _advise(self, advice: int, entry: StoredTensor, row: int | None) -> None:
-        if self._map is None or entry.nbytes == 0:
+        if self._map is None or entry.nbytes == 0:  # a piece is read when it is touched, and goes with its view
             return
         first, last = entry.start, entry.stop
         if row is not None:
@@ -158,10 +224,12 @@ class MappedFile:
             # Whole pages of this tensor alone: a neighbor may have been written to, in memory.
             first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
             last -= last % mmap.PAGESIZE
-        else:
-            first -= first % mmap.PAGESIZE  # where `madvise` wants a range to begin
-        if last > first:
-            self._map.advise(advice, first, last)
+            if last > first:
+                self._map.advise(advice, first, last)
+            return
+        # From where `madvise` wants a range to begin, in steps: of a longer one Linux reads no more ahead.
+        for begin in range(first - first % mmap.PAGESIZE, last, _READ_AHEAD):
+            self._map.advise(advice, begin, min(begin + _READ_AHEAD, last))
 
 
 _mapped: "weakref.WeakValueDictionary[tuple[str, int, int, int], MappedFile]" = weakref.WeakValueDictionary()
@@ -169,7 +237,7 @@ _lock = threading.Lock()
 
 
 def map_file(path: str | os.PathLike[str]) -> MappedFile:
-    """Map a safetensors file, or return the map that this process already has of it.
+    """Map a safetensors or GGUF file, or return the map that this process already has of it.
 
     Raises:
         CheckpointError: As `header_of` does.

@@ -1,7 +1,10 @@
 """How weights are prefetched to the device they compute on: through streams, or as pages of a memory map."""
 
 import functools
+import math
+import resource
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import field
@@ -24,6 +27,7 @@ class TransferSpec:
     names: Sequence[str]
     dtypes: Sequence[torch.dtype]
     store: OffloadedWeightsLoader
+    kept_at: int | None = None  # how many pages this process had waited for when those of the block stayed mapped
 
     @functools.cached_property
     def places(self) -> Sequence[tuple[MappedFile, str]]:
@@ -46,12 +50,28 @@ def _spec_of(block: Block[Weights]) -> TransferSpec:
 
 
 class MapTransport:
-    """Weights in files, computed with on the CPU: the map's pages are read ahead and given back, nothing is copied."""
+    """Weights in files, computed with on the CPU: the map's pages are read ahead, nothing is copied.
+
+    Pages that stay mapped are the page cache's, which takes them back when memory is short. Where all of them cannot
+    stay, each block's are given back after it ran, so that the system need not look for pages to take.
+
+    Args:
+        nbytes: Bytes of all blocks.
+        keep: Whether pages stay mapped; None for as long as the memory that is available has room for all.
+    """
+
+    def __init__(self, nbytes: int, keep: bool | None) -> None:
+        self.nbytes = nbytes
+        self.keep = keep
+        self._looked = -math.inf
+        self._has_room = False
 
     def start(self, block: Block[Weights]) -> None:
-        """Have the kernel read the block's pages ahead."""
-        for file, name in _spec_of(block).places:
-            file.will_need(name)
+        """Have the kernel read the block's pages ahead, unless they stayed and none was taken back since."""
+        spec = _spec_of(block)
+        if spec.kept_at is None or spec.kept_at != _waited():
+            for file, name in spec.places:
+                file.will_need(name)
 
     def finish(self, block: Block[Weights], ticket: Any) -> Weights:
         """Return views of the map; tensors of another dtype are cast."""
@@ -63,12 +83,31 @@ class MapTransport:
         """Do nothing: pages that were only read ahead hold no memory of this process."""
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
-        """Release the pages, unless they were written to: the map holds the only copy of what was written."""
-        # Inference tensors have no count of writes: asking for it raises.
-        if any(not tensor.is_inference() and tensor._version for tensor in content.sources):
+        """Release the pages, unless they stay or were written to: the map holds the only copy of what was written."""
+        spec = _spec_of(block)
+        keeps = self._keeps()
+        spec.kept_at = _waited() if keeps else None
+        if keeps or any(file.writes(name) for file, name in spec.places):
             return
-        for file, name in _spec_of(block).places:
+        for file, name in spec.places:
             file.done_with(name)
+
+    def _keeps(self) -> bool:
+        if self.keep is not None:
+            return self.keep
+        if time.monotonic() - self._looked > _SECONDS_BETWEEN_LOOKS:
+            import psutil  # here, because every import of the drop-in would wait for it
+
+            self._looked, self._has_room = time.monotonic(), self.nbytes <= psutil.virtual_memory().available
+        return self._has_room
+
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def _waited() -> int:
+    """Return how many pages this process had to wait for: when some were taken back, others may have been."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 class _Staging:

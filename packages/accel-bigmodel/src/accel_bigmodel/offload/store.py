@@ -28,6 +28,9 @@ __all__ = [
 
 INDEX_NAME = "index.json"
 
+_IN_PLACE = ("safetensors_file", "gguf_file")
+"""Keys of files that are used as they are."""
+
 
 def offload_weight(
     weight: torch.Tensor,
@@ -184,7 +187,7 @@ def _read_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _check_entry(name: str, entry: Mapping[str, Any], index: Path) -> None:
     """Refuse an entry of an index on disk that leads elsewhere; one that the user passes may lead anywhere."""
-    files = [entry[key] for key in ("safetensors_file", "dat_file") if entry.get(key) is not None]
+    files = [entry[key] for key in (*_IN_PLACE, "dat_file") if entry.get(key) is not None]
     for file in files or [f"{name}.dat"]:
         if not isinstance(file, str):
             raise OffloadError(
@@ -208,7 +211,7 @@ def _check_entry(name: str, entry: Mapping[str, Any], index: Path) -> None:
 
 def _resolved(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return an entry of an index on disk with its files where they are: beside the index."""
-    files = {key: str(folder / entry[key]) for key in ("safetensors_file", "dat_file") if entry.get(key) is not None}
+    files = {key: str(folder / entry[key]) for key in (*_IN_PLACE, "dat_file") if entry.get(key) is not None}
     return {**entry, **files}
 
 
@@ -277,13 +280,13 @@ class PrefixedDataset(Mapping[str, torch.Tensor]):
 
 
 class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
-    """A state dict whose tensors are in memory, in an offload folder, or in safetensors files used in place.
+    """A state dict whose tensors are in memory, in an offload folder, or in weights files used in place.
 
     Args:
         state_dict: Tensors that are in memory.
         save_folder: An offload folder; its `index.json` is read unless `index` is passed.
-        index: Entries by weight name: `dtype` and `shape` of a `.dat` file in `save_folder`, or `safetensors_file`,
-            `weight_name` and, when the weight is cast on loading, `dtype`.
+        index: Entries by weight name: `dtype` and `shape` of a `.dat` file in `save_folder`, or `safetensors_file`
+            or `gguf_file`, `weight_name` and, when the weight is cast on loading, `dtype`.
         device: Where weights of safetensors files are put when read; by default the CPU, without a copy.
 
     Raises:
@@ -383,11 +386,12 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         entry = self.index.get(key)
         if key in self.state_dict or entry is None:
             return None
-        if entry.get("safetensors_file") is not None:
-            found = map_file(entry["safetensors_file"]), entry.get("weight_name", key)
+        path = next((entry[key] for key in _IN_PLACE if entry.get(key) is not None), None)
+        if path is not None:
+            found = map_file(path), entry.get("weight_name", key)
             if found[1] not in found[0]:
                 raise OffloadError(
-                    f"A safetensors file does not hold an offloaded weight; got {found[1]!r} in "
+                    f"A weights file does not hold an offloaded weight; got {found[1]!r} in "
                     f"{found[0].path!r}. Load and dispatch the model again."
                 )
         elif entry.get("dat_file") is not None:

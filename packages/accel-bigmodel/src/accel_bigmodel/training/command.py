@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,17 +145,31 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
         tensor_plan=_tensor_plan(args.tp_plan),
         reduce_bucket=TrainingWorkload.reduce_bucket if bucket is None else bucket,
         zero3=options or {},
+        microbatches=_whole_number(args.microbatches, "--microbatches"),
+        split=None if args.split is None else args.split.split(","),
     )
 
 
 def _compared(
     args: argparse.Namespace, make: Callable[[], nn.Module], workload: TrainingWorkload, ways: list[bool]
 ) -> list[TrainingMemory]:
-    """Find the memory on each layout that was named."""
+    """Find the memory on each layout that was named; of pipelines, under each schedule."""
     specs = parse_layouts(args.layout or "single")
-    for spec in specs:
-        check_layout(spec, workload)
-    return [predict(make, spec, workload, checkpointing=way) for spec in specs for way in ways]
+    for option in ("schedule", "microbatches", "split", "timeline", "explain"):
+        if getattr(args, option) and not any(spec.size("pp") > 1 for spec in specs):
+            raise ConfigurationError(
+                f"Only pipelines have a schedule; got --{option} and --layout {args.layout}. Name a layout with pp, or "
+                "leave it out."
+            )
+    schedules = (args.schedule or workload.schedule).split(",")
+    tasks = [
+        (spec, replace(workload, schedule=each))
+        for spec in specs
+        for each in (schedules if spec.size("pp") > 1 else schedules[:1])
+    ]
+    for spec, own in tasks:
+        check_layout(spec, own)
+    return [predict(make, spec, own, checkpointing=way) for spec, own in tasks for way in ways]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -200,9 +215,12 @@ def _show(
     if limit is not None:
         verdict = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
         lines += ["", f"{verdict} in {written_size(limit)}."]
+    for text in (report.pipelines(rows), report.explained(rows) if args.explain else ""):
+        lines += ["", text] if text else []
     sys.stdout.write("\n".join(lines) + "\n")
     for place, made in (
         (args.svg, partial(report.svg, title, rows, limit)),
+        (args.timeline, partial(report.timelines, rows)),
         (args.json, partial(report.to_json, rows, limit, chosen)),
     ):
         if place:

@@ -1,7 +1,9 @@
 """The memory of a training step on one rank of a layout, found by running the step on tensors without memory."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +11,9 @@ from torch import nn
 
 from accel_bigmodel._torch import fake_mode, tree_leaves
 from accel_bigmodel.live_bytes import LiveBytes
+from accel_bigmodel.training.pipelined import PipelinedModel, PipelinePlan, plan_of_pipeline
 from accel_bigmodel.training.sharing import SharedModel, check_layout, laid_out, weights_dtype
-from accel_bigmodel.training.workload import TrainingWorkload
+from accel_bigmodel.training.workload import TrainingWorkload, call_of
 from accel_core._records import record
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.mesh.spec import LayoutSpec
@@ -31,6 +34,8 @@ PURPOSES = (
 """What the memory of training is used for; see `TrainingMemory`."""
 
 _SUMMED = torch.float32.itemsize
+_BACKWARD, _RECOMPUTED = 2.0, 3.0
+"""What a backward pass takes, in forward passes, and where it repeats one."""
 
 
 @record(frozen=True)
@@ -47,6 +52,7 @@ class TrainingMemory:
         peak: The most bytes alive at once.
         at_peak: What they are for.
         most: For each purpose, the most bytes of it that are alive at once, at one time or another.
+        pipeline: Of a pipeline, how it shares the model out; the bytes are those of the rank that needs most.
     """
 
     layout: str
@@ -55,16 +61,19 @@ class TrainingMemory:
     peak: int
     at_peak: dict[str, int]
     most: dict[str, int]
+    pipeline: PipelinePlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON can hold it."""
-        return dict(vars(self))
+        return {**vars(self), "pipeline": None if self.pipeline is None else self.pipeline.to_json()}
 
 
 def predict(
     make_model: Callable[[], nn.Module], spec: LayoutSpec, workload: TrainingWorkload, *, checkpointing: bool = False
 ) -> TrainingMemory:
-    """Find the memory of a training step on the first rank of a layout, whose parts are never smaller than others'.
+    """Find the memory of a training step on the rank of a layout that needs most.
+
+    That is the first, whose parts are never smaller than others'; of a pipeline, one of those that hold other stages.
 
     The code that trains splits, shards and averages the model; its operations make tensors that have no memory, and
     those alive at once are counted. Nothing is read, computed or sent.
@@ -76,23 +85,31 @@ def predict(
         StateError: This process is in a process group.
     """
     check_layout(spec, workload)
-    model = make_model()
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigurationError(
-            f"A training step trains parameters; got a {type(model).__name__}, none of whose parameters requires a "
-            "gradient. Unfreeze those that you train."
+    ranks = spec.layout().group("pp")
+    found = [_on_rank(make_model, spec, workload, checkpointing, rank) for rank in ranks]
+    largest = max(found, key=lambda each: each.peak)
+    if len(ranks) == 1:
+        return largest
+    dtype = weights_dtype(spec, workload)
+    with _traced(model := make_model()):
+        plan = plan_of_pipeline(
+            model,
+            lambda each: _give_device(each, dtype, workload.dtype),
+            spec,
+            workload,
+            [(each.peak, each.at_peak) for each in found],
+            _RECOMPUTED if checkpointing else _BACKWARD,
         )
-    with laid_out(spec) as mesh:
-        mode = fake_mode()
-        counter = LiveBytes("weights", mode, None if workload.foreach else _needed_on_cpu)
-        with mode:
-            _give_device(model, weights_dtype(spec, workload), workload.dtype)
-        # Meshes are laid out here, whose numbers are read: not in the mode.
-        shared = SharedModel(model.train(), spec, workload, checkpointing, mesh)
+    return replace(largest, pipeline=plan)
+
+
+@contextmanager
+def _traced(model: nn.Module) -> Iterator[None]:
+    """Refuse a model whose pass needs values, by name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch says of a model is said where it trains
         try:
-            with mode, counter, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what torch says of a model is said where it trains
-                _run(shared, spec, workload, counter)
+            yield
         except AccelError:
             raise
         except Exception as failure:
@@ -101,6 +118,30 @@ def predict(
                 f"{type(failure).__name__}: {failure} Check --sequence, --sample and --loss, and leave out of the "
                 "forward pass what reads values of tensors."
             ) from failure
+
+
+def _on_rank(
+    make_model: Callable[[], nn.Module], spec: LayoutSpec, workload: TrainingWorkload, checkpointing: bool, rank: int
+) -> TrainingMemory:
+    model = make_model()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigurationError(
+            f"A training step trains parameters; got a {type(model).__name__}, none of whose parameters requires a "
+            "gradient. Unfreeze those that you train."
+        )
+    with laid_out(spec, rank) as mesh:
+        mode = fake_mode()
+        counter = LiveBytes("weights", mode, None if workload.foreach else _needed_on_cpu)
+        with mode:
+            _give_device(model, weights_dtype(spec, workload), workload.dtype)
+        with _traced(model):
+            # Meshes are laid out here, whose numbers are read: not in the mode.
+            if mesh is not None and spec.size("pp") > 1:
+                shared: SharedModel = PipelinedModel(model.train(), spec, workload, checkpointing, mesh)
+            else:
+                shared = SharedModel(model.train(), spec, workload, checkpointing, mesh)
+            with mode, counter:
+                _run(shared, spec, workload, counter)
     return TrainingMemory(
         spec.name, spec.ranks, checkpointing, counter.peak, _sorted(counter.at_peak), _sorted(counter.most)
     )
@@ -202,24 +243,18 @@ def _pass(
         None if sequence is None else sequence // spec.size("cp"),
         weights_dtype(spec, workload),
     )
+    if isinstance(shared, PipelinedModel):
+        shared.run(inputs, counter)
+        return
     with shared.attend(sequence):
         counter.purpose = "activations"
-        kept["output"] = output = _forward(shared.model, inputs)
+        args, kwargs = call_of(shared.model, inputs)
+        kept["output"] = output = shared.model(*args, **kwargs)
         counter.note(_numbers(output), "logits")
         kept["loss"] = loss = workload.loss_of(output, inputs)
         counter.purpose = "workspace"
         loss.backward()  # type: ignore[no-untyped-call]
     counter.note(shared.gradients(), "gradients")
-
-
-def _forward(model: nn.Module, inputs: torch.Tensor) -> Any:
-    """Run a model as a training loop does: one of transformers computes its loss, and keeps no cache."""
-    config = getattr(model, "config", None)
-    if config is None or inputs.is_floating_point():
-        return model(inputs)
-    if getattr(config, "use_cache", False):
-        config.use_cache = False
-    return model(input_ids=inputs, labels=inputs)
 
 
 def _numbers(output: Any) -> list[torch.Tensor]:

@@ -31,6 +31,7 @@ from accel_parallel.experts.dispatch import routed_evenly
 from accel_parallel.experts.layers import experts_of, parameter_names
 from accel_parallel.experts.parallel import spread_experts
 from accel_parallel.fsdp2.in_place import arguments_of
+from accel_parallel.pipeline.stages import SPLIT_BACKWARD
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
 from accel_parallel.sharding.mesh import sharding_part
@@ -48,14 +49,14 @@ _WEIGHTS_STAGE = 3
 
 
 @contextmanager
-def _one_of_many(ranks: int) -> Iterator[None]:
-    """Be the first of so many ranks, none of which is asked."""
+def _one_of_many(ranks: int, rank: int) -> Iterator[None]:
+    """Be one of so many ranks, none of which is asked."""
     if dist.is_initialized():
         raise StateError(
             "Memory of training is found in a process of its own, on torch's fake process group; got one that is in a "
             "process group already. Run `accel plan --train` beside the training."
         )
-    dist.init_process_group("fake", store=fake_store(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=ranks)
     try:
         yield
     finally:
@@ -71,10 +72,15 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     """
     if spec.engine == "deepspeed":
         _check_zero(spec, workload)
-    if spec.size("pp") > 1:
+    others = [axis for axis in ("ep", "cp", "tp") if spec.size(axis) > 1 < spec.size("pp")]
+    if others:
         raise EngineUnavailableError(
-            f"Memory of a pipeline is not predicted; got the layout {spec.name}. Plan without pp: each rank then needs "
-            "about the part of weights, gradients and optimizer state that its stages hold."
+            f"A pipeline is combined with dp and fsdp; got pp and {', '.join(others)} in {spec.name}. Leave one out."
+        )
+    if spec.size("pp") > 1 and spec.engine == "fsdp" and workload.schedule in SPLIT_BACKWARD:
+        raise EngineUnavailableError(
+            "FSDP shards the stages of pipelines whose schedule computes gradients of inputs and of weights together; "
+            f"got schedule={workload.schedule!r} for {spec.name}. Use gpipe, 1f1b or interleaved_1f1b."
         )
     if spec.engine == "fsdp" and spec.size(*SHARD_AXES) == 1 < spec.ranks:
         raise ConfigurationError(
@@ -260,8 +266,8 @@ class SharedModel:
 
 
 @contextmanager
-def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
-    """Lay out the mesh of a layout in a process group of which only this rank is there.
+def laid_out(spec: LayoutSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
+    """Lay out the mesh of a layout in a process group of which only one rank is there.
 
     Raises:
         StateError: This process is in a process group already.
@@ -272,7 +278,7 @@ def laid_out(spec: LayoutSpec) -> Iterator[DeviceMesh | None]:
             yield None
             return
         require_torch("training_plan")
-        stack.enter_context(_one_of_many(spec.ranks))
+        stack.enter_context(_one_of_many(spec.ranks, rank))
         sizes: dict[str, Any] = {f"{axis}_size": spec.size(axis) for axis in MESH_AXES}
         mesh = ParallelismConfig(**sizes).build_device_mesh("cpu")
         if mesh is None and spec.engine == "fsdp":  # of one rank there are no axes, and FSDP wants one

@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from difflib import get_close_matches
 from typing import Any
@@ -16,7 +16,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import AUTOCAST_PRECISIONS
 
-__all__ = ["Loss", "TrainingWorkload", "optimizer_named", "optimizer_written"]
+__all__ = ["Loss", "TrainingWorkload", "call_of", "optimizer_named", "optimizer_written"]
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """Computes a loss from a model's output and the batch that produced it."""
@@ -42,6 +42,9 @@ class TrainingWorkload:
     reduce_bucket: int = 500_000_000  # elements of the bucket in which DeepSpeed reduces gradients; its own default
     # Options of DeepSpeed's stage 3 that change its memory, by their keys; see `ZeroLimits`.
     zero3: Mapping[str, int] = field(default_factory=dict)
+    schedule: str = "1f1b"  # of pipelines, by the names of `PipelineKwargs`, as the next two
+    microbatches: int | None = None  # into how many each rank's batch is divided; by default two for each rank of pp
+    split: Sequence[str] | None = None  # the blocks with which stages begin, but the first; by default by bytes
 
     def __post_init__(self) -> None:
         """Refuse what no step can have."""
@@ -98,6 +101,16 @@ class TrainingWorkload:
             f"A loss is computed from the numbers that a model returns; got a {type(output).__name__} without any. "
             "Name a function of the output and the batch with --loss MODULE:NAME."
         )
+
+
+def call_of(model: nn.Module, inputs: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a training loop's call: a model of transformers computes its loss, and keeps no cache."""
+    config = getattr(model, "config", None)
+    if config is None or inputs.is_floating_point():
+        return (inputs,), {}
+    if getattr(config, "use_cache", False):
+        config.use_cache = False
+    return (), {"input_ids": inputs, "labels": inputs}
 
 
 def optimizer_named(name: str) -> type[torch.optim.Optimizer]:

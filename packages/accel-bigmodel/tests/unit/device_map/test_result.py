@@ -1,11 +1,13 @@
 """Plans account for every byte of every device."""
 
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from accel_bigmodel.device_map.experts import ExpertShare
 from accel_bigmodel.device_map.headroom import Workload, activation_bytes
 from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_core.errors import ConfigurationError, DeviceMapError
@@ -130,3 +132,64 @@ def test_a_plan_shows_itself() -> None:
     plan = plan_device_map(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"cpu": "1KiB"})
     assert repr(plan) == "Plan(2 parts of 576 B; cpu: 576 B)"
     assert plan._repr_html_() == plan.svg()
+
+
+class Experts(nn.Module):
+    """Four experts of 400 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.weight = nn.Parameter(torch.empty(4, 10, 10, device="meta"))
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the tokens."""
+        return tokens
+
+
+def mixture(choices: int | None = 2) -> nn.Module:
+    """Three layers: a router of 160 bytes, which stays with its block, and experts."""
+    layers = [
+        nn.ModuleDict({"router": nn.Linear(10, 4, bias=False, device="meta"), "experts": Experts()}) for _ in range(3)
+    ]
+    model = nn.Sequential(*layers)
+    if choices is not None:
+        model.config = SimpleNamespace(num_experts_per_tok=choices)  # type: ignore[assignment]
+    return model
+
+
+def test_a_plan_with_a_cache_places_dense_parts_and_says_what_a_token_costs() -> None:
+    """Dense parts stay beside the cache, every byte is accounted for, experts are on the disk, JSON keeps it all."""
+    plan = plan_device_map(mixture(), {0: 2000, "cpu": 5000}, expert_cache=1200, headroom=100)
+    assert plan.device_map == {
+        f"{number}.{name}": place for number in range(3) for name, place in (("router", 0), ("experts", "disk"))
+    }
+    assert plan.nbytes == 3 * (160 + 1600) == sum(share.weights for share in plan.shares)
+    assert (plan.shares[0].weights, plan.shares[0].headroom) == (480, 1300)
+    assert plan.experts == ExpertShare(1200, 480, 4800, 12, 400, 3 * 2 * 400)
+    assert Plan.from_json(plan.to_json()) == plan
+    words = plan.experts.explain()
+    for part in (
+        "480 B are dense",
+        "holds 25%",
+        "2.34 KiB while the cache is empty",
+        "1.76 KiB once",
+        "1.17 KiB if the last",
+    ):
+        assert part in words
+    half = plan_device_map(mixture(None), {"cpu": 5000}, expert_cache=1200, dtype="float16")
+    assert half.experts == ExpertShare(1200, 240, 2400, 12, 200, None)
+    assert "does not say how many" in half.experts.explain()
+    assert half.shares[0].headroom == 0
+    assert "pages of the page cache" in half.explain("disk")
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "text"), [(399, 2000, "holds at least one"), (2001, 2000, "has to fit its device")]
+)
+def test_caches_that_do_not_fit_are_refused(size: int, limit: int, text: str) -> None:
+    """Below one expert, above the device, or without experts."""
+    with pytest.raises(ConfigurationError, match=text):
+        plan_device_map(mixture(), {0: limit, "cpu": 5000}, expert_cache=size)
+    with pytest.raises(ConfigurationError, match="no experts were found"):
+        plan_device_map(nn.Linear(2, 2), expert_cache=size)

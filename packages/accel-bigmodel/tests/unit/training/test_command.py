@@ -1,6 +1,7 @@
 """`accel plan --train` on the command line."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -58,6 +59,38 @@ def test_a_size_picks_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "No layout of these fits in 1000 B." in capsys.readouterr().out
 
 
+def test_pipelines_are_planned_with_their_stages_schedules_and_a_drawing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What each rank holds, how long it waits under each schedule, and when it computes what: as text, JSON, SVG."""
+    files = ["--json", str(tmp_path / "plan.json"), "--timeline", str(tmp_path / "time.svg")]
+    arguments = ["--layout", "single,pp2", "--schedule", "gpipe,1f1b", "--microbatches", "4", "--checkpointing", "no"]
+    assert main([*MODEL, "--batch", "8", "--explain", *arguments, *files]) == 0
+    out = capsys.readouterr().out
+    single, *found = json.loads((tmp_path / "plan.json").read_text())["layouts"]
+    assert single["pipeline"] is None
+    assert [row["pipeline"]["schedule"] for row in found] == ["gpipe", "1f1b"]
+    for row in found:
+        plan = row["pipeline"]
+        assert plan["blocks"] == [["blocks.0", "blocks.0"], ["blocks.1", "blocks.1"]]
+        assert row["peak"] == max(plan["peaks"])
+        name = f"pp2, {plan['schedule']}"
+        assert f"{name}, 4 micro-batches: ranks wait for {plan['bubble']:.1%} of a step." in out
+        assert plan["bubbles"][plan["schedule"]]["4"] == plan["bubble"]
+        (crossing,) = plan["crossing"]
+        assert crossing == {
+            "before": "blocks.1", "made_by": "blocks.0", "place": 0, "shape": [2, 32, 16], "dtype": "float32",
+            "nbytes": 4 * 2 * 32 * 16,
+        }  # fmt: skip
+        assert plan["holders"] == {"embedding.weight": [0, 1]}, "the head's is the embedding's"
+        assert re.search(r"blocks.1 +output 0 of blocks.0 +2x32x16 +float32 +4.00 KiB\n", out)
+        assert re.search(r"embedding.weight +0, 1\n", out)
+    assert "dualpipev" not in found[0]["pipeline"]["bubbles"], "two blocks are no four stages"
+    drawn = ElementTree.fromstring((tmp_path / "time.svg").read_text())
+    titles = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles.count("forward 3, stage 1") == 2
+
+
 def test_options_of_stage_3_are_read(tmp_path: Path) -> None:
     """With --zero3, what is dropped at once is gathered no more than the bucket and a module take."""
     most = []
@@ -100,6 +133,8 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "adamv"], "Did you mean Adam"),
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:momentum"], "got 'momentum'"),
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:speed=1"], "got {'foreach': True, 'speed': 1}"),
+        (["test_prediction:Mlp", "--sample", "16", "--schedule", "1f1b"], "got --schedule and --layout None"),
+        (["test_prediction:Mlp", "--sample", "16", "--layout", "pp2", "--microbatches", "x"], "--microbatches takes a"),
         (["test_prediction:Mlp", "--sample", "16", "--zero3", "sub_group_size"], "got 'sub_group_size'"),
         (["test_prediction:Mlp", "--sample", "16", "--zero3", "sub_group=3"], "got sub_group"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "written as JSON; got '{'"),

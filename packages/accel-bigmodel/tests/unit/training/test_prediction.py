@@ -15,7 +15,7 @@ from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.training.prediction import TrainingMemory, predict
 from accel_bigmodel.training.search import candidates, smallest
 from accel_bigmodel.training.workload import TrainingWorkload
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError, StateError
+from accel_core.errors import ConfigurationError, DataError, EngineUnavailableError, PreparationError, StateError
 from accel_core.host.versions import is_torch_version
 from accel_core.mesh.spec import parse_layout
 
@@ -425,7 +425,18 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
         ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
         ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
-        ("pp2", NUMBERS, Mlp, EngineUnavailableError, "a pipeline is not predicted; got the layout pp2"),
+        ("pp2xtp2", NUMBERS, Mlp, EngineUnavailableError, "got pp and tp in pp2xtp2"),
+        ("pp4", NUMBERS, Mlp, PreparationError, "got 3 blocks in Mlp for 4 stages"),
+        ("pp2", dataclasses.replace(NUMBERS, split=["head"]), Mlp, PreparationError, "stages begin, in their order"),
+        ("pp2", dataclasses.replace(NUMBERS, microbatches=3), Mlp, DataError, "into 3 equal micro-batches"),
+        (
+            "pp2xfsdp2",
+            dataclasses.replace(NUMBERS, schedule="dualpipev"),
+            Mlp,
+            EngineUnavailableError,
+            "schedule='dualpipev' for pp2xf",
+        ),
+        ("pp2", dataclasses.replace(NUMBERS, schedule="fast"), Mlp, ConfigurationError, "got schedule='fast'"),
         ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
         ("zero3x2", NUMBERS, Wandering, EngineUnavailableError, "got a Block at another place in the second pass"),
         ("zero3x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
@@ -453,6 +464,41 @@ def test_what_cannot_be_planned_is_refused(
     with pytest.raises(error, match=f"(?i){said}"):
         of(layout, workload, make)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("layout", ["pp2", "pp2xdp2", "pp2xfsdp2"])
+def test_each_rank_of_a_pipeline_has_its_stage(layout: str) -> None:
+    """Weights, gradients and moments of the blocks that a rank runs, sharded where FSDP does; the head on the last."""
+    found = of(layout, dataclasses.replace(NUMBERS, microbatches=2, split=["blocks.2"]))
+    shards = 2 if "fsdp" in layout else 1
+    block, head = elements(Block(), shards), elements(nn.Linear(16, 8))
+    assert found.pipeline is not None
+    assert found.pipeline.blocks == (("blocks.0", "blocks.1"), ("blocks.2", "blocks.2"))
+    for at_peak, held in zip(found.pipeline.at_peak, (2 * block, block + head), strict=True):
+        assert at_peak["weights"] == pytest.approx(4 * held, rel=0.05)  # and an element for each that others hold
+        assert at_peak["optimizer"] == pytest.approx(8 * held, rel=0.05)
+    assert found.peak == max(found.pipeline.peaks)
+    assert found.pipeline.even == ("blocks.2",), "two blocks are more than one and the head, and three are more yet"
+    assert sum(found.pipeline.work) == pytest.approx(1)
+
+
+def test_fewer_activations_wait_where_backward_passes_begin_early() -> None:
+    """With eight micro-batches on four ranks, gpipe keeps eight on each rank, and 1f1b as many as stages follow."""
+
+    def deep() -> Mlp:
+        made = Mlp()
+        made.blocks = nn.ModuleList(Block() for _ in range(4))
+        return made
+
+    workload = dataclasses.replace(NUMBERS, batch=1024, microbatches=8)
+    kept = {}
+    for schedule in ("gpipe", "1f1b"):
+        plan = of("pp4", dataclasses.replace(workload, schedule=schedule), deep).pipeline
+        assert plan is not None
+        kept[schedule] = [each["activations"] for each in plan.at_peak]
+    part = 4 * (1024 // 8) * 32  # a block keeps what is in its middle; what it returns is on its way
+    assert kept["gpipe"][0] == pytest.approx(8 * part, rel=0.1)
+    assert kept["1f1b"][0] == pytest.approx(4 * part, rel=0.15)
 
 
 def test_checkpointing_needs_blocks() -> None:

@@ -144,6 +144,8 @@ def stream_tensors(file: HashingFile | IO[bytes], tensors: Mapping[str, Tensor |
 
 def _write_values(file: HashingFile | IO[bytes], tensor: Tensor) -> None:
     values = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    if values.numel() and not values.data_ptr():  # packed: copied out of it are the values
+        values = torch.empty(values.shape, dtype=values.dtype, device="cpu").copy_(values)
     if values.numel():
         file.write(buffer_of(values))
 
@@ -171,7 +173,7 @@ def warn_of_shared(tensors: Mapping[str, Any]) -> None:
 def storage_key(value: object) -> tuple[Any, ...]:
     """Return a key that is equal for values with the same memory and layout, and for the same object."""
     local = local_part(value) if isinstance(value, Tensor) else None
-    if local is None or not local.numel():
+    if local is None or not local.numel() or not local.data_ptr():  # packed weights have no memory of their own
         return (id(value),)
     return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
 

@@ -14,11 +14,13 @@ __all__ = [
     "empty_like",
     "fill",
     "is_spread",
+    "local_memory",
     "local_part",
     "local_parts",
     "placed_like",
     "spread_alike",
     "spread_like",
+    "spread_over",
     "whole",
     "whole_on_first",
 ]
@@ -41,6 +43,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, FlatPart):
         return tensor.run
     return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def local_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that this rank holds, outside of autograd: `local_part` without the view that it makes."""
+    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)  # type: ignore[attr-defined]
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
@@ -136,6 +143,19 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     )
     spread: torch.Tensor = everywhere.redistribute(placements=like.placements)  # type: ignore[attr-defined]
     return spread
+
+
+def spread_over(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return what ranks hold of a tensor as one that is spread as `like` is; nothing is sent or copied."""
+    if isinstance(like, FlatPart):
+        return like.with_run(part)
+    if not _is_dtensor(like):
+        return part
+    spread: Any = like.detach()
+    made: torch.Tensor = sys.modules["torch.distributed.tensor"].DTensor.from_local(
+        part, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
+    )
+    return made
 
 
 def fill(destination: torch.Tensor, value: torch.Tensor) -> None:

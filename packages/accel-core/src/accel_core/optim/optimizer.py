@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,6 +14,9 @@ from accel_core.host import heartbeat
 from accel_core.modules import joined
 from accel_core.optim.lomo import is_lomo
 from accel_core.state.gradient import GradientState
+
+if TYPE_CHECKING:
+    from accel_core.optim.average import ModelAverage
 
 __all__ = ["AcceleratedOptimizer", "Stepper", "move_to_device", "patch_optimizer_step"]
 
@@ -54,6 +57,8 @@ def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Ca
 
     def step(*args: object, **kwargs: object) -> object:
         accelerated_optimizer._accelerate_step_called = True
+        # A fused optimizer is always called, and skips by what the scaler leaves here.
+        accelerated_optimizer._found_inf = getattr(accelerated_optimizer.optimizer, "found_inf", None)
         return method(*args, **kwargs)
 
     return step
@@ -97,6 +102,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._updates_in_backward = is_lomo(optimizer)
         self._is_overflow = False
         self._accelerate_step_called = False
+        self._found_inf: torch.Tensor | None = None
+        self.averages: list[ModelAverage] = []
         self._plain_step: Callable[..., Any] = optimizer.step
         self._patched_step: Callable[..., Any] | None = None
         if scaler is not None:
@@ -212,8 +219,18 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             What the wrapped optimizer returns.
         """
         heartbeat.beat()
-        if not self.gradient_state.sync_gradients or self._updates_in_backward:
+        if not self.gradient_state.sync_gradients:
             return None
+        for average in self.averages:
+            average.refuse_applied("optimizer.step()")
+        result = None if self._updates_in_backward else self._step(closure)
+        if self.averages and not self.step_was_skipped and not self._found_inf:
+            for average in self.averages:
+                average.update(self.optimizer)
+        return result
+
+    def _step(self, closure: Callable[[], Any] | None) -> object:
+        """Step by whatever steps this optimizer."""
         if joined.noted:
             joined.check_step(self.optimizer)
         if self._stepper is not None:
@@ -244,11 +261,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # A schedule made for this wrapper puts a `step` of its own into it, which belongs to this object.
-        left_out = {"_plain_step", "_patched_step", "_accelerate_step_called", "step"}
+        left_out = {"_plain_step", "_patched_step", "_accelerate_step_called", "_found_inf", "averages", "step"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._accelerate_step_called = False
+        self._found_inf, self.averages = None, []
         self._plain_step = self.optimizer.step
         self._patched_step = None if self.scaler is None else patch_optimizer_step(self, self._plain_step)

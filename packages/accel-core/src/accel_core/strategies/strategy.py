@@ -433,6 +433,21 @@ class Strategy(ABC):
         """
         return False
 
+    def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
+        """Return the parameters that this rank holds, whole or in parts, after freeing what was gathered of others.
+
+        A rank may call it alone. What is written into the result is what the model computes with next.
+
+        Args:
+            model: A prepared model.
+            buffers: Return its buffers too.
+
+        Raises:
+            EngineUnavailableError: The weights are out of reach, as in an engine.
+        """
+        bare = self._bare(model)
+        return [*bare.parameters(), *(bare.buffers() if buffers else ())]
+
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients, scaled where the number format asks for it.
 

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding_bag
 
 from accel_core.errors import StateError
 
 __all__ = ["Compute", "Route", "dispatch", "routed", "routed_evenly", "rows_of_all"]
+
+
+class _Context(Protocol):
+    """What torch hands from the forward to the backward pass of a function, and what functions here note on it."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[list[int], list[int], dist.ProcessGroup]
+    place: tuple[int, int, int]
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """What computes on this rank: rows (tokens, width), the number of each one's expert among those here, its weight."""
@@ -88,12 +102,12 @@ def dispatch(
     """
     choices = numbers.shape[-1]
     order, held, leaving, coming = route(numbers, experts, group)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    way = _Way(order, places.view(-1, choices), leaving, coming, group)
     # Weights travel along: experts multiply by them in any case, and once is faster than twice.
-    rows, factors = _exchange(leaving, coming, group, tokens[order // choices], weights.reshape(-1)[order])
-    (outputs,) = _exchange(coming, leaving, group, compute(rows, held, factors))
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
-    return outputs[places].view(-1, choices, outputs.shape[-1]).sum(1).to(tokens.dtype)
+    rows, factors = _Out.apply(tokens, weights, way)  # type: ignore[no-untyped-call]
+    summed: torch.Tensor = _Back.apply(compute(rows, held, factors), way)  # type: ignore[no-untyped-call]
+    return summed.to(tokens.dtype)
 
 
 def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: dist.ProcessGroup) -> None:
@@ -107,34 +121,97 @@ def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: di
         )
 
 
-def _exchange(
-    leaving: list[int], coming: list[int], group: dist.ProcessGroup, *tensors: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Send the first rows to the first rank of a group and so on; return what came, in the order of the senders."""
-    arrived: tuple[torch.Tensor, ...] = _Exchange.apply(leaving, coming, group, *tensors)  # type: ignore[no-untyped-call]
-    return arrived
+class _Way(NamedTuple):
+    """The way of tokens to their experts and back.
+
+    Attributes:
+        order: The choices of this rank's tokens, one behind the other, in the order in which they leave.
+        places: Where in that order the choices of each token are, (tokens, choices).
+        leaving: How many rows go to each rank.
+        coming: How many come from each.
+        group: The ranks.
+    """
+
+    order: torch.Tensor
+    places: torch.Tensor
+    leaving: list[int]
+    coming: list[int]
+    group: dist.ProcessGroup
+
+    def save(self, context: _Context) -> None:
+        context.save_for_backward(self.order, self.places)
+        context.sizes = self.leaving, self.coming, self.group
+
+    @classmethod
+    def saved(cls, context: _Context) -> _Way:
+        order, places = context.saved_tensors
+        return cls(order, places, *context.sizes)
+
+    def out(self, tokens: torch.Tensor, weights: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """Send each token to its experts, its weights too; return what came, in the order of the senders."""
+        rows = [tokens[self.order // self.places.shape[1]]]
+        rows += [] if weights is None else [weights.reshape(-1)[self.order]]
+        return _sent(rows, self.leaving, self.coming, self.group)
+
+    def back(self, rows: torch.Tensor | None, weights: torch.Tensor | None = None) -> list[torch.Tensor | None]:
+        """Send back a row for each that came; return for each token the sum of its rows, and its weights."""
+        sent = iter(
+            _sent([each for each in (rows, weights) if each is not None], self.coming, self.leaving, self.group)
+        )
+        summed = None if rows is None else embedding_bag(self.places, next(sent), mode="sum")
+        return [summed, None if weights is None else next(sent)[self.places]]
 
 
-class _Exchange(torch.autograd.Function):
-    """Several tensors at once, so that their gradients travel back in one order on all ranks."""
+class _Out(torch.autograd.Function):
+    """Sends each token with its weights to its experts.
+
+    Both in one, so that gradients travel back in one order on all ranks. These are read by place and summed, which is
+    faster than what torch derives: adding them one by one.
+
+    What recomputation computes again are the tensors that are saved, when the first of them is asked for. It exchanges
+    tokens too, so all ranks have to ask at one place: here and in `_Back`, and not where experts may have no token.
+    """
 
     @staticmethod
     def forward(
-        context: Any, leaving: list[int], coming: list[int], group: dist.ProcessGroup, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        context.way_back = coming, leaving, group
-        return tuple(_sent(each, leaving, coming, group) for each in tensors)
+        context: _Context, tokens: torch.Tensor, weights: torch.Tensor, way: _Way
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        way.save(context)
+        rows, factors = way.out(tokens, weights)
+        return rows, factors
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        wanted = zip(gradients, context.needs_input_grad[3:], strict=True)
-        sent = [_sent(each, *context.way_back) if needed else None for each, needed in wanted]
-        return None, None, None, *sent
+    @once_differentiable
+    def backward(context: _Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wanted = zip(gradients, context.needs_input_grad, strict=False)
+        return *_Way.saved(context).back(*(each if needed else None for each, needed in wanted)), None
 
 
-def _sent(rows: torch.Tensor, leaving: list[int], coming: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    arrived = rows.new_empty((sum(coming), *rows.shape[1:]))
-    dist.all_to_all_single(arrived, rows.contiguous(), coming, leaving, group=group)
+class _Back(torch.autograd.Function):
+    """Sends back what experts made, and sums it for each token."""
+
+    @staticmethod
+    def forward(context: _Context, rows: torch.Tensor, way: _Way) -> torch.Tensor | None:
+        way.save(context)
+        return way.back(rows)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: _Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Way.saved(context).out(gradient)[0], None
+
+
+def _sent(
+    tensors: Sequence[torch.Tensor], leaving: list[int], coming: list[int], group: dist.ProcessGroup
+) -> list[torch.Tensor]:
+    """Send the first rows to the first rank of a group and so on, of all tensors at once."""
+    arrived = [rows.new_empty((sum(coming), *rows.shape[1:])) for rows in tensors]
+    works = [
+        dist.all_to_all_single(into, rows.contiguous(), coming, leaving, group=group, async_op=True)
+        for into, rows in zip(arrived, tensors, strict=True)
+    ]
+    for work in works:
+        work.wait()
     return arrived
 
 
@@ -152,7 +229,7 @@ def rows_of_all(rows: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torc
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(context: _Context, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         lengths = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(group.size())]
         dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device), group=group)
         sizes = [int(length) for length in lengths]
@@ -164,6 +241,6 @@ class _Rows(torch.autograd.Function):
         return torch.cat([part[:size] for part, size in zip(found, sizes, strict=True)])
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(context: _Context, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         start, length, ranks = context.place
         return gradient[start : start + length] * ranks, None

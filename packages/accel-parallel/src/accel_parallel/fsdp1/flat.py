@@ -22,7 +22,7 @@ from accel_core.mesh.flat import FlatPart
 from accel_core.modules.unwrap import canonical_name
 from accel_parallel.checkpoint.optimizers import NamedOptimizer, named_optimizer, state_by_names
 
-__all__ = ["held_state", "named_optimizer_of", "optimizer_state", "spread_weights"]
+__all__ = ["held_state", "named_optimizer_of", "optimizer_state", "reshard", "spread_weights"]
 
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
 _METHODS = ("state_dict", "_save_to_state_dict", "get_extra_state", "set_extra_state", "load_state_dict")
@@ -182,12 +182,21 @@ def _state(wrapper: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _is_sharded(wrapper: torch.nn.Module) -> bool:
     """Return whether ranks hold nothing but their pieces; an evaluation leaves what no block has whole beside them."""
-    handles = [
-        module._handle for module in FullyShardedDataParallel.fsdp_modules(wrapper) if module._handle is not None
-    ]
+    return all(handle.needs_unshard() for handle in _used_handles(wrapper))
+
+
+def reshard(wrapper: torch.nn.Module) -> None:
+    """Free what an evaluation left whole, so that parameters are this rank's pieces; nothing is sent."""
+    for handle in _used_handles(wrapper):
+        if not handle.needs_unshard():
+            handle.reshard(True)
+
+
+def _used_handles(wrapper: torch.nn.Module) -> list[Any]:
+    """Return torch's records of flattened parameters that may lie there whole."""
+    handles: list[Any] = [module._handle for module in FullyShardedDataParallel.fsdp_modules(wrapper)]
     # The first forward pass makes the memory for whole weights; before it, none can lie there.
-    used = [handle for handle in handles if hasattr(handle.flat_param, "_full_param_padded")]
-    return all(handle.needs_unshard() for handle in used)
+    return [each for each in handles if each is not None and hasattr(each.flat_param, "_full_param_padded")]
 
 
 def _is_plain(wrapper: torch.nn.Module) -> bool:

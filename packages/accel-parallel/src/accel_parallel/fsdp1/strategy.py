@@ -25,7 +25,7 @@ from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.comm.control import Channel, in_step
-from accel_core.errors import CheckpointError, ConfigurationError, PartView, PreparationError
+from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.ties import tied_tensor_groups
@@ -401,6 +401,22 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
     def _splits(self) -> bool:
         """Whether ranks hold pieces of flattened parameters."""
         return self.plugin.sharding_strategy is not ShardingStrategy.NO_SHARD
+
+    def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
+        """Return the flattened pieces that this rank holds; see `Strategy.held`.
+
+        Raises:
+            EngineUnavailableError: Buffers are asked for, which torch stores with no optimizer.
+        """
+        if buffers:
+            raise EngineUnavailableError(
+                "FSDP1 stores averages with the state of the parameters; got buffers='average'. Use fsdp_version=2, or "
+                "leave it out: the model then has its own buffers under the average."
+            )
+        wrapper = self.wrapper_of(model)
+        if wrapper is not None and in_shards(wrapper):
+            flat.reshard(wrapper)
+        return super().held(model)
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
         """Gather a model's state under its bare names; every rank calls it."""

@@ -14,12 +14,19 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.loading import Handover, receive, starts_from_main, views_of
 from accel_parallel.sharding.wrapping import WrapPlan
 
-__all__ = ["arguments_of", "is_sharded", "shard"]
+__all__ = ["arguments_of", "is_sharded", "reshard", "shard"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether a bare model was sharded in place."""
     return isinstance(model, FSDPModule)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Free what a pass without gradients left gathered, so that parameters are this rank's shards; nothing is sent."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def shard(

@@ -16,7 +16,7 @@ from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
-from accel_parallel.fsdp2.in_place import is_sharded, shard
+from accel_parallel.fsdp2.in_place import is_sharded, reshard, shard
 from accel_parallel.fsdp2.participation import Participation
 from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference
 from accel_parallel.sharding.loading import receive_new
@@ -120,6 +120,11 @@ class FullyShardStrategy(ShardedStrategy):
         """Also let ranks use different parameters where a loss was not given to `backward` here."""
         optimizer.register_step_pre_hook(lambda *_: self.participation.complete())
         return super().stepper(optimizer)
+
+    def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
+        """Return the shards that this rank holds; see `Strategy.held`."""
+        reshard(self._bare(model))
+        return super().held(model, buffers=buffers)
 
     def is_prepared(self, model: torch.nn.Module) -> bool:
         """Return whether a model was sharded in place before."""

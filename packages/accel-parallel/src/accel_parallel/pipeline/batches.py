@@ -50,11 +50,7 @@ def shapes(batch: Call) -> tuple[Any, ...]:
 def divide(batch: Call, parts: int, *, equal: bool) -> tuple[list[Call], list[int]]:
     """Divide a batch along the first dim of its tensors; a tensor with one row there goes into every part.
 
-    Returns:
-        The parts, and the number of samples of each.
-
-    Raises:
-        DataError: It has no samples, or cannot be divided so.
+    Returns the parts, and the number of samples of each.
     """
     leaves, structure = tree_flatten(batch)
     sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
@@ -82,9 +78,6 @@ def weights(model: torch.nn.Module, named: Sequence[Mapping[str, Any]], counts: 
 
     A loss is a mean over samples, or over labels that are not -100. Where the caller says over how many labels losses
     are divided, each part has its share already.
-
-    Raises:
-        DataError: A part has no label that counts.
     """
     if named[0].get("num_items_in_batch") is not None:
         return [1.0] * len(counts)
@@ -120,24 +113,25 @@ def loss_in(outputs: object) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) and not found.dim() else None
 
 
-def joined(outputs: Outputs, parts: Sequence[Sequence[Any]], shares: Sequence[float], counts: Sequence[int]) -> Any:
-    """Put together the tensors that a model returned for parts of a batch: rows one after the other, means of scalars.
+def joined(
+    outputs: Sequence[Outputs], parts: Sequence[Sequence[Any]], shares: Sequence[float], counts: Sequence[int]
+) -> Any:
+    """Put together what a model returned for parts: rows one after the other, means of scalars, None where it is not.
 
-    Raises:
-        DataError: A tensor has neither a row for each sample, nor one element.
+    All ranks look at the shapes in `outputs`, so that none goes on alone.
     """
     made: list[Any] = []
-    for place, leaf in enumerate(outputs.leaves):
+    for place, leaf in enumerate(outputs[0].leaves):
         own = [part[place] for part in parts]
         if not isinstance(leaf, Leaf):
             made.append(leaf)
         elif not leaf.shape:
             made.append(sum(value * share for value, share in zip(own, shares, strict=True)))
-        elif all(value.shape[0] == count for value, count in zip(own, counts, strict=True)):
-            made.append(torch.cat(own))
-        else:
+        elif any(each.leaves[place].shape[0] != count for each, count in zip(outputs, counts, strict=True)):
             raise DataError(
                 "What a pipeline returns for micro-batches has a row for each sample, or is a scalar; got a tensor of "
                 f"shape {leaf.shape} for {counts[0]} samples. Return no such tensor."
             )
-    return tree_unflatten(made, outputs.structure)
+        else:
+            made.append(None if own[0] is None else torch.cat(own))
+    return tree_unflatten(made, outputs[0].structure)

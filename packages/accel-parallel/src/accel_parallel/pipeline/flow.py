@@ -6,13 +6,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from accel_core._records import record
 from accel_core._torch import fake_errors, fake_mode
@@ -33,6 +34,11 @@ _KINDS: dict[type, type] = {}
 _CONSTANTS = (type(None), bool, int, float, str)
 
 
+@cache
+def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device)
+
+
 @record(frozen=True)
 class Leaf:
     """A tensor that a block or a model returns."""
@@ -45,9 +51,13 @@ class Leaf:
         """Return memory for such a tensor."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
+    def like(self, device: torch.device | str) -> torch.Tensor:
+        """Return memory for such a tensor, which needs a gradient where it does."""
+        return self.empty(device).requires_grad_(self.requires_grad)
+
     def placeholder(self, device: torch.device) -> torch.Tensor:
         """Return a tensor of this shape that has the memory of one element."""
-        return torch.zeros((), dtype=self.dtype, device=device).expand(self.shape)
+        return _element(self.dtype, device).expand(self.shape)
 
 
 @record(frozen=True)
@@ -75,22 +85,17 @@ class Flow:
     needs: tuple[frozenset[Source], ...]
     outputs: tuple[Outputs, ...]
 
-    @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return len(self.needs) - 1
-
     def needed_inside(self, first: int, end: int) -> frozenset[Source]:
         """Return what the blocks from `first` to before `end` read."""
         return frozenset[Source]().union(*self.needs[first:end])
 
     def needed(self, first: int, end: int) -> frozenset[Source]:
         """Return what the blocks from `first` to before `end` read, and what the model returns if they are the last."""
-        return self.needed_inside(first, end + (end == self.blocks))
+        return self.needed_inside(first, end + (end == len(self.needs) - 1))
 
     def crossing(self, cut: int) -> tuple[tuple[int, int], ...]:
         """Return which outputs of the blocks before a cut are read by the blocks behind it, or by the model's end."""
-        read = (source for source in self.needed(cut, self.blocks) if isinstance(source, tuple))
+        read = (source for source in self.needed_inside(cut, len(self.needs)) if isinstance(source, tuple))
         return tuple(sorted(source for source in read if source[0] < cut))
 
     def leaf(self, source: tuple[int, int]) -> Leaf:
@@ -102,7 +107,7 @@ class Flow:
 class Staged:
     """Mixed into the class of each block, so that a pipeline decides what a call of the block does."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call the block, or what a pipeline does in its place."""
         number, calls = self.__dict__["_accel_stage"]
         plain: Callable[..., Any] = super().__call__  # type: ignore[misc]
@@ -163,11 +168,7 @@ class _Tracer:
         return tensor
 
     def read(self, values: object) -> set[Any]:
-        """Return the sources of a nest of tensors that is read where the pass is now.
-
-        Raises:
-            PreparationError: One was made by a block that did not return it.
-        """
+        """Return the sources of a nest of tensors that is read where the pass is now."""
         found = set[Any]().union(*map(self.of, tree_leaves(values)))
         foreign = sorted({each.block for each in found if isinstance(each, _Inside)} - {self.inside})
         if foreign:
@@ -178,12 +179,8 @@ class _Tracer:
             )
         return found
 
-    def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one block, and return tensors that have nothing but its outputs as sources.
-
-        Raises:
-            PreparationError: Blocks do not run one after the other, or return what cannot be sent.
-        """
+    def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Run one block, and return tensors that have nothing but its outputs as sources."""
         if number != len(self.outputs) or self.inside is not None:
             raise PreparationError(
                 f"The blocks of a pipeline are called once each, in the order in which the model lists them; got "
@@ -200,8 +197,7 @@ class _Tracer:
         return self.outputs[-1].filled(lambda place, leaf: self._fresh(leaf, (number, place)))
 
     def _fresh(self, leaf: Leaf, source: Source) -> torch.Tensor:
-        made = leaf.empty(self.device)
-        return self.mark(made.requires_grad_() if leaf.requires_grad else made, {source})
+        return self.mark(leaf.like(self.device), {source})
 
 
 class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -212,8 +208,8 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tracer = tracer
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         tracer = self._tracer
         found = tracer.read((args, kwargs))
         if func is torch.ops.aten._grouped_mm.default and args[1].dim() == 3:
@@ -242,11 +238,7 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _outputs(result: object, name: str) -> Outputs:
-    """Describe what a block or a model returns.
-
-    Raises:
-        PreparationError: There is something that is no tensor and no constant.
-    """
+    """Describe what a block or a model returns: tensors and constants."""
     leaves, structure = tree_flatten(result)
     described: list[Any] = []
     for leaf in leaves:
@@ -274,13 +266,7 @@ def trace(
 ) -> Flow:
     """Run a forward pass on tensors without memory, and return what is computed from what.
 
-    Args:
-        model: The bare model; its parameters are exchanged for the length of the pass.
-        forward: What computes; the model's own forward method, or what stands around it.
-        blocks: The blocks by name, in the order of their calls, on which `stage_in` was called.
-        calls: What that returned.
-        batch: Arguments and keyword arguments of `forward`.
-        device: Where the model computes.
+    `calls` is what `stage_in` returned for the blocks; the model's parameters are exchanged for the length of the pass.
 
     Raises:
         PreparationError: A block is not called, or twice; it hands on something that cannot be sent; or what the model
@@ -288,7 +274,7 @@ def trace(
     """
     tracer = _Tracer([*blocks], [*blocks.values()], device)
     with fake_mode(), _exchanged(model, blocks, tracer), torch.random.fork_rng(devices=[]):
-        args, kwargs = tree_map(lambda value: _unfilled(value, device), batch)
+        args, kwargs = tree_map_only(torch.Tensor, partial(_unfilled, device=device), batch)
         calls.append(tracer.call)
         try:
             with _Following(tracer):
@@ -317,10 +303,8 @@ def trace(
     return Flow(tuple(map(frozenset, [*tracer.needs, end])), (*tracer.outputs, whole))
 
 
-def _unfilled(value: Any, device: torch.device) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty(value.shape, dtype=value.dtype, device=device).requires_grad_(value.requires_grad)
+def _unfilled(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).requires_grad_(tensor.requires_grad)
 
 
 @contextmanager

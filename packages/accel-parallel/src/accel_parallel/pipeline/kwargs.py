@@ -35,6 +35,8 @@ class PipelineKwargs(KwargsHandler):
             default stages are cut so that the largest holds as few bytes as it can.
         loss_fn: A function of what the model returns for a micro-batch, and of a dict of what the model was called
             with, that returns the mean loss of the micro-batch. A model that returns no loss needs it.
+        gather_output: Whether without gradients every rank gets all that the model returns. If false, the rank of the
+            last stage does; on the others only scalars, such as the loss, are not None.
 
     Raises:
         ConfigurationError: An unknown schedule, or a number of micro-batches below 1.
@@ -48,6 +50,7 @@ class PipelineKwargs(KwargsHandler):
     microbatches: int | None = None
     split: Sequence[str] | None = None
     loss_fn: Callable[[Any, dict[str, Any]], Any] | None = None
+    gather_output: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what no pipeline can do."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FSDPModule, fully_shard
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, fully_shard
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.mesh.tensor import is_spread
@@ -37,12 +34,7 @@ class ShardedPipelineStrategy(PipelineStrategy):
         self.mesh = sharding_part(parts.mesh)  # type: ignore[arg-type]
 
     def _refuse(self) -> None:
-        """Refuse what is not combined.
-
-        Raises:
-            ConfigurationError: There is no axis for shards.
-            EngineUnavailableError: A setting of the plugin, or a schedule.
-        """
+        """Refuse what is not combined."""
         if self.layout.size("dp_shard") < 2:
             raise ConfigurationError(
                 "FSDP shards the stages of a pipeline over the axis dp_shard; got "
@@ -86,18 +78,4 @@ class ShardedPipelineStrategy(PipelineStrategy):
             sharded = fully_shard(block, **arguments_of(self.plugin, self.mesh, self.world.device))
             if self.world.device.type == "cpu":
                 sharded.set_force_sum_reduction_for_comms(True)
-        pipeline.stage_type = _SyncingStage
         return super().distribute(model)
-
-
-class _SyncingStage(PipelineStage):
-    """A stage whose gradients are reduced after the last micro-batch."""
-
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        """Compute gradients, and reduce what was added up if these are the last."""
-        for block in self.submod.blocks:  # type: ignore[union-attr]
-            if isinstance(block, FSDPModule):
-                block.set_requires_gradient_sync(last_backward)
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import accumulate
 
 from torch import nn
 
@@ -11,7 +13,7 @@ from accel_core.errors import PreparationError
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.sharding.wrapping import repeated_blocks
 
-__all__ = ["SPLIT_BACKWARD", "Stages", "lay_out"]
+__all__ = ["SPLIT_BACKWARD", "Stages", "cut_evenly", "lay_out"]
 
 SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv_zero_bubble", "dualpipev")
 """Schedules that compute gradients of inputs and of weights apart."""
@@ -129,18 +131,19 @@ def _even(model: nn.Module, blocks: Mapping[str, nn.Module], stages: int) -> lis
     # What is listed before the blocks is mostly needed by the first, what comes after them by the last.
     sizes[0] += sum(parameter.nbytes for parameter in order[:first])
     sizes[-1] += sum(parameter.nbytes for parameter in order[first:] if id(parameter) not in inside)
-    before = [0]
-    for size in sizes:
-        before.append(before[-1] + size)
-    # For each number of stages, and of blocks in them: the size of the largest stage, and where the last one begins.
-    best = [[(before[end], 0) for end in range(len(before))]]
-    for stage in range(1, stages):
-        row = [(0, 0)] * len(before)
-        for end in range(stage + 1, len(before)):
-            row[end] = min((max(best[-1][start][0], before[end] - before[start]), start) for start in range(stage, end))
-        best.append(row)
-    starts, end = list[int](), len(sizes)
-    for row in reversed(best):
-        end = row[end][1]
-        starts.insert(0, end)
-    return starts
+    return cut_evenly(sizes, stages)
+
+
+def cut_evenly(sizes: Sequence[float], stages: int) -> list[int]:
+    """Return the first blocks of stages of which the largest is as small as it can be."""
+    before = [0.0, *accumulate(sizes)]
+
+    @cache
+    def cut(count: int, end: int) -> tuple[float, tuple[int, ...]]:
+        """Return the largest of some stages before a block, and where they begin."""
+        if count == 1:
+            return before[end], (0,)
+        tries = ((start, *cut(count - 1, start)) for start in range(count - 1, end))
+        return min((max(most, before[end] - before[start]), (*starts, start)) for start, most, starts in tries)
+
+    return list(cut(stages, len(sizes))[1])

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core._torch import has_gradient_hooks
 from accel_core.checkpoint.tensor_file import SpreadWeight
+from accel_core.comm.control import Channel
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import whole
 from accel_core.modules.unwrap import canonical_name
@@ -20,6 +21,7 @@ from accel_core.options.enums import DynamoBackend
 from accel_core.precision.precision import Precision
 from accel_core.strategies import recipe
 from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
+from accel_parallel.fsdp2.in_place import reshard
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.pipeline.format import PipelinedFormat
 from accel_parallel.pipeline.kwargs import PipelineKwargs
@@ -27,7 +29,7 @@ from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.guards import refuse_copies, refuse_resizing
-from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main
+from accel_parallel.sharding.loading import has_no_values, receive, refuse_empty, starts_from_main
 
 __all__ = ["PipelineStrategy"]
 
@@ -38,6 +40,7 @@ class PipelineStrategy(MeshStrategy):
     name = "pipeline"
     plugin_type = PipelineKwargs
     combines = ("pp",)
+    receives_weights = True
     shards: ClassVar[bool] = False
     """Whether blocks are sharded besides."""
 
@@ -67,24 +70,16 @@ class PipelineStrategy(MeshStrategy):
         return self.shards
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format.
-
-        Raises:
-            EngineUnavailableError: fp16, whose gradients are scaled in `backward`, or fp8.
-        """
-        if asked.name in ("fp16", "fp8"):
+        """Return the number format; refuse fp8, whose scales are one for all ranks."""
+        if asked.name == "fp8":
             raise EngineUnavailableError(
-                "A pipeline computes gradients in the forward pass, before the loss is scaled; got mixed_precision="
-                f"{asked.name!r}. Use 'bf16' or 'no'."
+                "The layers of fp8 have scales that all ranks share, and stages run at other times; got "
+                "mixed_precision='fp8'. Use 'bf16', 'fp16' or 'no'."
             )
         return super().precision(asked)
 
     def plan(self, model: torch.nn.Module) -> Any:
-        """Return how a model will be cut into stages; refuse one that cannot be.
-
-        Raises:
-            PreparationError: It is compiled, or has no such blocks.
-        """
+        """Return how a model will be cut into stages; refuse one that cannot be."""
         bare = self._bare(model)
         if self.is_prepared(bare):
             return None
@@ -125,23 +120,41 @@ class PipelineStrategy(MeshStrategy):
         if model in self._pipelines:
             return
         stages: Stages = self.plans[model]
-        refuse_empty(model, self.world)
-        from_main = starts_from_main(model, self.world, asked=False)
+        is_empty = all(Channel(self.world, "prepare: empty").exchange(has_no_values(model)))
+        if not is_empty:
+            refuse_empty(model, self.world)
+        from_main = not is_empty and starts_from_main(model, self.world, asked=False)
         pipeline = Pipeline(model, stages, self.settings, self.group, self.world.device)
+        pipeline.scaler = self.number_format.scaler
+        if is_empty:
+            pipeline.make()
         if from_main:
             inside = {id(part) for block in pipeline.blocks.values() for part in block.modules()}
             for block in pipeline.blocks.values():  # so that no rank has more than one block beyond its own
                 receive(block.modules(), self.world.device)
-                if block in pipeline.foreign:
-                    pipeline.let_go(block)
+                pipeline.free(block)
             receive((each for each in model.modules() if id(each) not in inside), self.world.device)
-        for block in pipeline.foreign:
-            pipeline.let_go(block)
+        pipeline.free(model)
         self._pipelines[model] = pipeline
 
     def pipeline_of(self, model: torch.nn.Module) -> Pipeline:
         """Return the pipeline that runs a prepared model."""
         return self._pipelines[self._bare(model)]
+
+    def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
+        """Return what this rank holds of its stages; see `Strategy.held`.
+
+        Raises:
+            EngineUnavailableError: Buffers are asked for, of which ranks may hold different values.
+        """
+        if buffers:
+            raise EngineUnavailableError(
+                "Ranks of a pipeline keep the buffers of their own stages; got buffers='average'. Leave it out: the "
+                "model then has its own buffers under the average."
+            )
+        reshard(self._bare(model))
+        elsewhere = self.pipeline_of(model).elsewhere
+        return [each for each in super().held(model) if id(each) not in elsewhere]
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Run the pipeline where the model is called, from now on, and average gradients over copies of it."""

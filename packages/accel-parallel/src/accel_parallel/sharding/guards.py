@@ -65,8 +65,8 @@ def refuse_copies(model: torch.nn.Module) -> None:
 
 def _refuse_copy(kind: str, memo: object) -> None:
     raise EngineUnavailableError(
-        f"A sharded model cannot be copied; got a {kind}. Copy it, or make the AveragedModel of it, before prepare(), "
-        "and prepare both."
+        f"A sharded model cannot be copied; got a {kind}. Copy it before prepare(), and prepare both; for an average "
+        "of its weights, call accelerator.ema(model)."
     )
 
 

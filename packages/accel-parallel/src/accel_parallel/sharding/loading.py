@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from accel_core.strategies.fingerprint import fingerprint
 __all__ = [
     "Empty",
     "Handover",
+    "has_no_values",
     "load_whole_state",
     "receive",
     "receive_new",
@@ -50,7 +52,7 @@ def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
 
 def refuse_empty(model: nn.Module, world: World) -> None:
     """Refuse a model without weights; every rank calls it."""
-    if Channel(world, "prepare: weights").broadcast(_has_no_values(model)):
+    if Channel(world, "prepare: weights").broadcast(has_no_values(model)):
         raise PreparationError(
             f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
             'Load it there without a meta device, or call model.to_empty(device="cpu") and give it its weights, before '
@@ -63,7 +65,7 @@ def starts_from_main(model: nn.Module, world: World, asked: bool) -> bool:
     if world.size == 1:
         return False
     channel = Channel(world, "prepare: weights")
-    if channel.any(asked or _has_no_values(model)):  # one rank without values is enough, and all have to agree
+    if channel.any(asked or has_no_values(model)):  # one rank without values is enough, and all have to agree
         return True
     # Where values differ, copies of a shard, and what is not sharded, would stay different forever.
     if len(set(channel.exchange(fingerprint(model)))) == 1:
@@ -72,16 +74,21 @@ def starts_from_main(model: nn.Module, world: World, asked: bool) -> bool:
     return True
 
 
-def _has_no_values(model: nn.Module) -> bool:
+def has_no_values(model: nn.Module) -> bool:
     """Return whether a weight or buffer is on the meta device."""
     return any(tensor.is_meta for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 
 
 class Empty:
-    """Gives the meta tensors of modules memory without values, module by module; ties stay."""
+    """Gives the meta tensors of modules memory without values, or what `make` returns, by module; ties stay."""
 
-    def __init__(self, device: torch.device, but: Iterable[torch.Tensor] = ()) -> None:
-        self._device = device
+    def __init__(
+        self,
+        device: torch.device,
+        but: Iterable[torch.Tensor] = (),
+        make: Callable[..., torch.Tensor] = torch.empty_like,
+    ) -> None:
+        self._make = functools.partial(make, device=device)
         self._but = {id(parameter): parameter for parameter in but}
         self._made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
@@ -90,13 +97,13 @@ class Empty:
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta and id(parameter) not in self._but:
                 if id(parameter) not in self._made:
-                    real = nn.Parameter(torch.empty_like(parameter, device=self._device), parameter.requires_grad)
+                    real = nn.Parameter(self._make(parameter), parameter.requires_grad)
                     real.__dict__.update(parameter.__dict__)  # what libraries note on parameters
                     self._made[id(parameter)] = parameter, real  # the first keeps the parameter, and so its id, alive
                 module._parameters[name] = self._made[id(parameter)][1]
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=self._device)
+                module._buffers[name] = self._make(buffer)
 
 
 @torch.no_grad()

@@ -143,13 +143,14 @@ def train(
     loader: Iterable[Any],
     case: Case,
     epochs: int,
+    loss_of: Callable[..., torch.Tensor] = _loss,
 ) -> list[float]:
     """Train through an Accelerator; return the norms of all gradients before they were clipped."""
     norms: list[float] = []
     for _ in range(epochs):
         for x, y, units in loader:
             with accelerator.accumulate(net):
-                loss = _loss(net, x, y, units, weighted=case.weighted)
+                loss = loss_of(net, x, y, units, weighted=case.weighted)
                 accelerator.backward(loss, weight=units.sum() if case.weighted else None)
                 if accelerator.sync_gradients and case.clip is not None:
                     norms.append(float(accelerator.clip_grad_norm_(net.parameters(), case.clip)))
@@ -171,6 +172,8 @@ class StrategyConformance:
         optimizers_follow: Whether an optimizer can be prepared after its model; a strategy that takes both at once
             refuses.
         state_everywhere: Whether every rank gets whole states; else the first rank does.
+        loss_of: Computes the loss of a model on features, targets and numbers of units, with `weighted` as in `Case`;
+            for a strategy whose models return losses.
     """
 
     strategy: ClassVar[type[Strategy]]
@@ -180,6 +183,7 @@ class StrategyConformance:
     dtype: ClassVar[torch.dtype] = torch.double
     optimizers_follow: ClassVar[bool] = True
     state_everywhere: ClassVar[bool] = True
+    loss_of: ClassVar[Callable[..., torch.Tensor]] = staticmethod(_loss)
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of `Accelerator` that the strategy needs, such as its plugin."""
@@ -266,7 +270,7 @@ class StrategyConformance:
         whole = TensorDataset(*(torch.cat([column, column[:repeated]]) for column in data.tensors))
         norms = plain(expected, optimizer_of(expected), whole, size, case, epochs=2)
         net, optimizer, loader = self._prepared(accelerator, data)
-        own = train(accelerator, net, optimizer, loader, case, epochs=2)
+        own = train(accelerator, net, optimizer, loader, case, 2, self.loss_of)
         self._close(own, norms)
         self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
@@ -286,7 +290,7 @@ class StrategyConformance:
                 pass
             return
         with accelerator.no_sync(net):
-            first, second = (_loss(net, *batch, weighted=False) / 2 for batch in loader)
+            first, second = (self.loss_of(net, *batch, weighted=False) / 2 for batch in loader)
             accelerator.backward(first)
             with accelerator.trigger_sync_in_backward(net):
                 accelerator.backward(second)
@@ -305,7 +309,7 @@ class StrategyConformance:
         net, optimizer = accelerator.prepare(net, optimizer_of(net))
         stream = DataLoader(_Rows([data[row] for row in own]), batch_size=_BATCH)
         loader = prepare_data_loader(stream, sharding="local", uneven_end="empty", layout=layout)
-        train(accelerator, net, optimizer, loader, case, epochs=1)
+        train(accelerator, net, optimizer, loader, case, 1, self.loss_of)
         self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _clips_elements(self) -> None:
@@ -318,7 +322,7 @@ class StrategyConformance:
         optimizer.step()
         net, optimizer, loader = self._prepared(accelerator, data)
         for batch in loader:
-            accelerator.backward(_loss(net, *batch, weighted=False))
+            accelerator.backward(self.loss_of(net, *batch, weighted=False))
         if not self.clips_elements:
             with pytest.raises(PreparationError, match="clip"):
                 accelerator.clip_grad_value_(net.parameters(), 0.01)
@@ -332,10 +336,10 @@ class StrategyConformance:
         accelerator = self._accelerator(case)
         data = self._samples(_GLOBAL_BATCHES * _BATCH * accelerator._runtime.layout.replicas)
         net, optimizer, loader = self._prepared(accelerator, data)
-        train(accelerator, net, optimizer, loader, case, epochs=1)
+        train(accelerator, net, optimizer, loader, case, 1, self.loss_of)
         accelerator.save_state(str(folder / "state"))
         saved = self._state(accelerator, net)
-        train(accelerator, net, optimizer, loader, case, epochs=1)
+        train(accelerator, net, optimizer, loader, case, 1, self.loss_of)
         after = self._state(accelerator, net)
         assert any(not torch.equal(saved[name], after[name]) for name in saved)
         if fresh:
@@ -343,7 +347,7 @@ class StrategyConformance:
             net, optimizer, loader = self._prepared(accelerator, data, seed=11)
         accelerator.load_state(str(folder / "state"))
         torch.testing.assert_close(self._state(accelerator, net), saved, rtol=0, atol=0)
-        train(accelerator, net, optimizer, loader, case, epochs=1)
+        train(accelerator, net, optimizer, loader, case, 1, self.loss_of)
         self._close(self._state(accelerator, net), after)
 
     def _saves_model(self, folder: Path) -> None:
@@ -460,11 +464,12 @@ class StrategyConformance:
         def mixed(accelerator: Accelerator) -> None:
             accelerator.gradient_accumulation_steps = 2
             net, _ = together(accelerator)
-            x = torch.ones(1, _FEATURES, dtype=self.dtype)
+            x = torch.ones(_BATCH, _FEATURES, dtype=self.dtype)
+            batch = x, x[:, :1], x[:, :1]
             with accelerator.accumulate(net):
-                accelerator.backward(net(x).sum(), weight=1)
+                accelerator.backward(self.loss_of(net, *batch, weighted=True), weight=1)
             with accelerator.accumulate(net):
-                accelerator.backward(net(x).sum())
+                accelerator.backward(self.loss_of(net, *batch, weighted=False))
 
         def stray(accelerator: Accelerator) -> None:
             together(accelerator)

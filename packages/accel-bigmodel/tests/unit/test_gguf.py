@@ -1,0 +1,536 @@
+"""GGUF files as checkpoints: values, names, places, and files that nobody should trust."""
+
+import struct
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from accel_bigmodel import (
+    dispatch_model,
+    init_empty_weights,
+    load_checkpoint_and_dispatch,
+    load_checkpoint_in_model,
+)
+from accel_bigmodel.checkpoint.read import load_state_dict, open_checkpoint
+from accel_bigmodel.checkpoint.skeleton import skeleton_of
+from accel_bigmodel.gguf.blocks import KINDS
+from accel_bigmodel.gguf.packed import GgufWeight
+from accel_bigmodel.plan_for import plan_checkpoint
+from accel_bigmodel.sizes import compute_module_sizes
+from accel_core.checkpoint.weights import save_model
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    MissingDependencyError,
+    QuantizationError,
+)
+
+gguf = pytest.importorskip("gguf", reason="the extra `gguf` of accel-bigmodel is not installed")
+
+PACKED = ["Q8_0", "Q4_0", "Q4_K", "Q6_K"]
+WIDTH = 256
+
+
+class Net(nn.Module):
+    """An embedding and two layers, of which the second has a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = nn.Linear(WIDTH, 4)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return four scores for each number."""
+        return self.last(self.first(self.table(numbers)).relu())
+
+
+NUMBERS = torch.tensor([[1, 7, 0], [3, 3, 5]])
+
+
+def random_rows(kind: str, rows: int, columns: int) -> np.ndarray:
+    """Return packed rows of any bytes, with scales that are finite and small."""
+    values, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    generator = np.random.default_rng(len(kind) + rows)
+    blocks = generator.integers(0, 256, (rows * columns // values, nbytes), dtype=np.uint8)
+    for place in {"Q4_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,)):
+        blocks[:, place : place + 2] = (
+            generator.normal(scale=0.01, size=(len(blocks), 1)).astype(np.float16).view(np.uint8)
+        )
+    return blocks.reshape(rows, -1)
+
+
+def write(path: Path, tensors: dict[str, Any], architecture: str = "own", **settings: Any) -> None:
+    """Write a file: arrays, or pairs of packed rows and the name of their type."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in settings.items():
+        writer.add_uint32(f"{architecture}.{key}".replace("__", "."), value)
+    for name, value in tensors.items():
+        if isinstance(value, tuple):
+            writer.add_tensor(name, value[0], raw_dtype=gguf.GGMLQuantizationType[value[1]])
+        else:
+            writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_net(path: Path, kind: str) -> nn.Module:
+    """Write a Net whose matrices are of a packed type; return it with gguf's own values."""
+    torch.manual_seed(0)
+    net, tensors = Net(), {}
+    for name, value in net.state_dict().items():
+        array = value.numpy()
+        if array.ndim == 2:
+            rows = random_rows(kind, *array.shape)
+            tensors[name] = rows, kind
+            value.copy_(torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind])))
+        else:
+            tensors[name] = array
+    write(path, tensors)
+    return net
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_weights_have_the_values_of_the_gguf_package(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """In memory, on disk and unpacked while loading: parameters and outputs are those of gguf's own values, cast."""
+    net = write_net(tmp_path / "x.gguf", kind).to(dtype)
+    want = net(NUMBERS)
+    for where in ("cpu", "disk"):
+        for dequantize in (False, True):
+            with init_empty_weights():
+                model: Any = Net().to(dtype)
+            model = load_checkpoint_and_dispatch(
+                model, tmp_path, {"": where}, dequantize=dequantize, strict=True,
+                offload_folder=tmp_path / f"{where}{dequantize}",
+            )  # fmt: skip
+            assert isinstance(model.first.weight, GgufWeight) is not dequantize
+            assert torch.equal(model(NUMBERS), want)
+            assert torch.equal(model(NUMBERS), want)
+            if where == "cpu":
+                for name, value in model.state_dict().items():
+                    assert torch.equal(value + 0, net.state_dict()[name])
+    assert not (tmp_path / "diskFalse" / "index.json").exists()  # read in place, and nothing is written
+
+
+def test_plain_weights_are_views_of_the_file(tmp_path: Path) -> None:
+    """Float32, float16 and bfloat16 in the model's dtype take no memory of their own, and others are cast."""
+    values = torch.randn(3, 4, 32)
+    tensors = {
+        "in_float32": values.numpy(), "in_float16": values.half().numpy(),
+        "in_bfloat16": (values.bfloat16().view(torch.uint8).numpy(), "BF16"),
+    }  # fmt: skip
+    write(tmp_path / "x.gguf", tensors)
+    for name in tensors:
+        model = nn.Module()
+        dtype = getattr(torch, name.removeprefix("in_"))
+        model.register_parameter(name, nn.Parameter(torch.empty(3, 4, 32, dtype=dtype, device="meta")))
+        load_checkpoint_in_model(model, tmp_path / "x.gguf")
+        made = getattr(model, name)
+        assert torch.equal(made, values.to(made.dtype))
+        assert made.requires_grad
+        held = open_checkpoint(tmp_path / "x.gguf").shard_of(name)
+        assert held.tensor(name).data_ptr() == held.tensor(name).data_ptr()
+        tracemalloc.start()
+        load_state_dict(tmp_path / "x.gguf")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
+    single = nn.Module()
+    single.register_parameter("in_float16", nn.Parameter(torch.empty(3, 4, 32)))
+    load_checkpoint_in_model(single, tmp_path / "x.gguf")
+    assert torch.equal(single.in_float16, values.half().float())
+
+
+def test_a_map_counts_packed_bytes_and_a_plan_reads_headers(tmp_path: Path) -> None:
+    """Limits that hold the packed model, but not its values, place it on the CPU; `accel plan` counts the same."""
+    write_net(tmp_path / "x.gguf", "Q4_0")
+    with init_empty_weights():
+        model: Any = Net()
+    whole = compute_module_sizes(model)[""]
+    model = load_checkpoint_and_dispatch(model, tmp_path / "x.gguf", "auto", max_memory={"cpu": whole // 4, "disk": 0})
+    assert set(model.hf_device_map.values()) == {"cpu"}
+    packed = compute_module_sizes(model)[""]
+    assert packed < whole // 4
+    assert plan_checkpoint(str(tmp_path / "x.gguf")).nbytes == packed
+    assert plan_checkpoint(str(tmp_path)).nbytes == packed
+
+
+def test_packed_weights_are_frozen_and_gradients_pass_through(tmp_path: Path) -> None:
+    """Inputs get the gradient of the values, a write is refused, copies and casts keep the bytes."""
+    net: Any = write_net(tmp_path / "x.gguf", "Q4_K")
+    model: Any = Net()
+    load_checkpoint_in_model(model, tmp_path / "x.gguf")
+    weight = model.first.weight
+    assert not weight.requires_grad
+    inputs = [torch.randn(2, WIDTH, requires_grad=True) for _ in range(2)]
+    inputs[1].data.copy_(inputs[0].data)
+    for each, layer in zip(inputs, (model.first, net.first), strict=True):
+        layer(each).square().sum().backward()
+    assert torch.equal(inputs[0].grad, inputs[1].grad)
+    with pytest.raises(QuantizationError, match="dequantize=True"):
+        weight.data.mul_(2)
+    assert torch.equal(model.half()(NUMBERS), net.half()(NUMBERS))
+    assert isinstance(model.first.weight, GgufWeight)
+
+
+def test_packed_weights_leave_the_cpu_for_a_forward_and_are_saved_as_values(tmp_path: Path) -> None:
+    """A loaded model is dispatched to the disk by its packed bytes, and saved as the values."""
+    net = write_net(tmp_path / "x.gguf", "Q8_0")
+    model: Any = Net()
+    load_checkpoint_in_model(model, tmp_path / "x.gguf")
+    save_model(model, None, tmp_path / "saved")
+    load_checkpoint_in_model(again := Net(), tmp_path / "saved", strict=True)
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in net.state_dict().items())
+    model = dispatch_model(model, {"table": "cpu", "first": "disk", "last": "cpu"}, offload_dir=tmp_path / "away")
+    assert (tmp_path / "away" / "first.weight.dat").stat().st_size == WIDTH * WIDTH // 32 * 34
+    assert torch.equal(model(NUMBERS), net(NUMBERS))
+
+
+class Experts(nn.Module):
+    """Four experts in one stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.stack = nn.Parameter(torch.randn(4, 64, 64))
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what the chosen experts make of tokens."""
+        made = torch.zeros_like(tokens)
+        for number in numbers.unique().tolist():
+            row, choice = (numbers == number).nonzero(as_tuple=True)
+            made.index_add_(0, row, tokens[row] @ self.stack[number].t() * weights[row, choice].unsqueeze(1))
+        return made
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_come_one_by_one_from_plain_stacks(kind: str, tmp_path: Path) -> None:
+    """In place from a plain stack, from the folder if it was packed and unpacked; a packed one comes whole."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Experts())
+    array = net[0].stack.detach().numpy()
+    if kind == "Q8_0":
+        rows = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
+        net[0].stack.data.copy_(torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType.Q8_0)))
+    write(tmp_path / "x.gguf", {"0.stack": (rows, kind) if kind == "Q8_0" else array})
+    tokens, numbers, weights = torch.randn(3, 64), torch.tensor([[1], [3], [1]]), torch.rand(3, 1)
+    options: dict[str, Any] = {"expert_cache": "32KiB", "offload_folder": tmp_path / "away"}
+    if kind == "Q8_0":
+        with pytest.raises(ConfigurationError, match="expert_cache"):
+            load_checkpoint_and_dispatch(nn.Sequential(Experts()), tmp_path / "x.gguf", {"": "disk"}, **options)
+    model: Any = load_checkpoint_and_dispatch(
+        nn.Sequential(Experts()), tmp_path / "x.gguf", {"": "disk"}, dequantize=True, **options
+    )
+    assert torch.equal(model[0](tokens, numbers, weights), net[0](tokens, numbers, weights))
+    assert (model.expert_report().misses, model.expert_report().from_disk) == (2, 2 * 64 * 64 * 4)
+    assert (tmp_path / "away" / "0.stack.dat").exists() == (kind == "Q8_0")
+
+
+def test_types_that_cannot_stay_packed_are_named_and_can_be_unpacked(tmp_path: Path) -> None:
+    """Q5_0 is refused with the way out, the model stays as it was, and the way out gives gguf's values."""
+    array = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    kind = gguf.GGMLQuantizationType.Q5_0
+    rows = gguf.quantize(array, kind)
+    write(tmp_path / "x.gguf", {"weight": (rows, "Q5_0"), "bias": array[0, :4]})
+    model = nn.Linear(64, 4)
+    before = dict(model.named_parameters())
+    with pytest.raises(CheckpointError, match=r"got Q5_0 for 'weight' in .*x\.gguf.*dequantize=True.*Q4_K"):
+        load_checkpoint_in_model(model, tmp_path / "x.gguf")
+    assert all(model.get_parameter(name) is value for name, value in before.items())
+    load_checkpoint_in_model(model, tmp_path / "x.gguf", dequantize=True)
+    assert torch.equal(model.weight, torch.from_numpy(gguf.dequantize(rows, kind)))
+
+
+def test_a_file_of_another_model_changes_nothing(tmp_path: Path) -> None:
+    """Shapes that differ are named, and no parameter was replaced by a packed one."""
+    write_net(tmp_path / "x.gguf", "Q8_0")
+    model = Net()
+    model.last = nn.Linear(WIDTH, 5)
+    before = dict(model.named_parameters())
+    with pytest.raises(CheckpointMismatchError, match=r"last\.weight: \(4, 256\)"):
+        load_checkpoint_in_model(model, tmp_path / "x.gguf")
+    assert all(model.get_parameter(name) is value for name, value in before.items())
+
+
+def test_without_the_library_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    write_net(tmp_path / "x.gguf", "Q8_0")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install accel-bigmodel\[gguf\]"):
+        load_checkpoint_in_model(Net(), tmp_path / "x.gguf")
+
+
+def test_parts_of_a_split_file_are_one_checkpoint_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    """Any part and the folder name all of them; without one, or one alone, loading is refused."""
+    torch.manual_seed(0)
+    source = nn.Sequential(nn.Linear(32, 2), nn.Linear(2, 32), nn.Linear(32, 1))
+    paths = [tmp_path / f"x-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    for number, path in enumerate(paths):
+        state = source[number].state_dict(prefix=f"{number}.")
+        writer = gguf.GGUFWriter(path, "own")
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 3)
+        for name, value in state.items():
+            writer.add_tensor(name, value.numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    for place in (tmp_path, *paths):
+        model = nn.Sequential(nn.Linear(32, 2), nn.Linear(2, 32), nn.Linear(32, 1))
+        load_checkpoint_in_model(model, place, strict=True)
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in source.state_dict().items())
+    paths[1].rename(tmp_path / "alone.gguf")
+    for place, words in ((paths[0], r"x-00002-of-00003\.gguf"), (tmp_path / "alone.gguf", "one of 3")):
+        with pytest.raises(CheckpointNotFoundError, match=words):
+            load_checkpoint_in_model(model, place)
+    with pytest.raises(CheckpointMismatchError, match=r"several weights files"):
+        load_checkpoint_in_model(model, tmp_path)
+
+
+def text(value: str) -> bytes:
+    """Return a string of the format."""
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def tensor(name: str = "a", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    """Return the description of a tensor."""
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def file(
+    *tensors: bytes, pairs: tuple[bytes, ...] = (), version: int = 3, counts: tuple[int, int] | None = None,
+    data: int = 256, magic: bytes = b"GGUF",
+) -> bytes:  # fmt: skip
+    """Return a whole file, with counts and the rest as they should be by default."""
+    head = magic + struct.pack("<IQQ", version, *(counts or (len(tensors), len(pairs)))) + b"".join((*pairs, *tensors))
+    return head + bytes(-len(head) % 32 + data)
+
+
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    """Return a pair of metadata."""
+    return text(key) + struct.pack("<I", kind) + value
+
+
+HUGE = struct.pack("<Q", 1 << 60)
+NESTED = struct.pack("<IQ", 9, 1) * 5000
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "do not begin like"),
+    "short": (b"GGUF\3\0\0\0", "do not begin like"),
+    "magic": (file(tensor(), magic=b"GGML"), "do not begin like"),
+    "version 1": (file(tensor(), version=1), "version 1"),
+    "version of tomorrow": (file(tensor(), version=77), "version 77"),
+    "other order of bytes": (file(tensor(), version=3 << 24), "other order of bytes"),
+    "tensors without end": (file(tensor(), counts=(1 << 60, 0)), "empty or for the second time"),
+    "pairs without end": (file(tensor(), counts=(1, 1 << 60)), "has not|empty or"),
+    "name of 2^60 bytes": (file(HUGE + b"a"), "a name of 1152921504606846976 bytes"),
+    "key of 2^60 bytes": (file(tensor(), pairs=(HUGE + b"a",)), "a name of 1152921504606846976 bytes"),
+    "string of 2^60 bytes": (file(tensor(), pairs=(pair("a", 8, HUGE),)), "1152921504606846976 bytes where"),
+    "array of 2^60 numbers": (file(tensor(), pairs=(pair("a", 9, struct.pack("<I", 6) + HUGE),)), "bytes where"),
+    "array of 2^60 strings": (file(tensor(), pairs=(pair("a", 9, struct.pack("<I", 8) + HUGE),)), "an array of"),
+    "array of long strings": (
+        file(tensor(), pairs=(pair("a", 9, struct.pack("<IQ", 8, 2) + HUGE + HUGE),)),
+        "bytes where",
+    ),
+    "array of arrays of arrays": (file(tensor(), pairs=(pair("a", 9, NESTED),)), "nested too deeply|bytes where|array"),
+    "type of a value": (file(tensor(), pairs=(pair("a", 99, b""),)), "a value of type 99"),
+    "type in an array": (file(tensor(), pairs=(pair("a", 9, struct.pack("<IQ", 42, 1)),)), "a value of type 42"),
+    "key twice": (file(tensor(), pairs=(pair("a", 0, b"\1"),) * 2), "the key 'a'"),
+    "tensor twice": (file(tensor(), tensor(offset=128)), "the name 'a'"),
+    "name that is no text": (file(tensor().replace(b"a", b"\xff")), "utf-8"),
+    "alignment 0": (file(tensor(), pairs=(pair("general.alignment", 4, bytes(4)),)), "an alignment of 0"),
+    "alignment 3": (file(tensor(), pairs=(pair("general.alignment", 4, b"\3\0\0\0"),)), "an alignment of 3"),
+    "alignment as text": (file(tensor(), pairs=(pair("general.alignment", 8, text("32")),)), "an alignment of '32'"),
+    "alignment of 2^31": (
+        file(tensor(), pairs=(pair("general.alignment", 4, b"\0\0\0\x80"),)),
+        "up to byte 2147483776",
+    ),
+    "five axes": (file(tensor(shape=(2, 2, 2, 2, 2))), "with 5 axes"),
+    "2^32 - 1 axes": (file(text("a") + b"\xff\xff\xff\xff"), "with 4294967295 axes"),
+    "sizes whose product overflows": (file(tensor(shape=(1 << 32, 1 << 32))), "up to byte"),
+    "sizes whose product is 1 modulo 2^64": (file(tensor(shape=((1 << 64) - 1, (1 << 64) - 1))), "up to byte"),
+    "no elements and a size of 2^62": (file(tensor(shape=(0, 1 << 62))), "torch cannot hold"),
+    "row that is no whole block": (file(tensor(shape=(33,), kind=8)), "rows of 33"),
+    "offset beyond the end": (file(tensor(offset=1 << 40)), "up to byte"),
+    "offset of 2^64 - 32": (file(tensor(offset=(1 << 64) - 32)), "up to byte"),
+    "offset askew": (file(tensor(offset=8)), "askew"),
+    "overlap": (file(tensor("a"), tensor("b", offset=96)), "overlap"),
+    "values that are missing": (file(tensor(), data=64), "up to byte"),
+    "tensors that are missing": (file(tensor(), counts=(3, 0), data=0), "bytes where|second time"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_headers_that_lie_are_refused(kind: str, tmp_path: Path) -> None:
+    """Weights, plans and models refuse the file by its name, and little memory is taken for it."""
+    content, words = HOSTILE[kind]
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content)
+    model = nn.Module()
+    model.register_parameter("a", nn.Parameter(torch.ones(32)))
+    readers: list[Callable[[Path], object]] = [
+        load_state_dict, skeleton_of, open_checkpoint, lambda place: load_checkpoint_in_model(model, place),
+    ]  # fmt: skip
+    tracemalloc.start()
+    for read in readers:
+        with pytest.raises(CheckpointDamagedError, match=rf"(?s)x\.gguf.*({words})"):
+            read(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    tracemalloc.stop()
+    assert torch.equal(model.a, torch.ones(32))
+
+
+def test_a_whole_file_in_the_same_form_is_read(tmp_path: Path) -> None:
+    """What the lying headers are made of is right otherwise; versions 2 and 3 are the same here."""
+    for version in (2, 3):
+        (tmp_path / "x.gguf").write_bytes(
+            file(
+                tensor(), tensor("b", (32, 2), offset=128), pairs=(pair("k", 8, text("v")),), version=version, data=384
+            )
+        )
+        found = load_state_dict(tmp_path / "x.gguf")
+        assert {name: tuple(value.shape) for name, value in found.items()} == {"a": (32,), "b": (2, 32)}
+
+
+@pytest.mark.parametrize("number", [35, 200])
+def test_a_type_that_the_library_does_not_know_is_named(number: int, tmp_path: Path) -> None:
+    """Its number is named, and that a newer library may know it."""
+    (tmp_path / "x.gguf").write_bytes(file(tensor(kind=number + 1000)))
+    with pytest.raises(CheckpointError, match=rf"got {number + 1000} for 'a' in .*Install a newer gguf"):
+        open_checkpoint(tmp_path / "x.gguf")
+
+
+def test_headers_cut_or_changed_anywhere_are_refused_or_read(tmp_path: Path) -> None:
+    """Wherever a file is cut inside its header, it is refused; a changed byte never does anything else than that."""
+    write_net(tmp_path / "whole.gguf", "Q8_0")
+    whole, path = (tmp_path / "whole.gguf").read_bytes(), tmp_path / "x.gguf"
+    end = gguf.GGUFReader(tmp_path / "whole.gguf").data_offset
+    for length in range(0, end, 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointDamagedError):
+            open_checkpoint(path)
+    generator = np.random.default_rng(0)
+    refused = 0
+    for place in generator.integers(0, end, 150):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ int(generator.integers(1, 256))]) + whole[place + 1 :])
+        try:
+            load_state_dict(path)
+        except CheckpointError as error:
+            refused += "x.gguf" in str(error)
+        else:
+            refused += 1
+    assert refused == 150
+
+
+def test_the_header_says_what_the_reader_of_the_library_says(tmp_path: Path) -> None:
+    """Names, types, shapes and places are those that gguf's own reader finds."""
+    tensors = {kind: (random_rows(kind, 3, 256), kind) for kind in (*PACKED, "Q5_0", "Q2_K", "IQ4_XS")}
+    write(
+        tmp_path / "x.gguf",
+        {**tensors, "F16": np.ones((2, 3, 5), np.float16), "I8": np.ones(3, np.int8)},
+        block_count=2,
+    )
+    shard: Any = open_checkpoint(tmp_path / "x.gguf").shards[0]
+    reader = gguf.GGUFReader(tmp_path / "x.gguf")
+    assert [each.name for each in reader.tensors] == shard.names()
+    for each in reader.tensors:
+        entry = shard._files[each.name].entries[each.name]
+        assert shard._forms[each.name] == (each.tensor_type.name, tuple(each.shape.tolist()[::-1]))
+        assert (entry.start, entry.nbytes) == (each.data_offset, each.n_bytes)
+    assert set(PACKED) < set(KINDS)
+
+
+def _permuted(values: np.ndarray, heads: int) -> np.ndarray:
+    """Return rows of rotary heads in the order in which llama.cpp wants them."""
+    return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 32,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen3moe": ("Qwen3Moe", {"tie_word_embeddings": False, **EXPERTS}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "tie_word_embeddings": True}),
+}
+
+
+def _converted(source: nn.Module, family: str, kind: str) -> dict[str, Any]:
+    """Return the tensors of a model as llama.cpp writes them."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], 2)
+    tensors: dict[str, Any] = {}
+    for name, value in source.state_dict().items():
+        arrays = {names.get_name(name, try_suffixes=(".weight",)) or name: value.numpy()}
+        (stored, array), *_ = arrays.items()
+        if name == "lm_head.weight" and source.config.tie_word_embeddings:
+            continue
+        if family == "llama" and ("q_proj" in name or "k_proj" in name):
+            arrays[stored] = _permuted(array, 4 if "q_proj" in name else 2)
+        elif family == "gemma2" and "norm" in name:
+            arrays[stored] = array + 1
+        elif "experts." in name:
+            begin, middle = f"blk.{name.split('.')[2]}.ffn_", array.shape[1] // 2
+            arrays = {f"{begin}down_exps.weight": array}
+            if "gate_up" in name:
+                arrays = {f"{begin}gate_exps.weight": array[:, :middle], f"{begin}up_exps.weight": array[:, middle:]}
+        for key, each in arrays.items():
+            if each.ndim > 1 and kind == "Q8_0":
+                tensors[key] = gguf.quantize(np.ascontiguousarray(each), gguf.GGMLQuantizationType.Q8_0), kind
+            else:
+                tensors[key] = np.ascontiguousarray(each.astype(np.float16) if each.ndim > 1 else each)
+    return tensors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_are_those_that_transformers_loads(kind: str, family: str, tmp_path: Path) -> None:
+    """Names, rotary rows, joined experts and shifted norms are mapped back, in memory and on disk."""
+    transformers = pytest.importorskip("transformers")
+    architecture = family.partition(",")[0]
+    title, own = FAMILIES[family]
+    config = getattr(transformers, f"{title}Config")(**SIZES, **own)
+    build = getattr(transformers, f"{title}ForCausalLM")
+    torch.manual_seed(0)
+    settings = {
+        "block_count": 2, "context_length": 32, "embedding_length": 64, "feed_forward_length": 96, "vocab_size": 64,
+        "attention__head_count": 4, "attention__head_count_kv": 2,
+    }  # fmt: skip
+    write(tmp_path / "x.gguf", _converted(build(config), architecture, kind), architecture, **settings)
+    theirs = build.from_pretrained(tmp_path, gguf_file="x.gguf", config=config, dtype=torch.float32).eval()
+    numbers = torch.randint(0, 64, (2, 5))
+    with torch.no_grad():
+        want = theirs(numbers).logits
+        for number, place in enumerate(({"": "cpu"}, {"": "disk"}, {"model": "disk", "lm_head": "cpu"})):
+            with init_empty_weights():
+                model: Any = build(config).eval()
+            model.tie_weights()
+            model = load_checkpoint_and_dispatch(
+                model, tmp_path / "x.gguf", place, strict=True, offload_folder=tmp_path / str(number)
+            )
+            assert torch.equal(model(numbers).logits, want)
+            assert any(isinstance(each, GgufWeight) for each in model.parameters()) == (
+                kind == "Q8_0" or (number > 0 and architecture == "llama")
+            )
+            if number == 0:
+                config.architectures = [f"{title}ForCausalLM"]
+                config.save_pretrained(tmp_path)
+                assert plan_checkpoint(str(tmp_path), dtype="float32").nbytes == compute_module_sizes(model)[""]
+    config.num_attention_heads = 8
+    with pytest.raises(CheckpointMismatchError, match="head_count 4 in it and num_attention_heads 8"):
+        load_checkpoint_in_model(build(config), tmp_path / "x.gguf")

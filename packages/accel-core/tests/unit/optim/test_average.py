@@ -1,0 +1,188 @@
+"""Averages of the weights of a model in one process."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import CheckpointError, ConfigurationError, PreparationError, StateError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Return the same layers each time, with buffers."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(dtype)
+
+
+def prepared(accelerator: Accelerator, model: nn.Module, **given: Any) -> Any:
+    """Return a prepared model with its optimizer."""
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, **given))
+
+
+def batches(count: int = 6) -> torch.Tensor:
+    """Return batches of four rows."""
+    return torch.randn(count, 4, 5, generator=torch.Generator().manual_seed(1))
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Compare parameters and buffers bit for bit."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("buffers", ["copy", "average"])
+def test_it_is_torchs_average_of_steps_that_were_made(every: int, buffers: Any) -> None:
+    """With accumulation and a frozen layer, every n-th step is averaged as `AveragedModel` does; weights come back."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = net()
+    model[2].bias.requires_grad_(False)
+    model, optimizer = prepared(accelerator, model)
+    ema = accelerator.ema(model, 0.75, every, buffers=buffers)
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75), use_buffers=buffers == "average")
+    theirs.update_parameters(model)
+    for number, batch in enumerate(batches(8)):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if number % (2 * every) == 2 * every - 1:
+            theirs.update_parameters(model)
+    if buffers == "copy":
+        for mine, own in zip(theirs.module.buffers(), model.buffers(), strict=True):
+            mine.copy_(own)
+    theirs.module[1].num_batches_tracked.copy_(model[1].num_batches_tracked)
+    before = copy.deepcopy(model)
+    with ema.applied() as applied:
+        assert applied is model
+        assert same(model, theirs.module)
+    assert same(model, before)
+
+
+def test_a_second_optimizer_does_not_count_for_the_first() -> None:
+    """Where two optimizers train parts of a model, each part is averaged once for each step of its own."""
+    accelerator = Accelerator(cpu=True)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    both = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
+    model, *optimizers = accelerator.prepare(model, *both)
+    ema = accelerator.ema(model, 0.5)
+    expected = [each.detach().clone() for each in model.parameters()]
+    for number, batch in enumerate(batches(4)):
+        accelerator.backward(model(batch).square().mean())
+        for optimizer in optimizers[: 1 + number % 2]:
+            optimizer.step()
+        accelerator.backward(model(batch).sum() * 0)
+        stepped = list(model[: 1 + number % 2].parameters())
+        torch._foreach_lerp_(expected[: len(stepped)], stepped, 0.5)
+    with ema.applied():
+        for mine, theirs in zip(model.parameters(), expected, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_the_scaler_skips_is_not_averaged(fused: bool) -> None:
+    """Infinite gradients leave the average alone, also where a fused optimizer skips by itself."""
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model, optimizer = prepared(accelerator, nn.Linear(5, 2), fused=fused)
+    ema = accelerator.ema(model, 0.5)
+    start = model.weight.detach().clone()
+    for factor in (1.0, float("inf"), 1.0):
+        accelerator.backward(model(batches()[0]).square().mean() * factor)
+        optimizer.step()
+        optimizer.zero_grad()
+        if factor == 1.0:
+            start.lerp_(model.weight.detach(), 0.5)
+    with ema.applied():
+        assert torch.equal(model.weight, start)
+
+
+def test_weights_in_sixteen_bits_are_averaged_in_more(tmp_path: Path) -> None:
+    """The average of bf16 weights has 32 bits and moves by shares that bf16 would lose; it is saved in bf16."""
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = prepared(accelerator, net(torch.bfloat16))
+    ema = accelerator.ema(model, 0.999, device="cpu")
+    expected = [each.detach().float() for each in model.parameters()]
+    for batch in batches():
+        accelerator.backward(model(batch.bfloat16()).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        torch._foreach_lerp_(expected, [each.detach().float() for each in model.parameters()], 1 - 0.999)
+    for mine, theirs in zip(ema.state.averages.values(), expected, strict=True):
+        assert torch.equal(mine, theirs)
+    before = copy.deepcopy(model)
+    accelerator.save_model(ema, tmp_path)
+    assert same(model, before)
+    found = load_file(tmp_path / "model.safetensors")
+    for (name, _), theirs in zip(model.named_parameters(), expected, strict=True):
+        assert torch.equal(found[name], theirs.bfloat16())
+
+
+def test_it_is_saved_and_restored_with_the_state(tmp_path: Path) -> None:
+    """A run that is resumed goes on with the average and the count of steps; a checkpoint without one is refused."""
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = prepared(accelerator, net())
+    accelerator.save_state(str(tmp_path / "without"))
+    ema = accelerator.ema(model, 0.75, every=2)
+
+    def train(count: int) -> dict[str, torch.Tensor]:
+        for batch in batches(count):
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        with ema.applied():
+            return {name: value.clone() for name, value in model.state_dict().items()}
+
+    train(3)
+    accelerator.save_state(str(tmp_path / "with"))
+    first = train(2)
+    with pytest.raises(CheckpointError, match=r"optimizer_1\.bin is not there"):
+        accelerator.load_state(str(tmp_path / "without"))
+    accelerator.load_state(str(tmp_path / "with"))
+    second = train(2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    with ema.applied():
+        for call in (accelerator.save_state, accelerator.load_state):
+            with pytest.raises(StateError, match=r"got save_state\(\) or load_state\(\) there"):
+                call(str(tmp_path / "with"))
+        with pytest.raises(StateError, match=r"got applied\(\) there"), ema.applied():
+            pytest.fail("an average was applied twice")
+    accelerator.free_memory()
+    assert not accelerator._runtime.averages
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    """Wrong settings, and models that were not prepared or do not train, are refused and change nothing."""
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(PreparationError, match=r"got a Linear that was not prepared\. Call accelerator\.prepare"):
+        accelerator.ema(nn.Linear(2, 2))
+    model, _ = prepared(accelerator, net())
+    with pytest.raises(PreparationError, match="got a list that was not prepared"):
+        accelerator.ema([model])  # type: ignore[arg-type]
+    settings: list[tuple[dict[str, Any], str]] = [
+        *(({"decay": decay}, "from 0 to 1; got") for decay in (-0.1, 1.1, float("nan"), True, "0.9")),
+        *(({"every": every}, "every 1 or more optimizer steps; got") for every in (0, 1.5, True)),
+        ({"device": "nowhere"}, "got device='nowhere'"),
+        ({"buffers": "both"}, "got 'both'"),
+    ]
+    for given, words in settings:
+        with pytest.raises(ConfigurationError, match=words):
+            accelerator.ema(model, **given)
+    frozen = accelerator.prepare(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(PreparationError, match="got a Linear without any"):
+        accelerator.ema(frozen)
+    assert not accelerator._runtime.averages
+    ema = accelerator.ema(model)
+    model.register_parameter("scale", nn.Parameter(torch.ones(2)))
+    with pytest.raises(StateError, match="got 1 more: scale"), ema.applied():
+        pytest.fail("a parameter without an average was left as it is")

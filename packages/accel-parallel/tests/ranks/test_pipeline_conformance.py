@@ -1,0 +1,97 @@
+"""The pipeline strategy does what every strategy does."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.process.world import ensure
+from accel_core.state import reset_all
+from accel_core.testing import world
+from accel_core.testing.conformance.strategy import CASES, StrategyConformance
+from accel_parallel.pipeline.kwargs import PipelineKwargs
+from accel_parallel.pipeline.strategy import PipelineStrategy
+
+PARTS = 2
+
+
+def loss_fn(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the mean over a micro-batch, or what its sum is for a mean over micro-batches."""
+    errors: torch.Tensor = (outputs - batch["y"]).square()
+    return (errors * batch["units"]).sum() * PARTS if batch["weighted"] else errors.mean()
+
+
+def piped_loss(net: nn.Module, x: torch.Tensor, y: torch.Tensor, units: torch.Tensor, *, weighted: bool) -> Any:
+    """Return the loss that a pipeline computes."""
+    return net(x, y=y, units=units, weighted=weighted).loss
+
+
+class Layer(nn.Linear):
+    """A layer with its nonlinearity."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what the layer makes of values."""
+        return super().forward(values).tanh()
+
+
+class Piped(StrategyConformance):
+    """Three layers are two stages."""
+
+    strategy = PipelineStrategy
+    loss_of = staticmethod(piped_loss)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the axes, and how many micro-batches there are."""
+        return {
+            "parallelism_config": ParallelismConfig(pp_size=2, dp_replicate_size=ensure().size // 2),
+            "kwargs_handlers": [PipelineKwargs(microbatches=PARTS, loss_fn=loss_fn)],
+        }
+
+    def _model(self, seed: int = 3) -> nn.Module:
+        """Return a model of blocks of one class."""
+        torch.manual_seed(seed)
+        return nn.Sequential(Layer(4, 6), Layer(6, 6), Layer(6, 1)).to(self.dtype)
+
+
+def everything(folder: Path) -> None:
+    """Run the suite in one group of ranks."""
+    tests = Piped()
+    for case in CASES:
+        tests._equals_one_process(case)
+        reset_all()
+    for check in (
+        tests._synchronises_late,
+        tests._clips_elements,
+        tests._unwraps,
+        tests._prepares_twice,
+        tests._seeds,
+        partial(tests._restores, folder / "here", fresh=False),
+        partial(tests._restores, folder / "again", fresh=True),
+        partial(tests._saves_model, folder / "model"),
+        partial(tests._reads_once, dispatch=False),
+        partial(tests._reads_once, dispatch=True),
+        tests._refuses,
+        # A batch without rows has no micro-batches.
+        *([] if ensure().size > 2 else [tests._trains_on_nothing]),
+    ):
+        check()
+        reset_all()
+
+
+@world(2, quiet=20)
+def test_a_pipeline_is_a_strategy(tmp_path: Path) -> None:
+    """Two stages pass the whole suite."""
+    everything(tmp_path)
+
+
+@pytest.mark.full("another case of a grid")
+@world(4, quiet=30)
+def test_a_pipeline_beside_its_copy_is_a_strategy(tmp_path: Path) -> None:
+    """Two pipelines of two stages pass it too."""
+    everything(tmp_path)

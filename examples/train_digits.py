@@ -5,6 +5,8 @@
 
 The first command trains to the end, and saves a state in the middle of an epoch on its way. The second starts from that
 state in new processes, trains to the end, and compares its weights with those of the first, bit by bit.
+
+SIGTERM and SIGUSR1 make it save its state and leave; the same command goes on from there.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader
 
-from accel import Accelerator, set_seed, tqdm
+from accel import Accelerator, preemption, set_seed, tqdm
 from digits import DigitNet, datasets, table
 
 EPOCHS = 6
@@ -82,6 +84,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="start from the state that was saved mid-way")
     args = parser.parse_args()
     state, saved = args.folder / "state", args.folder / "model"
+    preempted = args.folder / "preempted"
+    preemption.watch()
 
     accelerator = Accelerator(
         gradient_accumulation_steps=ACCUMULATION, log_with="tensorboard", project_dir=args.folder / "logs"
@@ -103,6 +107,8 @@ def main() -> None:
 
     if args.resume:
         accelerator.load_state(state)
+    elif preempted.is_dir():
+        accelerator.load_state(preempted)
     elif accelerator.is_main_process:
         shutil.rmtree(state, ignore_errors=True)
     accelerator.wait_for_everyone()
@@ -129,6 +135,9 @@ def main() -> None:
                 accelerator.log({"loss": loss.item(), "rate": schedule.get_last_lr()[0]}, step=progress.step)
                 if progress.step == middle and not args.resume:
                     accelerator.save_state(state)
+                if preemption.requested():  # not inside a window: a state holds no accumulated gradients
+                    accelerator.save_state(preempted)
+                    preemption.leave()
         progress.epoch, progress.batch = progress.epoch + 1, 0
     bar.close()
 
@@ -137,6 +146,8 @@ def main() -> None:
     target = args.folder / "resumed" if args.resume else saved
     accelerator.save_model(model, target, max_shard_size="60KB")
     accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shutil.rmtree(preempted, ignore_errors=True)  # the run is over
     accelerator.end_training()
 
     rows: dict[str, object] = {

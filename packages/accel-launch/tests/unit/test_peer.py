@@ -228,6 +228,7 @@ def test_every_option_of_the_original_is_covered() -> None:
     known = {flag for action in launch_command_parser()._actions for flag in action.option_strings if "_" in flag}
     ours = {
         "--nproc_per_node",
+        "--processes_per_machine",
         "--log_dir",
         "--dry_run",
         "--rdzv_id",

@@ -54,6 +54,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
 """In the order in which they are believed: torchrun, then the kinds of MPI."""
 
 _FIRST_PORT, _PORTS = 20000, 20000
+_BETWEEN_STEPS = 1009  # so that a step rarely has the port of the job that was submitted next
 _MOST_HOSTS = 100_000
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)  # `\d` alone takes digits of every script
 
@@ -159,9 +160,9 @@ def expand_hosts(text: str) -> list[str]:
     return hosts
 
 
-def slurm_port(job: int) -> int:
-    """Return the port at which the ranks of a SLURM job meet, which all of them derive alike."""
-    return _FIRST_PORT + job % _PORTS
+def slurm_port(job: int, step: int) -> int:
+    """Return the port at which the ranks of a step of a SLURM job meet, which all of them derive alike."""
+    return _FIRST_PORT + (job + _BETWEEN_STEPS * step) % _PORTS  # steps of one job may run together on a node
 
 
 def publish(place: ProcessEnv) -> None:
@@ -201,4 +202,5 @@ def _meeting_host(place: ProcessEnv) -> str:
 def _meeting_port(place: ProcessEnv) -> int:
     """Return a port that all ranks derive alike: from the job's number under SLURM, torch's usual one elsewhere."""
     job = environ.integer("SLURM_JOB_ID")
-    return slurm_port(job) if place.source == "slurm" and job is not None else 29500
+    step = environ.integer("SLURM_STEP_ID", 0) or 0
+    return slurm_port(job, step) if place.source == "slurm" and job is not None else 29500

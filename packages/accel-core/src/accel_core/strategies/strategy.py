@@ -83,7 +83,7 @@ class Strategy(ABC):
     3. For every batch: `no_sync` around a batch that does not end its window (or `sync_next_backward`), `backward`;
        where the window ends `scale_gradients` if losses had weights, `clip_grad_norm_` or `clip_grad_value_`, and the
        stepper's `step` and `zero_grad`. `join`, `split_context` and `adapt_loader` where the user asks for them.
-    4. When saving or loading: `format`, `state_dict`, `weights`. `held` where weights are averaged. `unwrap` always.
+    4. When saving or loading: `format`, `state_dict`, `weights`. `held` for averages. `unwrap` at any time.
 
     A method that is called on a part of the ranks only says so; all others are called on every rank.
 

@@ -139,6 +139,7 @@ def plan(settings: Settings, launcher: Launcher) -> dict[str, Any]:
         )
     return {
         "launcher": launcher.name,
+        "job": job(settings) if (job := getattr(launcher, "job", None)) else "",  # others' launchers may have none
         "processes": layout.processes,
         "machines": machines,
         "nnodes": layout.nnodes,
@@ -161,14 +162,16 @@ def print_plan(settings: Settings, launcher: Launcher, *, as_json: bool) -> None
     print(f"Launcher {found['launcher']}: {processes} on {machines}.")
     _print_mesh(mesh_of(settings))
     print(batch_of(settings))
-    for machine in found["machines"]:
+    if found["job"]:
+        print(f"\n{found['job'].rstrip()}")
+    for machine in [] if found["job"] else found["machines"]:
         ranks = machine["ranks"]
         name = paint(f"Machine {machine['machine_rank']}", "heading", colors)
         print(f"\n{name} ({f'ranks {ranks[0]} to {ranks[-1]}' if len(ranks) > 1 else f'rank {ranks[0]}'}):")
         print(f"  {shlex.join(machine['command'])}")
         for name, value in machine["environment"].items():
             print(f"    {name}={shlex.quote(value)}")
-    print("\nNothing was started.")
+    print(f"\nNothing was {'submitted' if found['job'] else 'started'}.")
 
 
 def _active(mesh: Mesh) -> list[str]:

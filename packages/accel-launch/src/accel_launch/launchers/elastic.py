@@ -182,7 +182,9 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     supervisor.elsewhere = machines.failure
     if not failed:
         return supervisor.succeed()
-    return supervisor.report(agent.statuses() if agent is not None else {})
+    status = supervisor.report(agent.statuses() if agent is not None else {})
+    machines.end_job()
+    return status
 
 
 def _specification(

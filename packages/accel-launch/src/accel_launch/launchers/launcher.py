@@ -58,6 +58,14 @@ class Launcher(ABC):
         """
         return child_environment(settings)
 
+    def job(self, settings: Settings) -> str:
+        """Return the text that a scheduler gets; empty where this command starts the processes itself.
+
+        Args:
+            settings: All settings of the run.
+        """
+        return ""
+
     def run(self, settings: Settings) -> int:
         """Start the run, wait for it, report a failure, and leave no process behind.
 

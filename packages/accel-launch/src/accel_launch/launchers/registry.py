@@ -16,6 +16,7 @@ ENTRY_POINT_GROUP = "accel.launchers"
 """Entry-point group under which other distributions offer launchers."""
 
 BUILT_IN = (
+    "accel_launch.launchers.slurm:SlurmLauncher",
     "accel_launch.launchers.sagemaker:SageMakerLauncher",
     "accel_launch.launchers.tpu:TpuLauncher",
     "accel_launch.launchers.mpi:MpiLauncher",

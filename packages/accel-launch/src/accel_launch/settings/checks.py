@@ -62,7 +62,7 @@ def check_settings(settings: Settings) -> None:
         raise ConfigurationError(
             f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
         )
-    if layout.machines > 1 and not settings["mpirun_hostfile"]:
+    if layout.machines > 1 and not (settings["mpirun_hostfile"] or settings["launcher"]):
         _check_machines(settings)
     if settings["use_parallelism_config"]:
         _check_mesh(settings, layout.processes)

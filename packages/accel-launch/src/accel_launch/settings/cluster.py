@@ -46,13 +46,13 @@ def _slurm(environment: Mapping[str, str]) -> dict[str, Resolved]:
     if machines == 1:  # nobody to meet: the defaults suffice
         return {}
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", ""))
-    job = _number(environment, "SLURM_JOB_ID")
+    job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
     return {
         "num_machines": Resolved(machines, "cluster", "SLURM_STEP_NUM_NODES"),
         "machine_rank": Resolved(_number(environment, "SLURM_NODEID"), "cluster", "SLURM_NODEID"),
         "main_process_ip": Resolved(hosts[0] if hosts else None, "cluster", "SLURM_STEP_NODELIST"),
-        # Derived from the job, so that all machines agree.
-        "main_process_port": Resolved(slurm_port(job), "cluster", "SLURM_JOB_ID"),
+        # Derived from the job and its step, so that all machines agree.
+        "main_process_port": Resolved(slurm_port(job, step), "cluster", "SLURM_JOB_ID"),
         "rdzv_id": Resolved(f"slurm-{job}-{environment['SLURM_STEP_ID']}", "cluster", "SLURM_JOB_ID"),
     }
 

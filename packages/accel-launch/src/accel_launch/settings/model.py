@@ -11,7 +11,7 @@ from typing import Any, Literal
 from accel_core.options.enums import PRECISIONS
 from accel_core.options.option import Option, boolean
 from accel_launch.settings.metavars import metavar_of
-from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SECONDS, TEE, Rule
+from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SBATCH, SECONDS, TEE, Rule
 
 __all__ = ["ELASTIC", "HARDWARE", "LAUNCH", "LOOK", "PROCESSES", "Setting", "switch"]
 
@@ -78,6 +78,7 @@ LOOK = "Look before starting"
 TPU = "TPU"
 MPI = "MPI"
 SAGEMAKER = "SageMaker"
+SLURM = "SLURM"
 
 
 def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: object) -> Setting:
@@ -108,15 +109,17 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
     _filed("gpu_ids", HARDWARE, "GPUs to use, as comma-separated numbers, or `all`.", rule=GPUS),
+    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm",)),
     _filed("num_processes", PROCESSES, "Total number of processes, over all machines.", int, flags=("-n",), rule=COUNT),
     _variable(
         "nproc_per_node",
         PROCESSES,
         "Number of processes on each machine; --num-processes is the total.",
         int,
+        flags=("--processes-per-machine",),
         rule=COUNT,
     ),
-    _filed("num_machines", PROCESSES, "Number of machines.", int, default=1, rule=COUNT),
+    _filed("num_machines", PROCESSES, "Number of machines.", int, flags=("--machines",), default=1, rule=COUNT),
     _variable(
         "nnodes", PROCESSES, "Number of machines, or MIN:MAX for a run that machines may join and leave.", rule=MACHINES
     ),
@@ -255,6 +258,13 @@ LAUNCH: tuple[Setting, ...] = (
         MPI,
         "File with the hosts, one per line; starts the processes with mpirun.",
         path=("mpirun_config", "mpirun_hostfile"),
+    ),
+    Setting(
+        "slurm",
+        SLURM,
+        "Option of sbatch, as in partition=gpu; may be repeated.",
+        kind="append",
+        rule=SBATCH,
     ),
     Setting(
         "aws_access_key_id", SAGEMAKER, "AWS access key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"

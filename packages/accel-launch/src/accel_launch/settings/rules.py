@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COUNT", "FROM_ZERO", "GPUS", "MACHINES", "PAIRS", "PORT", "SECONDS", "TEE", "Rule", "tee_of"]
+__all__ = ["COUNT", "FROM_ZERO", "GPUS", "MACHINES", "PAIRS", "PORT", "SBATCH", "SECONDS", "TEE", "Rule", "tee_of"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Rule:
 
 
 _GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+", re.ASCII)
+_SBATCH = re.compile(r"[a-z][a-z-]*(?:=[^\r\n]+)?", re.ASCII)
 _TEE = re.compile(r"[0-3]|\d+:[0-3](?:,\d+:[0-3])*", re.ASCII)
 
 
@@ -42,6 +43,10 @@ SECONDS = Rule("seconds above 0", lambda value: value > 0)
 GPUS = Rule("`all`, or comma-separated numbers from 0, each once", _gpus)
 MACHINES = Rule("a whole number from 1, or MIN:MAX as in 1:2", _machines)
 PAIRS = Rule("comma-separated KEY=VALUE pairs", _pairs)
+SBATCH = Rule(
+    "KEY=VALUE in one line, as in partition=gpu, or KEY alone, as in exclusive",
+    lambda values: all(_SBATCH.fullmatch(pair) for pair in values),
+)
 TEE = Rule(
     "0, 1, 2 or 3, or a number for each local rank as in 0:3,1:2", lambda value: bool(_TEE.fullmatch(str(value)))
 )

@@ -16,7 +16,11 @@ from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import ALL, BY_KEY
 
 PARSER = launch_command_parser()
-VALUES: dict[str, tuple[str, str, str]] = {"tee": ("1", "2", "3"), "rdzv_conf": ("a=1", "a=2", "a=3")}
+VALUES: dict[str, tuple[str, str, str]] = {
+    "tee": ("1", "2", "3"),
+    "rdzv_conf": ("a=1", "a=2", "a=3"),
+    "slurm": ("time=10", "time=20", "time=30"),
+}
 
 
 def three(setting: Setting) -> tuple[str, str, str]:
@@ -89,10 +93,21 @@ def test_settings_that_one_source_cannot_say() -> None:
     """Every setting has a flag; those without a variable or a place in files are listed, and no others."""
     assert all(setting.words for setting in BY_KEY.values())
     about_the_command = {"module", "no_python", "quiet", "explain", "all", "dry_run", "json"}
-    assert {key for key, setting in BY_KEY.items() if not setting.environment} == about_the_command | {"vm", "env"}
+    assert {key for key, setting in BY_KEY.items() if not setting.environment} == {
+        *about_the_command,
+        *("vm", "env", "slurm"),
+    }
     hardware = {"multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config"}
     per_launch = {"nproc_per_node", "nnodes", "config_file", "tee", "log_dir", "watchdog", "role", "rdzv_conf"}
-    per_launch |= {"rdzv_id", "max_restarts", "monitor_interval", "aws_access_key_id", "aws_secret_access_key"}
+    per_launch |= {
+        "launcher",
+        "slurm",
+        "rdzv_id",
+        "max_restarts",
+        "monitor_interval",
+        "aws_access_key_id",
+        "aws_secret_access_key",
+    }
     assert {key for key, setting in BY_KEY.items() if not setting.path} == about_the_command | hardware | per_launch
 
 

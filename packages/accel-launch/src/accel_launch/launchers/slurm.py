@@ -1,0 +1,248 @@
+"""SLURM: writes the batch script of a run, submits it, and follows its log."""
+
+import contextlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
+from accel_launch.launchers.launcher import Launcher
+from accel_launch.settings.resolve import Settings
+from accel_launch.settings.table import BY_KEY
+from accel_launch.terminal import say
+
+__all__ = ["SlurmLauncher", "seconds_of"]
+
+_NOT_PASSED_ON = {"launcher", "slurm", "num_machines", "machine_rank", "dry_run", "json", "explain", "all"}
+_DECIDED = {
+    "nodes": "--num-machines",
+    "ntasks": "--num-machines: there is one launcher on each",
+    "ntasks-per-node": "--nproc-per-node: there is one launcher on each machine",
+    "parsable": "accel itself",
+    "wrap": "the script",
+}
+"""Options of sbatch that follow from the settings of the run."""
+
+_GRACE_S = 120
+_PAUSE_S = 1.0
+_COMPLETING_S = 5
+"""Seconds after which a job whose script has ended is not waited for: SLURM may not reach one of its nodes."""
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})", re.ASCII)
+_OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
+_FREE_PORT = 'import socket; found = socket.socket(); found.bind(("", 0)); print(found.getsockname()[1])'
+
+_BODY = """
+export ACCEL_SLURM_JOB=$SLURM_JOB_ID  # launchers that lose a machine send SIGUSR2: srun would wait for it
+# SIGUSR1 before the time limit reaches the ranks; a run that saved its state and left with 75 is started again.
+{srun} &
+step=$!
+trap 'kill -USR1 "$step"' USR1
+trap 'sleep 2; kill -KILL "$step"; exit 1' USR2
+wait "$step"; status=$?
+while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done  # a signal ends `wait` early
+if [ "$status" = 75 ]; then scontrol requeue "${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_}}\
+${{SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}}" && sleep 60; fi
+exit "$status"
+"""
+
+
+class SlurmLauncher(Launcher):
+    """A job of SLURM, in which srun starts one launcher on each machine."""
+
+    name = "slurm"
+
+    def claims(self, settings: Settings) -> bool:
+        """Take a run for which SLURM was asked by name."""
+        if settings["slurm"] and settings["launcher"] != self.name:
+            raise ConfigurationError(
+                "--slurm gives options to sbatch; got no --launcher slurm. Pass it as well, or leave --slurm out."
+            )
+        return bool(settings["launcher"] == self.name)
+
+    def command(self, settings: Settings) -> list[str]:
+        """Return the command of the batch script that starts a launcher on each machine."""
+        options = _options(settings)
+        words = ["srun", *(f"--{key}={value}" for key, value in options.items() if key.startswith("container"))]
+        # The Python of this machine is not in a container.
+        words += ["accel"] if len(words) > 1 else [sys.executable, "-m", "accel_launch"]
+        return [*words, "launch", *_flags(settings), str(settings.script), *settings.arguments]
+
+    def job(self, settings: Settings) -> str:
+        """Return the batch script.
+
+        Raises:
+            ConfigurationError: An option of sbatch contradicts the settings, or leaves no time to save.
+        """
+        options = _options(settings)
+        array = "array" in options
+        lines = {
+            "job-name": Path(str(settings.script)).stem,
+            "nodes": str(settings.layout.machines),
+            "ntasks-per-node": "1",
+            "output": "slurm-%A_%a.log" if array else "slurm-%j.log",
+            "open-mode": "append",
+            "requeue": "",
+            "signal": f"B:USR1@{_GRACE_S}",
+            **{key: value for key, value in options.items() if not key.startswith("container")},
+        }
+        _check_time(lines)
+        head = [f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}" for key, value in lines.items()]
+        if settings.layout.machines > 1 and not settings.is_set("main_process_port"):  # this runs on the first machine
+            program = "python3" if any(key.startswith("container") for key in options) else sys.executable
+            head += ["", f"export ACCEL_MAIN_PROCESS_PORT=$({shlex.join([program, '-c', _FREE_PORT])})"]
+        # Since 22.05, srun does not take this over from the job.
+        cores = 'srun ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}'
+        srun = shlex.join(self.command(settings)).replace("srun", cores, 1)
+        return "\n".join(["#!/bin/bash", *head, _BODY.format(srun=srun)])
+
+    def run(self, settings: Settings) -> int:
+        """Submit the job, and show its log until it ends.
+
+        Raises:
+            MissingDependencyError: This machine has no sbatch.
+            LaunchError: sbatch refused the job, or SLURM does not answer.
+        """
+        script = self.job(settings)
+        if shutil.which("sbatch", path=settings.inherited.get("PATH")) is None:
+            raise MissingDependencyError(
+                "--launcher slurm submits with sbatch; got none on PATH. Run it on a login node of the cluster; "
+                "`--dry-run` shows the batch script without it."
+            )
+        done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LaunchError(
+                f"SLURM refused the job; sbatch gives: {done.stderr.strip()}. Change the options given by --slurm; "
+                "`--dry-run` shows the batch script."
+            )
+        job = done.stdout.strip().partition(";")[0]
+        say(f"accel launch: submitted job {job}; `scancel {job}` ends it")
+        if "array" in _options(settings):
+            return 0
+        try:
+            return _follow(job)
+        except KeyboardInterrupt:
+            return _interrupted(job)
+
+
+def _options(settings: Settings) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for pair in settings["slurm"] or []:
+        key, _, value = pair.partition("=")
+        if key in _DECIDED:
+            raise ConfigurationError(
+                f"--slurm has an option that accel writes itself; got {pair!r}. It follows from {_DECIDED[key]}."
+            )
+        options[key] = value
+    return options
+
+
+def _flags(settings: Settings) -> Iterator[str]:
+    """Yield the flags of this command line that launchers inside the job need; variables travel by themselves."""
+    for key, setting in BY_KEY.items():
+        found = settings.resolved[key]
+        if found.origin != "flag" or key in _NOT_PASSED_ON:
+            continue
+        if setting.kind == "switch":
+            yield from [found.where] * bool(found.value)
+            continue
+        values = found.value if setting.kind == "append" else [found.value]
+        for value in values:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            yield f"{found.where}={text}"
+
+
+def seconds_of(time_limit: str) -> int | None:
+    """Return the seconds of one of SLURM's time limits, such as `90`, `1:30:00` or `2-12`; None for anything else."""
+    found = _TIME.fullmatch(time_limit)
+    if found is None:
+        return None
+    parts = [int(part) for part in found["parts"].split(":")]
+    if found["days"] is None and len(parts) < 3:  # minutes, or minutes:seconds
+        parts.insert(0, 0)
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _check_time(lines: dict[str, str]) -> None:
+    if "time" not in lines:
+        return
+    limit = seconds_of(lines["time"])
+    grace = re.search(r"@(\d+)", lines["signal"])
+    notice = int(grace[1]) if grace is not None else 60
+    if limit is not None and 0 < limit <= notice:
+        raise ConfigurationError(
+            f"The time limit leaves nothing to train: the ranks are asked to save {notice} s before it; got "
+            f"time={lines['time']}, which is {limit} s. Give a longer time, or a shorter notice as in "
+            f"--slurm signal=B:USR1@{limit // 2}."
+        )
+
+
+def _facts(job: str) -> dict[str, str]:
+    done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(
+            f"SLURM does not tell how job {job} is; scontrol gives: {done.stderr.strip()}. The job may go on; look "
+            f"with `sacct -j {job}`."
+        )
+    return dict(re.findall(r"(\w+)=(\S*)", done.stdout))
+
+
+def _follow(job: str) -> int:
+    """Show the log of a job and what SLURM does with it, and return its exit status for a shell."""
+    shown, completing = "", 0
+    with contextlib.ExitStack() as opened:
+        log: BinaryIO | None = None
+        while True:
+            facts = _facts(job)
+            state = facts["JobState"]
+            news = _news(facts, state)
+            if news and news != shown:
+                say(f"accel launch: job {job} {news}")
+            shown = news or shown
+            if log is None and Path(facts["StdOut"]).is_file():
+                log = opened.enter_context(Path(facts["StdOut"]).open("rb"))
+            if log is not None:
+                sys.stdout.buffer.write(log.read())
+                sys.stdout.flush()
+            completing = completing + 1 if state == "COMPLETING" else 0
+            if state in _OVER or completing * _PAUSE_S > _COMPLETING_S:
+                break
+            time.sleep(_PAUSE_S)
+    code, _, signaled = facts["ExitCode"].partition(":")
+    status = int(code) or (128 + int(signaled) if int(signaled or 0) else 0)
+    if state == "COMPLETED":
+        return status
+    where = f"still waits for {facts.get('NodeList')}" if state == "COMPLETING" else f"shows it as {state}"
+    say(f"accel launch: job {job} ended with exit status {facts['ExitCode']}; SLURM {where}")
+    return status or 1
+
+
+def _news(facts: dict[str, str], state: str) -> str:
+    restarts = facts.get("Restarts", "0")
+    after = "" if restarts == "0" else f", restart {restarts}"
+    if state == "RUNNING":
+        return f"runs on {facts.get('NodeList')}, log {facts['StdOut']}{after}"
+    reason = facts.get("Reason", "None")
+    return f"is waiting ({reason}){after}" if state == "PENDING" and reason != "None" else ""
+
+
+def _interrupted(job: str) -> int:
+    """Ask whether the job is to end as well, and return the status of an interrupted program."""
+    answer = ""
+    if sys.stdin.isatty():
+        sys.stderr.write(f"\nCancel job {job} too? [y/N] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+    if answer.strip().lower() in ("y", "yes"):
+        subprocess.run(["scancel", job], check=False)
+        say(f"accel launch: job {job} was cancelled")
+    else:
+        say(f"accel launch: job {job} goes on; `scancel {job}` ends it")
+    return 130

@@ -1,0 +1,97 @@
+"""The batch script for SLURM, and what is refused before it is submitted."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.launchers import registry
+from accel_launch.launchers.slurm import SlurmLauncher, seconds_of
+from accel_launch.settings.resolve import Settings
+
+SLURM = ["--launcher", "slurm", "--machines", "2", "--processes-per-machine", "4"]
+
+
+def settings(*words: str) -> Settings:
+    """Resolve a command line."""
+    return settings_from(launch_command_parser().parse_args(list(words)))
+
+
+def test_batch_script_holds_the_run(tmp_path: Path) -> None:
+    """Machines and options are in its head, the launchers get the flags of this one, and bash can read it."""
+    words = ["--mixed-precision", "bf16", "--slurm", "time=2:00:00", "--slurm", "exclusive", "--slurm", "comment=a b"]
+    run = settings(*SLURM, *words, "train.py", "--name", "it's")
+    launcher = registry.choose(run)
+    assert isinstance(launcher, SlurmLauncher)
+    script = launcher.job(run)
+    lines = script.splitlines()
+    for option in ("nodes=2", "ntasks-per-node=1", "time=2:00:00", "exclusive", "comment='a b'", "signal=B:USR1@120"):
+        assert f"#SBATCH --{option}" in lines
+    started = next(line for line in lines if line.startswith("srun "))
+    assert started.endswith("launch --nproc-per-node=4 --mixed-precision=bf16 train.py --name 'it'\"'\"'s' &"), started
+    assert "--slurm" not in script
+    assert "--launcher" not in script
+    (tmp_path / "job.sh").write_text(script)
+    checked = subprocess.run(["bash", "-n", str(tmp_path / "job.sh")], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_flags_of_the_script_give_the_same_settings() -> None:
+    """What the launchers in the job read is what this one read, also flags with several values and switches."""
+    words = ["--cpu", "--gpu-ids", "0,1", "--fp8-override-linear-precision", "1,0,1", "--main-process-port", "29501"]
+    first = settings(*SLURM, *words, "train.py", "-x")
+    command = SlurmLauncher().command(first)
+    second = settings(*command[command.index("launch") + 1 :])
+    assert (second.script, second.arguments) == (first.script, first.arguments)
+    different = {key for key in first if first[key] != second[key]}
+    assert different == {"launcher", "num_machines"}  # SLURM says how many machines there are
+
+
+def test_containers_belong_to_srun() -> None:
+    """The batch script runs outside the container, which has a Python of its own."""
+    run = settings(*SLURM, "--slurm", "container-image=torch.sqsh", "train.py")
+    assert SlurmLauncher().command(run)[:3] == ["srun", "--container-image=torch.sqsh", "accel"]
+    assert "#SBATCH --container" not in SlurmLauncher().job(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--slurm", "time=1"], "asked to save 120 s before it; got time=1, which is 60 s.*signal=B:USR1@30"),
+        (["--slurm", "nodes=3"], "accel writes itself; got 'nodes=3'.*--num-machines"),
+        (["--slurm", "comment=a\n#SBATCH --wrap=x"], "got .*Give it KEY=VALUE in one line"),
+        (["--slurm", "=gpu"], "got .*Give it KEY=VALUE in one line"),
+    ],
+)
+def test_options_that_contradict_the_run_are_refused(words: list[str], message: str) -> None:
+    """A time limit below the notice, an option that follows from the settings, and lines in a value."""
+    with pytest.raises(ConfigurationError, match=message):
+        SlurmLauncher().job(settings(*SLURM, *words, "train.py"))
+
+
+def test_options_without_the_launcher_are_refused() -> None:
+    """--slurm alone would have no effect."""
+    with pytest.raises(ConfigurationError, match="got no --launcher slurm"):
+        registry.choose(settings("--slurm", "time=10", "train.py"))
+
+
+def test_machine_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that cannot submit says so, and names --dry-run."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(MissingDependencyError, match=r"got none on PATH.*--dry-run"):
+        SlurmLauncher().run(settings(*SLURM, "train.py"))
+
+
+def test_time_limits_are_read_as_slurm_reads_them() -> None:
+    """Each of sbatch's six forms; a limit that is not a number has no length."""
+    minute, hour = 60, 3600
+    assert seconds_of("90") == 90 * minute
+    assert seconds_of("1:30") == 90
+    assert seconds_of("1:30:05") == hour + 30 * minute + 5
+    assert seconds_of("2-12") == 60 * hour
+    assert seconds_of("2-12:30") == 60 * hour + 30 * minute
+    assert seconds_of("2-12:30:05") == 60 * hour + 30 * minute + 5
+    assert seconds_of("UNLIMITED") is None

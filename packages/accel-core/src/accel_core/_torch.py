@@ -85,11 +85,14 @@ def connect_again(store: Any) -> tuple[Any, Any] | None:
         base = base.underlying_store
     if isinstance(base, TCPStore | FileStore) and hasattr(store, "clone"):
         return store, store.clone()
-    if not isinstance(base, TCPStore):
-        return None
     # Until torch 2.8 the prefixes of a store cannot be read, so ranks agree on one of their own.
+    if isinstance(base, TCPStore):
+        again: Any = TCPStore(base.host, base.port, None, False, store.timeout, False)
+    elif isinstance(base, FileStore):
+        again = FileStore(base.path)  # type: ignore[attr-defined]
+    else:
+        return None
     prefix = store.compare_set("accel/prefix", "", os.urandom(8).hex()).decode()
-    again = TCPStore(base.host, base.port, None, False, store.timeout, False)
     return PrefixStore(prefix, base), PrefixStore(prefix, again)
 
 

@@ -58,8 +58,8 @@ def library() -> ModuleType:
         return importlib.import_module("gguf")
     except ImportError as failure:
         raise MissingDependencyError(
-            f"GGUF files are read with the gguf package, which cannot be imported; got: {failure}. Run `pip install "
-            "accel-bigmodel[gguf]`."
+            f"GGUF files are read with the gguf package, which cannot be imported; got: {failure}. Run `pip "
+            "install gguf`."
         ) from failure
 
 

@@ -95,6 +95,8 @@ class ModelAverage:
             StateError: It is applied already, or the model has other parameters than when it was made.
 
         Examples:
+            >>> model, optimizer = accelerator.prepare(model, optimizer)
+            >>> ema = accelerator.ema(model)
             >>> with ema.applied():
             ...     accelerator.save_model(model, "averaged")
         """

@@ -86,7 +86,7 @@ def test_hostile_file(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bomb", [MAP_BOMB, MERGE_BOMB, "[" * 200_000])
+@pytest.mark.parametrize("bomb", [MAP_BOMB, MERGE_BOMB, "[" * 200_000], ids=["maps", "merges", "nested"])
 def test_bomb_takes_little_time_and_memory(tmp_path: Path, variables: dict[str, str], bomb: str) -> None:
     """A bomb ends within a minute of processor time and a GiB of addresses; it would need years and terabytes."""
     (tmp_path / "bomb.yaml").write_text(bomb)

@@ -69,7 +69,7 @@ def test_a_hangup_does_not_end_what_nohup_started(accel, script, printed, ranks:
     name = script(
         "import os, signal, time\ntime.sleep(0.5)\n"
         "if os.environ.get('RANK', '0') == '0':\n    os.kill(os.getppid(), signal.SIGHUP)\n"
-        "time.sleep(1)\nprint('done')\n"
+        "time.sleep(1)\nos.write(1, b'done\\n')\n"  # at once: unbuffered lines of two ranks mix
     )
     before = signal.getsignal(signal.SIGHUP)
     try:

@@ -1,5 +1,6 @@
 """A real SLURM with two nodes: runs that are submitted, preempted, cut off from a node, interrupted."""
 
+import functools
 import math
 import re
 import signal
@@ -86,7 +87,9 @@ class Login:
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start a program with its outputs together."""
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(self.cluster.words("login", *words), **pipes, **self._settings)
+        # What runs in the background ignores SIGINT, and so would all that it starts.
+        restore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(self.cluster.words("login", *words), preexec_fn=restore, **pipes, **self._settings)
 
     def run(self, *words: str, quiet: float = 30) -> tuple[int, str]:
         """Run a program, and return its status and outputs."""

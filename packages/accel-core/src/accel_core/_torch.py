@@ -87,7 +87,7 @@ def connect_again(store: Any) -> tuple[Any, Any] | None:
         return store, store.clone()
     # Until torch 2.8 the prefixes of a store cannot be read, so ranks agree on one of their own.
     if isinstance(base, TCPStore):
-        again: Any = TCPStore(base.host, base.port, None, False, store.timeout, False)
+        again: TCPStore | FileStore = TCPStore(base.host, base.port, None, False, store.timeout, False)
     elif isinstance(base, FileStore):
         again = FileStore(base.path)  # type: ignore[attr-defined]
     else:

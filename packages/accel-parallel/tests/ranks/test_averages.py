@@ -185,7 +185,7 @@ class Training:
         assert not different, (self.kind, different)
 
 
-@requires("torch:2.8")
+@requires("torch:2.13")
 @world(2, quiet=30)
 def test_averages_are_those_of_whole_weights() -> None:
     """In copies, shards, splits and stages the average equals torch's of the whole weights; an update sends nothing."""
@@ -235,7 +235,7 @@ def resumed(place: Path, kind: str) -> None:
         torch.save(training.expected, place / "expected.pt")
 
 
-@requires("torch:2.8")
+@requires("torch:2.13")
 @pytest.mark.parametrize(
     ("first", "then"),
     [

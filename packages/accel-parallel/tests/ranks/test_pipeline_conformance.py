@@ -13,10 +13,12 @@ from torch import nn
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import world
+from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import CASES, StrategyConformance
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.strategy import PipelineStrategy
+
+pytestmark = requires("torch:2.13")  # pipelines
 
 PARTS = 2
 

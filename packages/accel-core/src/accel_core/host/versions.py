@@ -56,6 +56,7 @@ TORCH_FEATURES = {
     "pipeline_of_sequential": TorchFeature(
         "A pipeline of a model with an nn.Sequential", "2.10", "give the model attributes in place of it"
     ),
+    "pipelines": TorchFeature("Training in a pipeline of ranks", "2.13", "use FSDP, or Megatron-LM for its own models"),
     "training_plan": TorchFeature("`accel plan --train` for several ranks", "2.13", "plan the layout 'single'"),
 }
 """What not every torch from 2.6 on has, each asked for where it is needed; docs/installation.md shows them."""

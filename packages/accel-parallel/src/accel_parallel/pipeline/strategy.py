@@ -14,6 +14,7 @@ from accel_core._torch import has_gradient_hooks
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.comm.control import Channel
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.host.versions import require_torch
 from accel_core.mesh.tensor import whole
 from accel_core.modules.unwrap import canonical_name
 from accel_core.optim.optimizer import Stepper
@@ -45,6 +46,7 @@ class PipelineStrategy(MeshStrategy):
     """Whether blocks are sharded besides."""
 
     def __init__(self, parts: Parts) -> None:
+        require_torch("pipelines")
         given = [plugin for plugin in parts.plugins if isinstance(plugin, PipelineKwargs)]
         self.settings = given[0] if given else PipelineKwargs()
         self._pipelines: MutableMapping[torch.nn.Module, Pipeline] = WeakIdKeyDictionary()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
-from accel_core.errors import PreparationError
+from accel_core.errors import PreparationError, TorchVersionError
+from accel_core.host.versions import TORCH_FEATURES, TorchFeature
+from accel_core.strategies.parts import Parts
+from accel_core.testing import requires
 from accel_parallel.pipeline.flow import Flow, stage_in, trace
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.stages import lay_out
+from accel_parallel.pipeline.strategy import PipelineStrategy
 from accel_parallel.sharding.wrapping import repeated_blocks
+
+pytestmark = requires("torch:2.13")  # pipelines
 
 CPU = torch.device("cpu")
 
@@ -225,3 +231,11 @@ def test_a_cut_that_is_not_possible_is_refused_by_name(model: nn.Module, setting
     """The message names what is in the way."""
     with pytest.raises(PreparationError, match=words):
         lay_out(model, settings, 2)
+
+
+def test_an_older_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pipelines stand on differs between versions of torch, down to a crash; before anything is made."""
+    late = TorchFeature("Training in a pipeline of ranks", "99", "use FSDP")
+    monkeypatch.setitem(TORCH_FEATURES, "pipelines", late)
+    with pytest.raises(TorchVersionError, match=r"pipeline of ranks.*99"):
+        PipelineStrategy(cast(Parts, None))

@@ -299,6 +299,7 @@ def test_a_plain_checkpoint_is_loaded_into_parts(tmp_path: Path) -> None:
     assert_equal(everything(other), before)
 
 
+@requires("accel_deepspeed")  # which says so of its folder, and is asked for where it is missing
 @world(2)
 def test_what_no_format_recognizes_is_refused_by_name(tmp_path: Path) -> None:
     """A folder as an engine of Accelerate writes it, while no strategy here reads such: what is there is listed."""

@@ -588,7 +588,8 @@ def test_packed_experts_come_through_a_cache(tmp_path, name):
     """Bit for bit as in memory, packed in the cache, and each is read once while there is room."""
     torch.manual_seed(0)
     save_file(Mixture().state_dict(), tmp_path / "model.safetensors")
-    options = {"8bit": {"load_in_8bit": True}, "4bit": {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp32"}}[name]
+    four = {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp32", "bnb_4bit_quant_type": "nf4"}
+    options = {"8bit": {"load_in_8bit": True}, "4bit": four}[name]
     config = BnbQuantizationConfig(torch_dtype=torch.float32, skip_modules=["routers"], **options)
 
     def load(places, **arguments):

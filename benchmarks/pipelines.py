@@ -4,10 +4,10 @@
 
 Steps: a Llama of transformers, not modified, and two stages of the same layers written by hand as modules, both under
 1F1B with as many micro-batches; steps (forward, backward, optimizer) take turns, and the median of paired ratios is
-shown. Memory: the most that tensors of a step have at a time, on the rank where that is worse, beside what has to be
-there: weights and gradients of the stage by hand, what it keeps of each micro-batch in flight but one, and the peak of
-that one. Idle time: the order in which torch's schedules compute, on a clock on which a forward pass and each half of a
-backward pass take one; theory is (N - 1)(F + B) on N ranks, and (N - 1)F, with which the last rank waits for its first
+shown. Memory: the most that tensors of a step have at a time, on the rank where that is worse, compared with what has
+to be there: weights and gradients of the stage by hand, what it keeps of each micro-batch in flight but one, and the
+peak of that one. Idle time: the order in which torch's schedules compute, on a clock on which a forward pass and each
+half of a backward pass take one; theory is (N - 1)(F + B) on N ranks, and (N - 1)F, with which the last rank waits for its first
 micro-batch, where schedules compute gradients of weights apart.
 """
 
@@ -170,7 +170,7 @@ def memory():
     part = ids[: ROWS_OF_BATCH // PARTS]
     given = torch.randn(*part.shape, 256, requires_grad=True) if rank else part
     with Watch(stage) as hand:
-        for _ in range(2):  # the second beside the gradients of the first
+        for _ in range(2):  # the second while the gradients of the first are there
             before, hand.most = hand.now(), 0
             made = stage(given)
             if rank:

@@ -216,12 +216,14 @@ def dispatch_model(
     Raises:
         DeviceMapError: When the map misses a tensor, or an offloaded block is larger than the device it comes to.
         DeviceUnavailableError: When the map names a device that is not here.
-        ConfigurationError: When tensors of parts that stay on a device are empty, or `expert_cache` does not fit.
+        ConfigurationError: When tensors of parts that stay on a device are empty, `expert_cache` does not fit, or pages
+            are to go that nothing releases (`keep_pages=False` with `prefetch=False`).
         OffloadError: When weights have to be written and no `offload_dir` is given, or it holds another model's.
 
     Examples:
         >>> model = dispatch_model(Net(), {"": "cpu"})
     """
+    _check_pages(prefetch, keep_pages)
     placement = Placement.of(model, device_map, main_device)
     cached = _CachedExperts.of(placement, expert_cache, expert_lookahead)
     placement.check_blocks_fit(preload_module_classes, alone=cached.names)
@@ -231,6 +233,15 @@ def dispatch_model(
     _check_values(placement, kept or {})
     weights = _Weights(kept, offload_dir, offload_index, offload_buffers)
     return _dispatch(placement, weights, skip_keys, preload_module_classes, force_hooks, (prefetch, keep_pages), cached)
+
+
+def _check_pages(prefetch: Prefetch, keep_pages: bool | None) -> None:
+    """Refuse to release pages where nothing does."""
+    if prefetch is False and keep_pages is False:
+        raise ConfigurationError(
+            "Prefetching is what releases the pages of a block that ran; got keep_pages=False and prefetch=False. "
+            "Leave one of them out."
+        )
 
 
 @record(frozen=True)
@@ -485,7 +496,7 @@ def load_checkpoint_and_dispatch(
         The model.
 
     Raises:
-        ConfigurationError: When `expert_cache` does not fit the model or its device.
+        ConfigurationError: When `expert_cache` does not fit the model or its device, or pages are to go that nothing releases.
         CheckpointError: When the checkpoint is missing, damaged, unsafe, or does not fit; the model is as it was.
         DeviceMapError: When the map is unknown, misses a tensor, or memory does not suffice.
         DeviceUnavailableError: When the map names a device that is not here.
@@ -494,6 +505,7 @@ def load_checkpoint_and_dispatch(
     Examples:
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
+    _check_pages(prefetch, keep_pages)
     options = LoadOptions(
         offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None,
         dequantize=dequantize,

@@ -326,7 +326,7 @@ class Raising:
 def test_an_error_inside_one_stage_ends_the_step_on_all_ranks() -> None:
     """In any pass and in the loss: no rank waits, no weight changes, and the next step runs."""
     batch = data(1)[0]
-    for schedule in ("gpipe", "1f1b", "interleaved_1f1b", "zbv_zero_bubble"):
+    for schedule in SCHEDULES:
         _, _, run, model = piped(net(), data(1), schedule=schedule, loss_fn=squares, microbatches=4)
         before = run.get_state_dict(model)
         first = model.blocks[0].layer  # on rank 0; the second block of the last rank's first stage is on rank 1

@@ -298,7 +298,7 @@ class ExpertCache:
                 del self._ahead[name, number]
 
     def _send_ahead(self, guess: Guess, busy: Collection[Key]) -> None:
-        """Begin to read experts that were guessed, as far as there is room beside those that are needed now."""
+        """Begin to read experts that were guessed, as far as those that are needed now leave room."""
         if guess is None:
             return
         source, numbers = guess

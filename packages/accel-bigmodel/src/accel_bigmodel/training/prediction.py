@@ -107,7 +107,7 @@ def predict(
 def _traced(model: nn.Module) -> Iterator[None]:
     """Refuse a model whose pass needs values, by name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch says of a model is said where it trains
+        warnings.simplefilter("ignore")  # whoever trains the model sees them then
         try:
             yield
         except AccelError:

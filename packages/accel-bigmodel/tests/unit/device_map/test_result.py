@@ -159,7 +159,7 @@ def mixture(choices: int | None = 2) -> nn.Module:
 
 
 def test_a_plan_with_a_cache_places_dense_parts_and_says_what_a_token_costs() -> None:
-    """Dense parts stay beside the cache, every byte is accounted for, experts are on the disk, JSON keeps it all."""
+    """Dense parts and the cache share a device, every byte is accounted for, experts are on the disk, JSON keeps it."""
     plan = plan_device_map(mixture(), {0: 2000, "cpu": 5000}, expert_cache=1200, headroom=100)
     assert plan.device_map == {
         f"{number}.{name}": place for number in range(3) for name, place in (("router", 0), ("experts", "disk"))

@@ -16,7 +16,7 @@ from torch import nn
 
 from accel_bigmodel import align_module_device, load_checkpoint_and_dispatch
 from accel_bigmodel.offload.prefetch import MapTransport
-from accel_core.errors import OffloadError
+from accel_core.errors import ConfigurationError, OffloadError
 from accel_core.testing.requires import requires
 
 pytestmark = requires("platform:linux")
@@ -60,6 +60,15 @@ def test_pages_stay_unless_they_shall_go(file: Path, keep: bool | None, least: i
         first, again = model(torch.ones(1, WIDTH)), model(torch.ones(1, WIDTH))
     assert torch.equal(first, again)
     assert least * ONE <= mapped(file) <= most * ONE + mmap.PAGESIZE
+
+
+def test_pages_that_nothing_would_release_are_refused_before_anything_changes(file: Path) -> None:
+    """Prefetching releases them; without it they would stay, whatever was asked."""
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
+    with pytest.raises(ConfigurationError, match="keep_pages=False and prefetch=False"):
+        load_checkpoint_and_dispatch(model, file, device_map={"": "cpu"}, keep_pages=False, prefetch=False)
+    assert all(each.is_meta for each in model.parameters())
 
 
 def test_pages_go_where_memory_has_no_room_for_all() -> None:

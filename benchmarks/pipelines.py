@@ -7,8 +7,8 @@ Steps: a Llama of transformers, not modified, and two stages of the same layers 
 shown. Memory: the most that tensors of a step have at a time, on the rank where that is worse, compared with what has
 to be there: weights and gradients of the stage by hand, what it keeps of each micro-batch in flight but one, and the
 peak of that one. Idle time: the order in which torch's schedules compute, on a clock on which a forward pass and each
-half of a backward pass take one; theory is (N - 1)(F + B) on N ranks, and (N - 1)F, with which the last rank waits for its first
-micro-batch, where schedules compute gradients of weights apart.
+half of a backward pass take one; theory is (N - 1)(F + B) on N ranks, and (N - 1)F, with which the last rank waits for
+its first micro-batch, where schedules compute gradients of weights apart.
 """
 
 from __future__ import annotations

@@ -496,7 +496,8 @@ def load_checkpoint_and_dispatch(
         The model.
 
     Raises:
-        ConfigurationError: When `expert_cache` does not fit the model or its device, or pages are to go that nothing releases.
+        ConfigurationError: When `expert_cache` does not fit the model or its device, or pages are to go that nothing
+            releases (`keep_pages=False` with `prefetch=False`).
         CheckpointError: When the checkpoint is missing, damaged, unsafe, or does not fit; the model is as it was.
         DeviceMapError: When the map is unknown, misses a tensor, or memory does not suffice.
         DeviceUnavailableError: When the map names a device that is not here.

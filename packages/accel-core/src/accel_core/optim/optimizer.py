@@ -221,10 +221,16 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         heartbeat.beat()
         if not self.gradient_state.sync_gradients:
             return None
+        if self.averages:
+            return self._step_and_average(closure)
+        return None if self._updates_in_backward else self._step(closure)
+
+    def _step_and_average(self, closure: Callable[[], Any] | None) -> object:
+        """Step, and let averages follow a step that was really made."""
         for average in self.averages:
             average.refuse_applied("optimizer.step()")
         result = None if self._updates_in_backward else self._step(closure)
-        if self.averages and not self.step_was_skipped and not self._found_inf:
+        if not self.step_was_skipped and not self._found_inf:
             for average in self.averages:
                 average.update(self.optimizer)
         return result

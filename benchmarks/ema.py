@@ -58,9 +58,7 @@ def measure() -> None:
         own, fused = (medians[name] * 1e3 for name in ("update", "lerp"))
         ratio = f"{own / fused:.3f} | {own:.2f} | {fused:.2f}"
         print("| two gloo ranks | ratio | accel, ms | fused lerp, ms | target |\n|---|---|---|---|---|")
-        print(
-            f"| CPU time of an update ÷ of one fused lerp | {update / fused:.3f} | {update:.2f} | {fused:.2f} | ≤ 1.1 |"
-        )
+        print(f"| CPU time of an update ÷ of one fused lerp | {ratio} | ≤ 1.1 |")
         print(f"| collectives of an update | {comm.get_total_counts()} | | | 0 |")
         print(f"| bytes of the average ÷ of the shards | {held:.3f} | | | 1 |")
     accelerator.end_training()

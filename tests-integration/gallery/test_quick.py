@@ -17,7 +17,7 @@ import torch
 
 from accel_core.process import world as worlds
 from accel_core.testing import world
-from accel_core.testing.world import run
+from accel_core.testing.world import RankFailure, run
 
 GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
 TINY: dict[str, tuple[dict[str, int], str]] = {
@@ -62,10 +62,10 @@ def curve(place: Path) -> None:
         stack.enter_context(patch.object(sys, "argv", ["language_model", "--folder", str(place)]))
         script.main()
     accelerator, _, _, rows, curves = drawn.call_args.args
-    accelerator.end_training()
-    if worlds.ensure().rank == 0:
+    if accelerator.is_main_process:
         found = [*curves["training loss"], float(rows["bits per character"].split()[0])]
         (place / "curve.json").write_text(json.dumps(found))
+    accelerator.end_training()
 
 
 @pytest.mark.full("a whole training")
@@ -77,7 +77,9 @@ def test_a_pipeline_has_the_curve_of_one_process(tmp_path: Path) -> None:
     for ranks, environment in ((1, cpu), (2, cpu | stages)):
         place = tmp_path / str(ranks)
         place.mkdir()
-        assert run(curve, ranks, (place,), quiet=60, environment=environment) is None
+        failure = run(curve, ranks, (place,), quiet=60, environment=environment)
+        if failure is not None:
+            raise RankFailure(failure)
         found.append(json.loads((place / "curve.json").read_text()))
     one, piped = found
     assert len(one) == 3

@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 import nox
 import nox.project
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parent.resolve()
 WORKSHOP = ROOT / ".nox"
@@ -560,7 +561,8 @@ def floor(session: nox.Session) -> None:
     session.log(f"the lowest declared Python that is found here: {python}")
     for package in packages:
         texts = [*package.third_party, *package.extras.get("bitsandbytes", ())]
-        lowest = [lowest_version(text) for text in texts]
+        pins = sorted(map(lowest_version, texts), key=lambda pin: Version(pin.partition("==")[2] or "0"))
+        lowest = [*{Requirement(pin).name: pin for pin in pins}.values()]  # of two lower bounds, the higher one
         name = f"floor-{package.name}"
         environment = Environment(session, name, python, lowest_torch())
         environment.provide(lowest + package.groups.get("test", []), package.siblings, wheels=True)

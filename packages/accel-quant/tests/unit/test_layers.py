@@ -163,6 +163,7 @@ class Odd(nn.Module):
         return self.spelled(self.doubled(self.normed(self.encoder(rows))))
 
 
+@pytest.mark.filterwarnings("ignore:MatMul8bitLt")
 @pytest.mark.parametrize("config", [EIGHT, FOUR], ids=["int8", "nf4"])
 def test_layers_that_compute_something_else_stay(config, caplog):
     """What is packed computes as before; what torch or a subclass does otherwise with a weight is left and named."""

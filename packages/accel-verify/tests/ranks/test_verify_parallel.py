@@ -21,6 +21,7 @@ from accel_verify.ranks import RanksEnded
 HERE = Path(__file__).parent
 VERIFIED = HERE / "verified.py"
 NOISY_FAULT = "noisy_and_missing_reduction"
+SHARDED = pytest.param("fsdp2", marks=requires("engine:fsdp"))
 
 
 def _record(folder: str, steps: int, parts: int, counts: bool, target: str) -> None:
@@ -58,7 +59,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     return recorded(tmp_path_factory.mktemp("one") / "process", f"{VERIFIED}:sound")
 
 
-@pytest.mark.parametrize("name", ["dp2", "fsdp2"])
+@pytest.mark.parametrize("name", ["dp2", SHARDED])
 def test_a_sound_script_is_equal_on_two_ranks(one: RecordedRun, name: str, tmp_path: Path) -> None:
     """With accumulation, clipping, a schedule, dropout and metrics of uneven data, nothing differs."""
     ranks = recorded(tmp_path / "ranks", f"{VERIFIED}:sound", requested_layout(name))
@@ -90,7 +91,7 @@ def test_a_planted_fault_is_found(
     assert message in first.text, str(first)
 
 
-@pytest.mark.parametrize("name", ["dp2", "fsdp2"])
+@pytest.mark.parametrize("name", ["dp2", SHARDED])
 def test_a_gradient_that_nobody_reduces_is_found(name: str, tmp_path: Path) -> None:
     """A layer that no engine knows is named in the first step, before the loss that it changes in the second."""
     alone = recorded(tmp_path / "one", f"{VERIFIED}:stray_head")
@@ -101,7 +102,7 @@ def test_a_gradient_that_nobody_reduces_is_found(name: str, tmp_path: Path) -> N
     assert first.certain
 
 
-@pytest.mark.parametrize("layout", ["dp2", "fsdp2"])
+@pytest.mark.parametrize("layout", ["dp2", SHARDED])
 @pytest.mark.parametrize("name", ["experts", "hooked", "factored", "whole"])
 def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_path: Path) -> None:
     """Experts that differ by rank and optimizers that see whole matrices train as on one process.
@@ -169,6 +170,7 @@ def one_by_parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Re
     return functools.cache(lambda parts: recorded(folder / str(parts), f"{VERIFIED}:split", parts=parts))
 
 
+@requires("engine:fsdp")
 @pytest.mark.parametrize("name", ["tp2", "cp2", "hsdp2x2", pytest.param("fsdp2xtp2", marks=requires("torch:2.10"))])
 def test_a_mesh_is_equal_to_one_process(one_by_parts: Callable[[int], RecordedRun], name: str, tmp_path: Path) -> None:
     """Whatever the ranks share, losses over tokens, gradients, the norm over the mesh and updates are the same."""
@@ -200,6 +202,7 @@ def test_a_rate_that_is_scaled_by_the_number_of_processes(one: RecordedRun, tmp_
     assert compare(recorded(tmp_path / "many", f"{VERIFIED}:scaled", counts=True), ranks) == []
 
 
+@requires("engine:fsdp")
 def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     """A model that cannot be split is refused on every rank, with the strategy's own words."""
     with pytest.raises(AssertionError, match="plan"):

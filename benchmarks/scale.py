@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,8 @@ def group_that_answers(size: int, store: Any) -> Any:
     import torch
     import torch.distributed as dist
 
+    from accel_core.comm.transport import Transport
+
     class Fake(dist.ProcessGroup):
         """A process group of one process."""
 
@@ -116,6 +118,7 @@ def group_that_answers(size: int, store: Any) -> Any:
             super().__init__(0, size)
             self.messages = self.received = self.reduced = 0
             self.seconds = 0.0
+            self.theirs = b""
 
         def done(self, result: Any, received: int) -> Any:
             self.messages += 1
@@ -126,6 +129,8 @@ def group_that_answers(size: int, store: Any) -> Any:
 
         def allreduce(self, tensors: Any, options: Any = None) -> Any:
             self.reduced += 1
+            if self.theirs and tensors[0].dtype == torch.int64:
+                tensors[0][:, -1] += 1  # of the digest of what ranks bring, which is another one on the others
             return self.done(tensors, _bytes_of(tensors))
 
         def allreduce_coalesced(self, tensors: Any, options: Any = None) -> Any:
@@ -149,7 +154,7 @@ def group_that_answers(size: int, store: Any) -> Any:
             begun = time.perf_counter()
             rows = output.view(size, -1)
             rows[:] = sent.view(1, -1)
-            answer_as_others(rows)
+            answer_as_others(rows, self.theirs)
             self.seconds += time.perf_counter() - begun
             return self.done(output, output.nbytes)
 
@@ -164,32 +169,49 @@ def group_that_answers(size: int, store: Any) -> Any:
 
         pg_name = group_name
 
-    made = Fake()
+    made, exchange = Fake(), Transport.exchange_bytes
+
+    def exchange_bytes(self: Any, content: bytes | memoryview, message: Any) -> Iterator[Any]:
+        made.theirs = others_bring(content)
+        yield from exchange(self, content, message)
+        made.theirs = b""
+
+    Transport.exchange_bytes = exchange_bytes  # type: ignore[method-assign]
     dist.Backend.register_backend("answering", lambda *_: made, devices=["cpu"])
     dist.init_process_group("answering", store=store, rank=0, world_size=size)
     return made
 
 
-def answer_as_others(rows: Any) -> None:
-    """Put into the frames of the other ranks what they write in a save: their own file, and none of what is shared."""
-    import torch
+def others_bring(content: bytes | memoryview) -> bytes:
+    """Return what the other ranks bring where this one brings the files of a save: their own, and none that is shared.
 
+    Empty where they bring the same as this rank.
+    """
     from accel_core.checkpoint.manifest import Entry
-    from accel_core.comm import transport
 
-    header = transport._HEADER
-    if rows.shape[1] <= header.size:
-        return
-    first = bytes(transport.memory_of(rows[0]))
-    length = header.unpack_from(first)[-1]
-    content = first[header.size : header.size + length]
-    if len(content) < length or Entry.__name__.encode() not in content:
-        return
+    if Entry.__name__.encode() not in bytes(content):
+        return b""
     keeper, entries, _ = pickle.loads(content)
     if not isinstance(entries, list):  # said in another exchange of the save
+        return b""
+    return pickle.dumps((keeper, [entry for entry in entries if "random" in entry.name], {}))
+
+
+def answer_as_others(rows: Any, theirs: bytes) -> None:
+    """Put into the rows of the other ranks what they bring: into frames, lengths, or contents."""
+    import torch
+
+    from accel_core.comm import transport
+
+    if not theirs:
         return
-    own = pickle.dumps((keeper, [entry for entry in entries if "random" in entry.name], {}))
-    text = first[: header.size - 8] + struct.pack("<Q", len(own)) + own
+    if rows.dtype == torch.int64:
+        rows[1:] = len(theirs)
+        return
+    text = theirs
+    if len(rows) <= transport._FRAMES_UPTO:
+        header = bytes(transport.memory_of(rows[0, : transport._HEADER.size].contiguous()))
+        text = header[:-8] + struct.pack("<Q", len(theirs)) + theirs
     rows[1:, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 

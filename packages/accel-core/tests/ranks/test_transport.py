@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from accel_core.comm import collectives, control, objects, transport
-from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError
+from accel_core import Accelerator
+from accel_core.comm import collectives, control, objects, padding, transport
+from accel_core.errors import (
+    CheckpointError,
+    CollectiveError,
+    RankDisagreementError,
+    RemoteRankError,
+    UnsupportedTypeError,
+)
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
 from accel_core.testing import world
@@ -87,3 +94,64 @@ def test_after_the_group_was_left():
     process_world.environ.write("ACCELERATE_DEBUG_RDV_FILE", f"{folder}-again")
     assert collectives.gather(torch.tensor([ensure().rank])).tolist() == [0, 1]
     assert here.rank == ensure().rank
+
+
+def begun():
+    """Return how many collectives this rank began on the default group."""
+    return torch.distributed.group.WORLD._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+
+
+@pytest.mark.parametrize("device", ["host", "device"])
+@world(3)
+def test_many_ranks_agree_by_a_reduction(device):
+    """What is alike on all ranks is one small collective; what differs arrives whole, and errors name what they do."""
+    transport._FRAMES_UPTO = 1  # the process ends with the test
+    here = ensure()
+    opened = through_device_memory(here) if device == "device" else transport.open_transport(here)
+    channel, before = control.Channel(here, "look"), begun()
+    channel.wait()
+    assert channel.exchange({"the same": 1}) == [{"the same": 1}] * 3
+    assert channel.any(False) is False
+    control.agree(None, "save")
+    assert begun() == before + 4
+    assert opened._received.numel() < 100, "no frames of 4 KiB"
+    assert channel.any(here.rank == 2) is True
+    assert channel.broadcast("x" * 5_000 if here.rank == 1 else None, 1) == "x" * 5_000
+    assert channel.exchange(here.rank) == [0, 1, 2]
+    assert objects.gather_object([here.rank] * (here.rank + 1)) == [0, 1, 1, 2, 2, 2]
+    assert objects.gather_object(["y" * 12_000_000 * here.rank])[2] == "y" * 24_000_000, "one rank after the other"
+    assert collectives.gather({"a": torch.tensor([here.rank]), "b": torch.ones(2, 0)})["a"].tolist() == [0, 1, 2]
+    assert collectives.reduce(torch.tensor([1.0 + here.rank])).tolist() == [2.0]
+    assert collectives.broadcast(torch.tensor([here.rank]), 1).item() == 1
+    padded = padding.pad_across_processes(torch.ones(1 + here.rank))
+    assert padded.shape == (3,)
+    with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*int64\[1\].*\n.*int64\[1\].*\n.*int64\[2\]"):
+        collectives.gather(torch.ones(1 + here.rank // 2, dtype=torch.int64))
+    with pytest.raises(RankDisagreementError, match="different operations"):
+        collectives.gather(torch.ones(1)) if here.rank else channel.wait()
+    failure = OSError("disk full, " + "again " * here.rank) if here.rank else None
+    with pytest.raises(OSError if failure else RemoteRankError, match="disk full, again") as caught:
+        control.agree(failure, "save")
+    assert failure or "rank 2: OSError: disk full, again again" in str(caught.value)
+    with pytest.raises(UnsupportedTypeError if here.rank == 1 else RemoteRankError, match="tensor"):
+        collectives.gather("text" if here.rank == 1 else torch.ones(1))
+    control.agree(None, "save")
+
+
+@world(2)
+def test_a_checkpoint_of_many_ranks(tmp_path):
+    """A run that agrees by reductions saves, goes on as it was, and refuses a folder that one rank sees elsewhere."""
+    transport._FRAMES_UPTO = 1  # the process ends with the test
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.save_state(tmp_path / "saved")
+    kept = [weight.detach().clone() for weight in model.parameters()]
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    accelerator.load_state(tmp_path / "saved")
+    assert all(map(torch.equal, kept, model.parameters()))
+    with pytest.raises((RankDisagreementError, CheckpointError)):
+        accelerator.load_state(tmp_path / ("saved" if accelerator.is_main_process else "other"))
+    accelerator.wait_for_everyone()

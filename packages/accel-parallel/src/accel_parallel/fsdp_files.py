@@ -211,7 +211,7 @@ def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_
     doing = f"Writing {str(target)!r}"
     # On the same disk, so that putting it in place is one rename.
     # One name on all ranks: that of the first.
-    staging = commit.sibling_path(target, commit.STAGING, ranks.exchange(names.fresh_id())[0])
+    staging = commit.sibling_path(target, commit.STAGING, ranks.broadcast(names.fresh_id()))
     try:
         with ranks.together(doing) as exchange:
             if target.exists() and not target.is_dir():

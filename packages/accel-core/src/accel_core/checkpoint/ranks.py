@@ -37,8 +37,18 @@ class Ranks:
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value of each rank, by rank; every rank calls it."""
-        try:
+        with self._meeting():
             return self._channel.exchange(value)
+
+    def broadcast(self, value: _T) -> _T:
+        """Return the value of the main rank; every rank calls it."""
+        with self._meeting():
+            return self._channel.broadcast(value)
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        try:
+            yield
         except RankDisagreementError:
             raise
         except RemoteRankError as error:

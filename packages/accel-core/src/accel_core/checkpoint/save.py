@@ -179,7 +179,7 @@ class Transaction:
         """Recover what earlier saves left, and make the folder to write into; every rank calls it."""
         doing = f"Preparing the checkpoint {str(target)!r}"
         numbered = project.automatic_checkpoint_naming
-        identity, written_at = ranks.exchange((names.fresh_id(), time.time_ns()))[0]
+        identity, written_at = ranks.broadcast((names.fresh_id(), time.time_ns()))
         several_disks = world.local_size < world.size
         kept = common_saves(target, ranks, numbered) if several_disks else {}
         # What a crash left of other checkpoints on several disks is decided on all of them, not by one rank alone.

@@ -6,6 +6,9 @@ frame, holds a header (operation, a 128-bit digest of structure, shapes and dtyp
 it fits, the whole payload: most operations on small tensors are this one collective. What does not fit follows in a
 second collective, sent only after every rank has seen that all agree; the next frames are then larger.
 
+What a rank receives of all frames grows with the ranks. So more than `_FRAMES_UPTO` ranks open an operation with a
+reduction of their headers, of the same size for any number of ranks, and see each other's only where they differ.
+
 Everything that ranks do together on a process group goes through its one transport, barriers and the collectives that
 others make (`control.in_step`) included. Only then is a frame sure to meet a frame, and two ranks that are in
 different operations learn it from the first bytes.
@@ -17,6 +20,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import re
 import struct
@@ -84,10 +88,17 @@ _FINE, _FAILED = 0, 1
 _DESCRIBE = "describe"
 _NO_DIGEST = bytes(16)
 _SMALLEST_FRAME, _FIRST_FRAME, _ALL_FRAMES = 4 * 1024, 32 * 1024, 512 * 1024
+_FRAMES_UPTO = 64
+"""Number of ranks up to which all frames are gathered, as one collective then does where a reduction needs another."""
+_WORDS = struct.Struct("<6Iq4I")
+"""A header, and a digest of the payload, as the whole numbers that a reduction compares."""
+_AGREED_WORDS = 6
 _MEMORY = 8
 """Number of past operations that a frame is made large enough for."""
 _GATHERED_AT_ONCE = 32 * 2**20
 """Bytes up to which the contents of all ranks, each padded to the longest, travel together; above, one by one."""
+_SHORT = 1024
+"""Bytes of a rank that travel together with those of any number of ranks, which one by one would take very long."""
 _DIGITS = re.compile(r"\d+")
 _PATIENCE = timedelta(seconds=5)
 """How long ranks wait in a frame before the first two of them ask where the others are."""
@@ -110,6 +121,20 @@ class Message(NamedTuple):
     nbytes: int = 0  # length of the payload in bytes; it may differ between ranks
     # Makes, when ranks disagree, this rank's view: what each part is, by its path.
     describe: Callable[[], dict[str, PartView]] = dict
+
+
+class _Met(NamedTuple):
+    """What is known once all ranks were met.
+
+    Attributes:
+        headers: Each rank's, by rank; none where a reduction showed that what has to be equal is.
+        longest: Bytes of the longest payload.
+        alike: Whether every rank is known to bring the same payload.
+    """
+
+    headers: list[memoryview]
+    longest: int
+    alike: bool
 
 
 class Place:
@@ -192,7 +217,8 @@ class Transport:
         self._turn = threading.Lock()
         self._holder = 0
         self._current: Participation | None = None
-        self._largest = largest_frame(world.size)
+        self.reduces = world.size > _FRAMES_UPTO
+        self._largest = _HEADER.size if self.reduces else largest_frame(world.size)
         self._needs: deque[int] = deque(maxlen=_MEMORY)
         self._wanted = min(_FIRST_FRAME, self._largest)
         self._allocate(self._wanted)
@@ -243,22 +269,24 @@ class Transport:
         """Return a part of every rank's payload, valid until the next frame."""
         return self._rows[:, _HEADER.size + start : _HEADER.size + stop]
 
-    def exchange(self, message: Message) -> list[int]:
+    def exchange(self, message: Message) -> None:
         """Send the frame, whose payload is in place, and check that all ranks sent the same description.
 
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest; every rank names every rank's view.
             RemoteRankError: Another rank failed before it could take part, or is gone.
         """
+        self._exchange(message)
+
+    def _exchange(self, message: Message, content: bytes | memoryview = b"") -> _Met:
         operation = self._operation()
-        headers = self._meet(operation, _FINE, message.digest, message.nbytes)
+        met = self._meet(operation, _FINE, message.digest, message.nbytes, content)
+        self._remember(met.longest)
         mine = self._outgoing[:_AGREED]
-        lengths = [_HEADER.unpack(header)[3] for header in headers]
-        self._remember(max(lengths))
-        for header in headers:
+        for header in met.headers:
             if header[:_AGREED] != mine:
-                self._refuse(operation, message, [_HEADER.unpack(header) for header in headers])
-        return lengths
+                self._refuse(operation, message, [_HEADER.unpack(header) for header in met.headers])
+        return met
 
     def exchange_bytes(self, content: bytes | memoryview, message: Message) -> Iterator[bytes | memoryview]:
         """Send bytes of any length and yield every rank's, one after the other.
@@ -268,27 +296,38 @@ class Transport:
         """
         if len(content) <= self.capacity:
             self._write(content)
-        lengths = self.exchange(message)
-        longest = max(lengths)
-        if longest <= self.capacity:
+        met = self._exchange(message, content)
+        if met.alike:
+            yield from itertools.repeat(content, self.world.size)
+            return
+        lengths = [_length(header) for header in met.headers] or self._all_lengths(len(content))
+        if met.longest <= self.capacity:
             # All are read before the first is given out: whoever gets it may begin the next operation.
             yield from [self._read(rank, length) for rank, length in enumerate(lengths)]
-        elif longest * self.world.size <= _GATHERED_AT_ONCE:
-            send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
-            memory_of(send)[: len(content)] = content
-            received = memory_of(self.all_gather(send.to(self.device)).cpu())
-            for rank, length in enumerate(lengths):
-                yield received[rank * longest : rank * longest + length]
+        elif met.longest <= max(_GATHERED_AT_ONCE // self.world.size, _SHORT):
+            yield from self._padded(content, lengths)
         else:
             # One rank after the other, each with its own length: no rank ever holds the bytes of two others.
             for rank, length in enumerate(lengths):
                 yield self._broadcast_bytes(content, length, rank)
 
+    def _all_lengths(self, mine: int) -> list[int]:
+        lengths: list[int] = self.all_gather(torch.tensor([mine], device=self.device)).tolist()
+        return lengths
+
+    def _padded(self, content: bytes | memoryview, lengths: list[int]) -> Iterator[memoryview]:
+        longest = max(lengths)
+        send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+        memory_of(send)[: len(content)] = content
+        received = memory_of(self.all_gather(send.to(self.device)).cpu())
+        for rank, length in enumerate(lengths):
+            yield received[rank * longest : rank * longest + length]
+
     def broadcast_bytes(self, content: bytes | memoryview, message: Message, source: int) -> bytes | memoryview:
-        """Give every rank the bytes of one rank; raises what `exchange` does."""
+        """Give every rank the bytes of one rank, while the others bring none; raises what `exchange` does."""
         if self.world.rank == source and len(content) <= self.capacity:
             self._write(content)
-        length = self.exchange(message)[source]
+        length = self._exchange(message).longest
         return self._read(source, length) if length <= self.capacity else self._broadcast_bytes(content, length, source)
 
     def _broadcast_bytes(self, content: bytes | memoryview, length: int, source: int) -> bytes | memoryview:
@@ -311,12 +350,15 @@ class Transport:
             RemoteRankError: A rank is gone.
         """
         operation = self._operation()
-        content = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()[: self.capacity]
-        self._write(content)
+        room = _SMALLEST_FRAME if self.reduces else self.capacity
+        content = b"" if failure is None else f"{type(failure).__name__}: {failure}".encode()[:room]
+        if len(content) <= self.capacity:
+            self._write(content)
         state = _FINE if failure is None else _FAILED
-        headers = [_HEADER.unpack(header) for header in self._meet(operation, state, _NO_DIGEST, len(content))]
-        self._remember(max(header[3] for header in headers))
-        failures = self._failures(headers)
+        met = self._meet(operation, state, _NO_DIGEST, len(content))
+        self._remember(met.longest)
+        headers = [_HEADER.unpack(header) for header in met.headers]
+        failures = self._failures(headers, content)
         if not failures and any(header[0] != _code(operation) for header in headers):
             self._disagree(operation, Message())
         return failures
@@ -361,8 +403,8 @@ class Transport:
         current.is_met = True
         return current.operation
 
-    def _meet(self, operation: str, state: int, digest: bytes, nbytes: int) -> list[memoryview]:
-        """Send the frame and return every rank's header."""
+    def _meet(self, operation: str, state: int, digest: bytes, nbytes: int, content: bytes | memoryview = b"") -> _Met:
+        """Send the frame, or what a reduction takes in its place."""
         if self._place is not None:
             self._place.advance()
         if self._desync_check is not None:
@@ -370,6 +412,9 @@ class Transport:
         _HEADER.pack_into(self._outgoing, 0, _code(operation), state, digest, nbytes)
         if not self.on_host:
             self._send[: _HEADER.size].copy_(self._header[: _HEADER.size])
+        met = self._reduce_headers(operation, content) if self.reduces else None
+        if met is not None:
+            return met
         try:
             # Equal sizes on all ranks, always: gloo ends the process, or returns garbage, where they differ.
             # The group's own method: what torch.distributed wraps around it, to log and to time it, costs 0.1 ms.
@@ -379,9 +424,26 @@ class Transport:
         except RuntimeError as failure:
             self._lose(operation, failure)
         if self.on_host:
-            return [self._incoming[at : at + _HEADER.size] for at in self._starts]
-        table = memory_of(self._rows[:, : _HEADER.size].cpu().contiguous())
-        return [table[at : at + _HEADER.size] for at in range(0, len(table), _HEADER.size)]
+            headers = [self._incoming[at : at + _HEADER.size] for at in self._starts]
+        else:
+            table = memory_of(self._rows[:, : _HEADER.size].cpu().contiguous())
+            headers = [table[at : at + _HEADER.size] for at in range(0, len(table), _HEADER.size)]
+        return _Met(headers, max(map(_length, headers)), False)
+
+    def _reduce_headers(self, operation: str, content: bytes | memoryview) -> _Met | None:
+        """Return what one reduction shows; nothing where a rank failed, or brings what has to be equal and is not."""
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        words = torch.tensor(_WORDS.unpack(bytes(self._outgoing[: _HEADER.size]) + digest), device=self.device)
+        largest = torch.stack([words, -words])
+        try:
+            self._wait(self._group.allreduce([largest], dist.ReduceOp.MAX), operation)
+        except RuntimeError as failure:
+            self._lose(operation, failure)
+        above, below = largest.tolist()
+        equal = [high == -low for high, low in zip(above, below, strict=True)]
+        if not all(equal[:_AGREED_WORDS]) or above[1] == _FAILED:
+            return None
+        return _Met([], above[_AGREED_WORDS], all(equal))
 
     def _wait(self, work: Any, operation: str) -> None:
         """Wait for the others, and say so once it is known that some of them went on without this rank."""
@@ -408,13 +470,15 @@ class Transport:
             return bytes(self._incoming[start : start + length])
         return bytes(memory_of(self.rows(0, length)[rank].cpu()))
 
-    def _failures(self, headers: list[tuple[Any, ...]]) -> dict[int, str]:
-        return {
-            # `report` cuts a long message at the end of the frame, which may be inside a character.
-            rank: self._read(rank, length).decode(errors="replace")
-            for rank, (_, state, _, length) in enumerate(headers)
-            if state == _FAILED
-        }
+    def _failures(self, headers: list[tuple[Any, ...]], mine: bytes = b"") -> dict[int, str]:
+        lengths = [length if state == _FAILED else 0 for _, state, _, length in headers]
+        if not any(lengths):
+            return {}
+        texts = (
+            list(self._padded(mine, lengths)) if self.reduces else list(map(self._read, range(len(lengths)), lengths))
+        )
+        # `report` cuts a long message at the end of the frame, which may be inside a character.
+        return {rank: bytes(text).decode(errors="replace") for rank, text in enumerate(texts) if text}
 
     def _refuse(self, operation: str, message: Message, headers: list[tuple[Any, ...]]) -> NoReturn:
         failures = self._failures(headers)
@@ -507,6 +571,12 @@ class Participation:
         if other is not None and holder != threading.get_ident():
             other.contender = text
         return CollectiveError(text)
+
+
+def _length(header: memoryview) -> int:
+    """Return the bytes of payload that a header announces."""
+    length: int = _HEADER.unpack(header)[3]
+    return length
 
 
 def _thread_name() -> str:

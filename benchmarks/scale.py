@@ -1,6 +1,6 @@
 """What grows with the number of ranks and of files, with simulated ranks.
 
-    python benchmarks/scale.py [--ranks 8 64 512 4096] [--files 10 1000 100000] [--svg FILE]
+    python benchmarks/scale.py [--ranks 8 64 512 4096 100000] [--files 10 1000 100000] [--svg FILE]
 
 One process is rank 0 of many: a fake process group answers every collective at once, for each other rank with what this
 rank sent (in a save, with the entry of that rank's own file), and a store of this script's own holds the keys. Counted
@@ -35,7 +35,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1] / "docs" / "site"))
 import drawing
 
-RANKS, FILES = (8, 64, 512, 4096), (10, 100, 1000, 10_000, 100_000)
+RANKS, FILES = (8, 64, 512, 4096, 100_000), (10, 100, 1000, 10_000, 100_000)
 KIB, MIB = 2**10, 2**20
 STEPS = 20
 

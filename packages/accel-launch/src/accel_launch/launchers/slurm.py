@@ -7,19 +7,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
-from accel_launch.launchers.launcher import Launcher
+from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.settings.resolve import Settings
-from accel_launch.settings.table import BY_KEY
 from accel_launch.terminal import say
 
 __all__ = ["SlurmLauncher", "seconds_of"]
 
 _NOT_PASSED_ON = {"launcher", "slurm", "num_machines", "machine_rank", "dry_run", "json", "explain", "all"}
+"""Settings of this command line that the launchers inside the job do not get; variables travel by themselves."""
 _DECIDED = {
     "nodes": "--num-machines",
     "ntasks": "--num-machines: there is one launcher on each",
@@ -72,7 +71,7 @@ class SlurmLauncher(Launcher):
         words = ["srun", *(f"--{key}={value}" for key, value in options.items() if key.startswith("container"))]
         # The Python of this machine is not in a container.
         words += ["accel"] if len(words) > 1 else [sys.executable, "-m", "accel_launch"]
-        return [*words, "launch", *_flags(settings), str(settings.script), *settings.arguments]
+        return [*words, "launch", *flags_of(settings, _NOT_PASSED_ON), str(settings.script), *settings.arguments]
 
     def job(self, settings: Settings) -> str:
         """Return the batch script.
@@ -141,21 +140,6 @@ def _options(settings: Settings) -> dict[str, str]:
             )
         options[key] = value
     return options
-
-
-def _flags(settings: Settings) -> Iterator[str]:
-    """Yield the flags of this command line that launchers inside the job need; variables travel by themselves."""
-    for key, setting in BY_KEY.items():
-        found = settings.resolved[key]
-        if found.origin != "flag" or key in _NOT_PASSED_ON:
-            continue
-        if setting.kind == "switch":
-            yield from [found.where] * bool(found.value)
-            continue
-        values = found.value if setting.kind == "append" else [found.value]
-        for value in values:
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            yield f"{found.where}={text}"
 
 
 def seconds_of(time_limit: str) -> int | None:

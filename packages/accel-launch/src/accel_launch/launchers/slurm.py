@@ -15,7 +15,7 @@ from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import say
 
-__all__ = ["SlurmLauncher", "seconds_of"]
+__all__ = ["SlurmLauncher", "facts_of", "seconds_of"]
 
 _NOT_PASSED_ON = {"launcher", "slurm", "num_machines", "machine_rank", "dry_run", "json", "explain", "all"}
 """Settings of this command line that the launchers inside the job do not get; variables travel by themselves."""
@@ -168,7 +168,12 @@ def _check_time(lines: dict[str, str]) -> None:
         )
 
 
-def _facts(job: str) -> dict[str, str]:
+def facts_of(job: str) -> dict[str, str]:
+    """Return what SLURM says of a job, under scontrol's names.
+
+    Raises:
+        LaunchError: SLURM does not answer, or does not know the job.
+    """
     done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(
@@ -184,7 +189,7 @@ def _follow(job: str) -> int:
     with contextlib.ExitStack() as opened:
         log: BinaryIO | None = None
         while True:
-            facts = _facts(job)
+            facts = facts_of(job)
             state = facts["JobState"]
             news = _news(facts, state)
             if news and news != shown:

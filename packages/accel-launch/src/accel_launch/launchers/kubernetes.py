@@ -63,13 +63,10 @@ _SECRET = (
 """Names under which a secret is passed; `pad_token` and `max_tokens` are none."""
 
 _INTERRUPTED = [
-    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [75]}, "onPodConditions": []},
+    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [75]}},
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
 ]
-"""Pods whose ranks all saved and left with 75, and pods whose node was taken away, end the Job.
-
-Schemas before Kubernetes 1.29 want `onPodConditions` in every rule.
-"""
+"""Pods whose ranks all saved and left with 75, and pods whose node was taken away, end the Job."""
 _ACTION = "RestartJobSetAndIgnoreMaxRestarts"
 _RESUME = {"name": "resume", "action": _ACTION, "onJobFailureReasons": ["PodFailurePolicy"]}
 """The JobSet then starts it again as a whole."""
@@ -85,8 +82,8 @@ class KubernetesLauncher(Launcher):
     def claims(self, settings: Settings) -> bool:
         """Take a run for which Kubernetes was asked by name."""
         chosen = bool(settings["launcher"] == self.name)
-        unused = [f"--{key}" for key in ("image", "kubernetes") if settings[key] and not chosen]
-        if unused:
+        unused = [f"--{key}" for key in ("image", "kubernetes") if settings.resolved[key].origin == "flag"]
+        if unused and not chosen:
             raise ConfigurationError(f"{unused[0]} describes pods; got no --launcher kubernetes. Pass it as well.")
         return chosen
 

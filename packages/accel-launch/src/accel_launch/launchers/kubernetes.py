@@ -32,7 +32,6 @@ _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _PATH = r"/[^:\n]*"
 
-
 _OPTIONS = {
     "kind": ("JobSet|PyTorchJob", "JobSet or PyTorchJob"),
     "name": (_NAME, "at most 40 lower-case letters, digits and dashes, a letter first"),
@@ -151,7 +150,8 @@ def _options(settings: Settings) -> dict[str, Any]:
             raise ConfigurationError(f"--kubernetes has no option {key!r}. Give it one of {', '.join(_OPTIONS)}.")
         pattern, wanted = _OPTIONS[key]
         if not re.fullmatch(pattern, value, re.ASCII) or (key == "grace" and int(value) <= TERMINATION_GRACE_S):
-            raise ConfigurationError(f"--kubernetes {key} is not valid; got {value!r}. Give it {wanted}.")
+            shown = value.partition("=")[0] if key == "secret" else value  # it may have been given by its value
+            raise ConfigurationError(f"--kubernetes {key} is not valid; got {shown!r}. Give it {wanted}.")
         found[key] = [*found[key], value] if key in _REPEATED else value
     names = [pair.partition("=")[0] for pair in found["env"]]
     secrets = [name for name in names if re.search(f"{_SECRET}|token$", name.lower())]

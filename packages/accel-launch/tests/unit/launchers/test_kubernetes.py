@@ -159,7 +159,10 @@ def test_settings_of_this_machine_reach_the_pods(tmp_path: Path, monkeypatch: py
         (options("gpus=all"), "gpus is not valid; got 'all'"),
         (options("grace=30"), "grace is not valid; got '30'. Give it seconds to save in, more than 30"),
         (options("claim=runs:checkpoints"), "claim is not valid"),
-        (options("secret=HF_TOKEN=hf_abc"), "secret is not valid; got .*Give it a variable, as in secret=HF_TOKEN="),
+        (
+            options("secret=HF_TOKEN=hf_abc"),
+            "secret is not valid; got 'HF_TOKEN'. Give it a variable, as in secret=HF_TOKEN=",
+        ),
         (options("node=pool=a\nb"), "node is not valid"),
         (["--nnodes", "1:2"], "a fixed number of machines; got 1:2 from --nnodes"),
         (["--image", ""], "Pods need an image in which accel is installed; got none"),

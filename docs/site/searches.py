@@ -25,7 +25,7 @@ FIRST = {
     "guides/big-models": ("offload",),
     "guides/lora-fsdp": ("LoRA",),
     "guides/trackers": ("wandb", "tensorboard"),
-    "guides/clusters": ("SLURM",),
+    "guides/clusters": ("SLURM", "Kubernetes"),
     "guides/debugging": ("hang",),
     "guides/continuing": ("checkpoint",),
     "guides/saving": ("save model",),

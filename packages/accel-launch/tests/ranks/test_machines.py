@@ -2,17 +2,23 @@
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented there
 
+from accel_core.host.ports import get_free_port
 from accel_core.testing import limits
+from accel_core.testing.programs import ProgramAndRanks
 
 TRAIN = """
 import os, pathlib, time
@@ -123,6 +129,115 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
     assert lines[-1] == ["15", "1"]
     steps = [int(step) for step, _ in lines]
     assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise(steps))
+
+
+MEET = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+sys.stdout.write(f"sum {int(total)} {os.environ['MASTER_ADDR']}\\n")
+dist.destroy_process_group()
+"""
+
+
+@dataclass
+class Machines:
+    """Launchers that play the machines of one run, on this machine."""
+
+    folder: Path
+    variables: dict[str, str]
+    address: str = "127.0.0.1"
+    number: int = 2
+    timeout: int = 60
+    before: tuple[str, ...] = ()  # words that the command line begins with
+    port: int = field(default_factory=get_free_port)
+
+    def start(self, rank: int) -> "subprocess.Popen[str]":
+        """Start the launcher of one machine."""
+        (self.folder / "meet.py").write_text(MEET)
+        line = [*self.before, sys.executable, "-m", "accel_launch", "launch", "--cpu", "--nproc-per-node", "1"]
+        line += ["--num-machines", str(self.number), "--machine-rank", str(rank), "--main-process-ip", self.address]
+        line += ["--main-process-port", str(self.port), "--rdzv-conf", f"timeout={self.timeout}", "meet.py"]
+        started_by = subprocess.Popen if self.before else ProgramAndRanks
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process: subprocess.Popen[str] = started_by(line, cwd=self.folder, env=self.variables, text=True, **pipes)
+        return process
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Wait for a launcher, and return its status and what it wrote."""
+    output, errors = limits.communicate(process)
+    return process.returncode, output, errors
+
+
+def test_machine_that_never_comes_is_named(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Machines 0 and 2 of four name those that are missing, both within the limit of the one that waited first."""
+    run = Machines(tmp_path, variables, number=4, timeout=3)
+    for status, output, errors in map(ended, [run.start(0), run.start(2)]):
+        assert (status, output) == (1, "")
+        assert re.search(r"all 4 machines came within 3 s; got none with the number 1, 3\.", errors), errors
+        assert "Traceback" not in errors
+
+
+def test_machine_that_comes_late_takes_part(tmp_path: Path, variables: dict[str, str], printed) -> None:
+    """Machine 1 begins to wait before machine 0 is there, and both train."""
+    run = Machines(tmp_path, variables)
+    second = run.start(1)
+    assert second.stderr is not None
+    assert "waiting for machine 0" in second.stderr.readline()
+    for status, output, errors in map(ended, [run.start(0), second]):
+        assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"]), errors
+
+
+def test_machine_of_another_run_disturbs_none(tmp_path: Path, variables: dict[str, str], printed) -> None:
+    """A launcher with the number of another is refused by name, as is a second machine 0; the first run goes on."""
+    run = Machines(tmp_path, variables, number=3)
+    first, second = run.start(0), run.start(1)
+    store = TCPStore(run.address, run.port, None, False, timedelta(seconds=limits.limit()), wait_for_workers=False)
+    assert limits.wait_until(lambda: store.check(["accel/accel/machine/1"]), pause=0.1)
+    told = (
+        f"Port {run.port} of this machine is taken",
+        "Two launchers have the number of machine 1; the other one runs on ",
+    )
+    for rank, message in enumerate(told):
+        status, output, errors = ended(run.start(rank))
+        assert (status, output) == (1, "")
+        assert message in errors
+    for status, output, errors in map(ended, [first, second, run.start(2)]):
+        assert (status, printed(output)) == (0, ["sum 3 127.0.0.1"]), errors
+
+
+def test_two_runs_share_a_machine(tmp_path: Path, variables: dict[str, str], printed) -> None:
+    """Two runs of two machines at the same address, each with its own port, train apart."""
+    runs = [Machines(tmp_path, variables), Machines(tmp_path, variables)]
+    for status, output, errors in map(ended, [run.start(rank) for rank in (0, 1) for run in runs]):
+        assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"]), errors
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_main_address_of_version_6(tmp_path: Path, variables: dict[str, str], printed) -> None:
+    """Machines meet at an IPv6 address."""
+    run = Machines(tmp_path, variables, address="::1")
+    for status, output, errors in map(ended, [run.start(0), run.start(1)]):
+        assert (status, printed(output)) == (0, ["sum 2 ::1"]), errors
+
+
+@pytest.mark.skipif(not namespaces_allowed(), reason="network namespaces need root and iproute2")
+def test_name_with_several_addresses(tmp_path: Path, variables: dict[str, str], printed) -> None:
+    """Machines meet under a name whose first address cannot be reached."""
+    (tmp_path / "hosts").write_text("203.0.113.1 several\n127.0.0.1 several localhost\n")
+    name = f"accel-{os.getpid()}-several"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+        inside = f'mount --bind {tmp_path}/hosts /etc/hosts && exec "$@"'
+        before = ("ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", inside, "sh")
+        run = Machines(tmp_path, variables, address="several", before=before)
+        for status, output, errors in map(ended, [run.start(0), run.start(1)]):
+            assert (status, printed(output)) == (0, ["sum 2 several"]), errors
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")

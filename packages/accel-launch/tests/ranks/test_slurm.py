@@ -1,6 +1,7 @@
 """A real SLURM with two nodes: runs that are submitted, preempted, cut off from a node, interrupted."""
 
 import functools
+import json
 import math
 import re
 import signal
@@ -149,6 +150,35 @@ def test_refusal_of_sbatch_is_shown(login: Login) -> None:
     status, output = login.run(sys.executable, *SUBMIT, "--slurm", "partition=nowhere", "sum.py")
     assert status == 1
     assert re.search("SLURM refused the job; sbatch gives: .*nvalid partition", output), output
+
+
+def test_doctor_sees_the_job(login: Login) -> None:
+    """`accel doctor --slurm` on the login node, and in a step on the second node with one core and no requeue."""
+    pytest.importorskip("accel_verify", reason="accel-verify has the doctor")
+    doctor = [sys.executable, "-m", "accel_launch", "doctor", "--slurm", "--no-collective", "--json"]
+    _, output = login.run(*doctor, quiet=60)
+    programs, shell = slurm_findings(output)
+    assert programs.startswith("ok sbatch, srun, scontrol of slurm"), programs
+    assert programs.endswith("; Slurmctld(primary) at login is UP")
+    assert shell.startswith("ok no job around this shell")
+    step = ["--nodes=2", "--ntasks-per-node=1", "--no-requeue", "--time=30"]
+    second = 'if [ "$SLURM_NODEID" = 1 ]; then taskset -c 0 "$@"; fi'
+    # srun itself knows no --no-requeue, so a batch script asks for it
+    (login.folder / "doctor.sh").write_text(f"#!/bin/bash\nsrun sh -c '{second}' sh \"$@\"\n")
+    login.run("sbatch", "--wait", "--output=doctor.log", *step, "doctor.sh", *doctor, quiet=90)
+    log = (login.folder / "doctor.log").read_text()
+    _, place, meeting, given, left, requeue = slurm_findings(log)
+    assert re.fullmatch(r"ok job \d+, step 0: machine 1 of 2, on n\[1-2\]", place), place
+    assert re.fullmatch(r"ok ranks would meet at n1 \(10\.78\.0\.2\), port \d+", meeting), meeting
+    assert given == "warning this task has 1 core and no GPU"
+    assert re.fullmatch(r"ok time limit: 00:30:00, of which (2\d|30) min are left", left), left
+    assert requeue.startswith("warning the job may not be requeued")
+
+
+def slurm_findings(output: str) -> list[str]:
+    """Return state and text of what the doctor found of SLURM."""
+    found = json.loads(output[output.index("{") : output.rindex("}") + 1])["findings"]
+    return [f"{each['state']} {each['what']}" for each in found if each["topic"] == "SLURM"]
 
 
 def test_interrupt_leaves_the_job(login: Login) -> None:

@@ -319,6 +319,8 @@ sys.stdout.write(f"sum {int(total)}\\n")
 if "fail" in sys.argv:
     if dist.get_rank() == 1:
         raise ValueError("boom on machine 1")
+    if "together" in sys.argv:
+        dist.all_reduce(total)
     time.sleep(3600)
 if "once" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
     raise ValueError("only once")
@@ -359,18 +361,29 @@ def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str], pri
 
 
 def test_failure_on_one_machine_ends_the_other(tmp_path: Path, variables: dict[str, str], printed) -> None:
-    """Ranks of two machines reduce together; one's failure ends the other within seconds, which says where it was."""
+    """Ranks of two machines reduce together; one's failure ends the other within seconds, which says where and why."""
     deadline = limits.Deadline()
-    first, second = two_machines(tmp_path, variables, "fail")
+    first, second = two_machines(tmp_path, variables, "fail", options=("--log-dir", "logs"))
     assert [printed(machine.stdout) for machine in (first, second)] == [["sum 2"]] * 2
     assert not deadline.is_over
     assert first.returncode != 0
     assert second.returncode != 0
     assert "ValueError: boom on machine 1" in second.stderr.splitlines()[-1], second.stderr
-    assert (
-        re.search(r"another machine: (rank 1 failed on|machine 0 is gone)", first.stderr)
-        or "Rank 0 failed" in first.stderr
+    error = r".*ValueError: boom on machine 1; its log there is \S+/logs/rank1.stderr.log"
+    assert re.search(rf"stopped by another machine: rank 1 failed on machine 1 \(.+\): {error}", first.stderr), (
+        first.stderr
     )
+    assert "failed first" not in first.stderr
+
+
+def test_machines_agree_on_what_failed_first(tmp_path: Path, variables: dict[str, str]) -> None:
+    """A rank that fails because the other machine's left is not reported as the cause, though both fail at once."""
+    done = two_machines(tmp_path, variables, "fail", "together")
+    causes = [re.search(r"stopped by another machine: rank (\d) failed on machine \1", each.stderr) for each in done]
+    (named,) = [cause[1] for cause in causes if cause is not None]
+    assert causes[int(named)] is None
+    assert f"Rank {named} failed first" in done[int(named)].stderr
+    assert "failed first" not in done[1 - int(named)].stderr
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,18 @@ def comparable(page: str) -> list[str]:
     return [line for line in lines if line.startswith("| `") and not any(map(line.count, marks))] if marks else lines
 
 
+LAUNCHERS = SCRIPT.with_name("launchers.py")
+
+
+@requires("engine:deepspeed")
+@pytest.mark.skipif(not PAGE.exists(), reason="only in the repository")
+def test_page_of_launchers_shows_what_they_print() -> None:
+    """docs/reference/launchers.md is what the script prints: change a launcher, run the script."""
+    done = subprocess.run([sys.executable, str(LAUNCHERS)], capture_output=True, text=True, check=True)
+    page = PAGE.with_name("launchers.md").read_text()
+    assert page.splitlines() == done.stdout.splitlines(), f"Run {LAUNCHERS.relative_to(ROOT)}."
+
+
 ROW = """
     fsdp_color: str = option(
         "FSDP_COLOR", str, "red", "Which color shards have.", choices=("red", "blue"), prompt=Prompt("blue")

@@ -217,7 +217,9 @@ def _rendezvous(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | 
     host, port = str(settings["main_process_ip"]), int(settings["main_process_port"])
     own = layout.machine_rank == 0 and (backend == "static" or settings.is_set("machine_rank"))
     if backend in ("static", "c10d") and (own or layout.machine_rank > 0):
-        check_main_machine(host, port, own=own, seconds=float(configuration.get("timeout", 300)))
+        seconds = float(configuration.get("timeout", 300))
+        pods = "KUBERNETES_SERVICE_HOST" in settings.inherited
+        check_main_machine(host, port, own=own, seconds=seconds, named_later=pods)
     if backend == "c10d" and settings.is_set("machine_rank"):
         # Without it, torch guesses from names and addresses of this machine whether the store belongs here.
         configuration.setdefault("is_host", str(layout.machine_rank == 0))

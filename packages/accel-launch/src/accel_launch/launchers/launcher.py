@@ -2,13 +2,14 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.resolve import Settings
+from accel_launch.settings.table import BY_KEY
 from accel_launch.supervision.run import supervise
 
-__all__ = ["Launcher", "script_command"]
+__all__ = ["Launcher", "flags_of", "script_command"]
 
 
 def script_command(settings: Settings) -> list[str]:
@@ -17,6 +18,20 @@ def script_command(settings: Settings) -> list[str]:
     if settings["no_python"]:
         return [script, *settings.arguments]
     return [sys.executable, *(["-m"] if settings["module"] else []), script, *settings.arguments]
+
+
+def flags_of(settings: Settings, left_out: Container[str], origins: Container[str] = ("flag",)) -> Iterator[str]:
+    """Yield flags that give a launcher elsewhere the settings of this one, which came from one of the origins."""
+    for key, setting in BY_KEY.items():
+        found = settings.resolved[key]
+        if found.origin not in origins or key in left_out:
+            continue
+        flag = setting.words[-1]
+        if setting.kind == "switch":
+            yield from [flag] * bool(found.value)
+            continue
+        for value in found.value if setting.kind == "append" else [found.value]:
+            yield f"{flag}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 class Launcher(ABC):

@@ -5,9 +5,11 @@ import socket
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from accel_launch.launchers.preflight import check_agreement, facts_of_machine
+from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.supervisor import Supervisor
 
@@ -51,12 +53,19 @@ class OtherMachines:
 
     def announce(self, rank: int) -> None:
         """Tell the others that a rank of this machine failed, unless one of theirs failed first."""
-        if self._store is not None and not self.failure:
-            self._announced = True
-            try:
-                self._store.set(_FAILED, f"rank {rank} failed on {socket.gethostname()}")
-            except RuntimeError:
-                self.failure = self._gone()
+        if self._store is None or self.failure or self._announced:
+            return
+        self._announced = True
+        printed = bytes(self._supervisor.streams.ranks[rank].tail).decode(errors="replace").split("\n")
+        last = next((f": {shortened(line.strip())}" for line in reversed(printed) if line.strip()), "")
+        logs = self._settings["log_dir"]
+        where = f"; its log there is {Path(logs).absolute() / f'rank{rank}.stderr.log'}" if logs else ""
+        mine = f"rank {rank} failed on machine {self._machine} ({socket.gethostname()}){last}{where}"
+        try:
+            first = self._store.compare_set(_FAILED, "", mine).decode()
+        except RuntimeError:
+            first = self._gone()
+        self.failure = "" if first == mine else first
 
     def close(self) -> None:
         """End listening, after the other machines have heard of a failure of this one, or are taken for lost."""

@@ -1,5 +1,6 @@
 """Checks between machines before processes start, so that a wrong address costs seconds instead of a timeout."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -18,21 +19,30 @@ __all__ = ["check_agreement", "check_free", "check_main_machine", "facts_of_mach
 _CONNECT_TIMEOUT_S = 300.0
 
 
-def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CONNECT_TIMEOUT_S) -> None:
-    """Check that machine 0 can be reached, or on machine 0 that its port is free."""
-    try:
-        socket.getaddrinfo(host, port)
-    except OSError as error:
-        raise LaunchError(
-            f"The address of machine 0 is unknown; {host!r} gives: {error.strerror or error}. Check --main-process-ip."
-        ) from None
-    if own:  # nobody listens there before its own agent does
-        check_free(port)
-        return
+def check_main_machine(
+    host: str, port: int, *, own: bool, seconds: float = _CONNECT_TIMEOUT_S, named_later: bool = False
+) -> None:
+    """Check that machine 0 can be reached, or on machine 0 that its port is free.
+
+    Args:
+        host: Address of machine 0.
+        port: Its port.
+        own: Whether this is machine 0.
+        seconds: How long to wait for it.
+        named_later: Whether its name may not be known yet, as that of a pod which is about to be started.
+    """
     deadline = time.monotonic() + seconds
     announced = False
     while True:
-        trouble = _try_to_reach(host, port)
+        trouble = _trouble_with_name(host, port)
+        if trouble is not None and (not named_later or time.monotonic() > deadline):
+            raise LaunchError(
+                f"The address of machine 0 is unknown; {host!r} gives: {trouble}. Check --main-process-ip."
+            )
+        if trouble is None and own:  # nobody listens there before its own agent does
+            check_free(port)
+            return
+        trouble = trouble or _try_to_reach(host, port)
         if trouble is None:
             return
         if time.monotonic() > deadline:
@@ -47,6 +57,14 @@ def check_main_machine(host: str, port: int, *, own: bool, seconds: float = _CON
         time.sleep(0.5)
 
 
+def _trouble_with_name(host: str, port: int) -> str | None:
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def _try_to_reach(host: str, port: int) -> str | None:
     try:
         socket.create_connection((host, port), timeout=3).close()
@@ -57,13 +75,12 @@ def _try_to_reach(host: str, port: int) -> str | None:
 
 def own_address(host: str, port: int) -> str | None:
     """Return the address of this machine on the network that reaches machine 0, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))  # UDP sends nothing, but the system chooses an interface
-        except OSError:
-            return None
-        address: str = probe.getsockname()[0]
-        return address
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
+                probe.connect(place)  # UDP sends nothing, but the system chooses an interface
+                return str(probe.getsockname()[0])
+    return None
 
 
 def check_free(port: int) -> None:

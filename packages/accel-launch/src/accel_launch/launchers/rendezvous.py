@@ -4,7 +4,10 @@ Ranks exchange their addresses in a store. torch's handlers give the ranks of ev
 are started again may read the addresses of processes that have ended. Here every round has a store without them.
 """
 
+import contextlib
 import socket
+import time
+import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -17,7 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousS
 from accel_core.errors import LaunchError
 from accel_core.process.store import loopback_store
 
-__all__ = ["LocalRendezvous", "MachinesRendezvous"]
+__all__ = ["LocalRendezvous", "MachinesRendezvous", "NumberedMachines"]
 
 _TIMEOUT = timedelta(seconds=300)
 
@@ -92,6 +95,76 @@ class LocalRendezvous(RendezvousHandler):
         """Leave the run; on one machine there is nobody else in it."""
 
 
+class NumberedMachines(LocalRendezvous):
+    """Meeting point of machines that know their numbers, in a store on machine 0, all of which have to come.
+
+    torch's own static rendezvous waits for a number of connections. It can name no machine that is missing, and takes a
+    machine of another run for one of its own.
+    """
+
+    def __init__(self, run_id: str, host: str, port: int, machine: int, machines: int, seconds: float) -> None:
+        self.address: str | None = None
+        self._run_id = run_id
+        self._place = RendezvousStoreInfo(host, port)
+        self._machine, self._machines = machine, machines
+        self._seconds = seconds
+        self._met: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """Return the name of this kind of rendezvous."""
+        return "static"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for all machines the first time, and give the same store every time.
+
+        Raises:
+            LaunchError: A machine does not come in time, or one with the number of this one is there already.
+        """
+        self._met = self._met or self._meet()
+        return RendezvousInfo(PrefixStore(self._run_id, self._met), self._machine, self._machines, self._place)
+
+    def _meet(self) -> TCPStore:
+        deadline = time.monotonic() + self._seconds
+        host, port = self._place.master_addr, self._place.master_port
+        limit = timedelta(seconds=self._seconds)
+        store = TCPStore(host, port, None, self._machine == 0, limit, wait_for_workers=False, multi_tenant=True)
+        keys = [f"accel/{self._run_id}/machine/{machine}" for machine in range(self._machines)]
+        mine = f"{socket.gethostname()} {uuid.uuid4().hex}"
+        there = store.compare_set(keys[self._machine], "", mine).decode()
+        if there != mine:
+            raise LaunchError(
+                f"Two launchers have the number of machine {self._machine}; the other one runs on {there.split()[0]}. "
+                f"Give each machine its own --machine-rank, and each run its own port: {host}:{port} has this one."
+            )
+        try:
+            while not store.check(keys):
+                self._give_up_if_over(store, keys, deadline)
+                time.sleep(0.1)
+        except RuntimeError as error:
+            gone = f"Machine 0 at {host}:{port} is gone; got {self._machine} as the number of this one. See its error."
+            raise error if isinstance(error, LaunchError) else LaunchError(gone) from None
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the store went with machine 0
+                store.delete_key(keys[self._machine])  # so that nobody begins without this one
+            raise
+        return store
+
+    def _give_up_if_over(self, store: TCPStore, keys: list[str], deadline: float) -> None:
+        """Raise an error that names the missing machines, if this one or another has waited for too long."""
+        given_up = f"accel/{self._run_id}/given up"
+        if not store.check([given_up]):
+            if time.monotonic() < deadline:
+                return
+            store.set(given_up, ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key])))
+            time.sleep(float(self._machine == 0))  # the others read it from here
+        missing = store.get(given_up).decode()
+        raise LaunchError(
+            f"Not all {len(keys)} machines came within {self._seconds:.0f} s; got none with the number {missing}. Look "
+            "there for an error, and that `accel launch` was started with that --machine-rank; --rdzv-conf "
+            "timeout=SECONDS waits longer."
+        )
+
+
 class MachinesRendezvous(RendezvousHandler):
     """Meeting point of several machines: torch's own, but from the second round on with a new store for the ranks."""
 
@@ -105,9 +178,15 @@ class MachinesRendezvous(RendezvousHandler):
         configuration: Mapping[str, Any],
     ) -> None:
         fewest, most = machines
-        self._inner = rendezvous_registry.get_rendezvous_handler(
-            RendezvousParameters(backend, endpoint, run_id, fewest, most, address, **configuration)
-        )
+        self._inner: RendezvousHandler
+        if backend == "static":
+            host, _, port = endpoint.rpartition(":")
+            seconds = float(configuration["timeout"])
+            self._inner = NumberedMachines(run_id, host, int(port), int(configuration["rank"]), most, seconds)
+        else:
+            self._inner = rendezvous_registry.get_rendezvous_handler(
+                RendezvousParameters(backend, endpoint, run_id, fewest, most, address, **configuration)
+            )
         self.address = address
         self._round = 0
         self._server: TCPStore | None = None

@@ -7,19 +7,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
-from accel_launch.launchers.launcher import Launcher
+from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.settings.resolve import Settings
-from accel_launch.settings.table import BY_KEY
 from accel_launch.terminal import say
 
-__all__ = ["SlurmLauncher", "seconds_of"]
+__all__ = ["SlurmLauncher", "facts_of", "seconds_of"]
 
 _NOT_PASSED_ON = {"launcher", "slurm", "num_machines", "machine_rank", "dry_run", "json", "explain", "all"}
+"""Settings of this command line that the launchers inside the job do not get; variables travel by themselves."""
 _DECIDED = {
     "nodes": "--num-machines",
     "ntasks": "--num-machines: there is one launcher on each",
@@ -72,7 +71,7 @@ class SlurmLauncher(Launcher):
         words = ["srun", *(f"--{key}={value}" for key, value in options.items() if key.startswith("container"))]
         # The Python of this machine is not in a container.
         words += ["accel"] if len(words) > 1 else [sys.executable, "-m", "accel_launch"]
-        return [*words, "launch", *_flags(settings), str(settings.script), *settings.arguments]
+        return [*words, "launch", *flags_of(settings, _NOT_PASSED_ON), str(settings.script), *settings.arguments]
 
     def job(self, settings: Settings) -> str:
         """Return the batch script.
@@ -143,21 +142,6 @@ def _options(settings: Settings) -> dict[str, str]:
     return options
 
 
-def _flags(settings: Settings) -> Iterator[str]:
-    """Yield the flags of this command line that launchers inside the job need; variables travel by themselves."""
-    for key, setting in BY_KEY.items():
-        found = settings.resolved[key]
-        if found.origin != "flag" or key in _NOT_PASSED_ON:
-            continue
-        if setting.kind == "switch":
-            yield from [found.where] * bool(found.value)
-            continue
-        values = found.value if setting.kind == "append" else [found.value]
-        for value in values:
-            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            yield f"{found.where}={text}"
-
-
 def seconds_of(time_limit: str) -> int | None:
     """Return the seconds of one of SLURM's time limits, such as `90`, `1:30:00` or `2-12`; None for anything else."""
     found = _TIME.fullmatch(time_limit)
@@ -184,7 +168,12 @@ def _check_time(lines: dict[str, str]) -> None:
         )
 
 
-def _facts(job: str) -> dict[str, str]:
+def facts_of(job: str) -> dict[str, str]:
+    """Return what SLURM says of a job, under scontrol's names.
+
+    Raises:
+        LaunchError: SLURM does not answer, or does not know the job.
+    """
     done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(
@@ -200,7 +189,7 @@ def _follow(job: str) -> int:
     with contextlib.ExitStack() as opened:
         log: BinaryIO | None = None
         while True:
-            facts = _facts(job)
+            facts = facts_of(job)
             state = facts["JobState"]
             news = _news(facts, state)
             if news and news != shown:

@@ -21,7 +21,7 @@ def check_script(settings: Settings) -> None:
             "--module and --no-python contradict each other; got both. Pass --module for a Python module, "
             "--no-python for any other program."
         )
-    if settings["module"] or settings["no_python"]:
+    if settings["module"] or settings["no_python"] or settings["launcher"] == "kubernetes":  # it is in the image
         return
     path = Path(str(settings.script))
     if path.is_dir() and (path / "__main__.py").is_file():  # Python runs such a folder

@@ -79,6 +79,7 @@ TPU = "TPU"
 MPI = "MPI"
 SAGEMAKER = "SageMaker"
 SLURM = "SLURM"
+KUBERNETES = "Kubernetes"
 
 
 def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: object) -> Setting:
@@ -109,7 +110,7 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
     _filed("gpu_ids", HARDWARE, "GPUs to use, as comma-separated numbers, or `all`.", rule=GPUS),
-    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm",)),
+    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm", "kubernetes")),
     _filed("num_processes", PROCESSES, "Total number of processes, over all machines.", int, flags=("-n",), rule=COUNT),
     _variable(
         "nproc_per_node",
@@ -266,6 +267,8 @@ LAUNCH: tuple[Setting, ...] = (
         kind="append",
         rule=SBATCH,
     ),
+    _variable("image", KUBERNETES, "Container image of the pods, in which accel is installed."),
+    Setting("kubernetes", KUBERNETES, "Option of the pods, as in gpus=8; may be repeated.", kind="append"),
     Setting(
         "aws_access_key_id", SAGEMAKER, "AWS access key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"
     ),

@@ -193,6 +193,7 @@ def _summary(
 ) -> str:
     colors = colors_wanted(sys.stderr)
     first, cause = first_failure(outcomes), cause_of(outcomes)
+    caused_here = not reason.startswith("another machine")
     title = {
         "failure": "the run ended early" if want_restart(outcomes) else "the run failed",
         "watchdog": "no rank made progress, the run was ended",
@@ -200,7 +201,11 @@ def _summary(
     lines = ["", f"{paint('accel launch:', 'error', colors)} {title} after {seconds:.1f} s"]
     for outcome in outcomes:
         word = "stopped by the launcher" if outcome.stopped else "exited with 0" if outcome.status == 0 else outcome.how
-        note = "  <- first" if first is not None and outcome.rank == first.rank and len(outcomes) > 1 else ""
+        note = (
+            "  <- first"
+            if first is not None and outcome.rank == first.rank and len(outcomes) > 1 and caused_here
+            else ""
+        )
         if outcome.traceback and outcome is not cause:
             word += f", {shortened(outcome.traceback.splitlines()[-1])}"
         lines.append(f"  rank {outcome.rank}  pid {outcome.pid}  {word}{paint(note, 'error', colors)}")
@@ -211,6 +216,6 @@ def _summary(
         lines.append(f"  record: {path}{kept}")
     if want_restart(outcomes):
         lines.append(f"Every rank exited with {outcomes[0].status} and asks to be restarted: start the run again.")
-    elif first is not None:
+    elif first is not None and caused_here:
         lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colors))
     return "\n".join(lines) + _below(message)

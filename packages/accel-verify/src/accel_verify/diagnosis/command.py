@@ -28,6 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=120.0,
         help="Seconds that imports, and two ranks, may take (default: 120).",
     )
+    parser.add_argument("--slurm", action="store_true", help="Examine SLURM too, on a login node or in a job.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
 

@@ -20,6 +20,7 @@ from accel_verify.diagnosis.libraries import Probe
 from accel_verify.diagnosis.machine import check_disks, check_open_files, check_shared_memory
 from accel_verify.diagnosis.network import check_network
 from accel_verify.diagnosis.packages import check_packages
+from accel_verify.diagnosis.slurm import check_slurm
 from accel_verify.diagnosis.variables import check_variables
 
 __all__ = ["diagnose", "settings_of"]
@@ -48,6 +49,8 @@ def _examine(args: argparse.Namespace) -> Iterator[DoctorFinding]:
     environment, probe = environ.snapshot(), Probe()
     yield from check_packages()
     yield from check_network(environment)
+    if args.slurm:
+        yield from check_slurm(environment, settings_of)
     yield from check_disks(Path(args.checkpoint_dir))
     yield from check_shared_memory()
     yield from check_open_files()

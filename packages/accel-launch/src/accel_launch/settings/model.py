@@ -79,6 +79,7 @@ TPU = "TPU"
 MPI = "MPI"
 SAGEMAKER = "SageMaker"
 SLURM = "SLURM"
+RAY = "Ray"
 
 
 def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: object) -> Setting:
@@ -109,7 +110,7 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
     _filed("gpu_ids", HARDWARE, "GPUs to use, as comma-separated numbers, or `all`.", rule=GPUS),
-    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm",)),
+    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm", "ray")),
     _filed("num_processes", PROCESSES, "Total number of processes, over all machines.", int, flags=("-n",), rule=COUNT),
     _variable(
         "nproc_per_node",
@@ -266,6 +267,8 @@ LAUNCH: tuple[Setting, ...] = (
         kind="append",
         rule=SBATCH,
     ),
+    Setting("address", RAY, "Address of the Ray cluster.", default="auto", environment="RAY_ADDRESS"),
+    Setting("ray", RAY, "What Ray prepares on its machines, as in working_dir=.; may be repeated.", kind="append"),
     Setting(
         "aws_access_key_id", SAGEMAKER, "AWS access key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"
     ),

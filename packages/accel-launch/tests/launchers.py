@@ -33,6 +33,7 @@ EXAMPLES = {
         f"{_PODS} claim=runs:/runs --kubernetes secret=HF_TOKEN=hub/token train.py",
         f"{_PODS} kind=PyTorchJob train.py",
     ],
+    "ray": [f"--launcher ray {_TWO} --ray working_dir=. train.py"],
     "sagemaker": ["--config-file sagemaker.yaml --num-processes 1 train.py --lr 0.1"],
     "tpu": [
         "--tpu --num-processes 8 --main-training-function main train.py",

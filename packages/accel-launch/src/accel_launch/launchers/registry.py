@@ -18,6 +18,7 @@ ENTRY_POINT_GROUP = "accel.launchers"
 BUILT_IN = (
     "accel_launch.launchers.slurm:SlurmLauncher",
     "accel_launch.launchers.kubernetes:KubernetesLauncher",
+    "accel_launch.launchers.ray:RayLauncher",
     "accel_launch.launchers.sagemaker:SageMakerLauncher",
     "accel_launch.launchers.tpu:TpuLauncher",
     "accel_launch.launchers.mpi:MpiLauncher",

@@ -80,6 +80,7 @@ MPI = "MPI"
 SAGEMAKER = "SageMaker"
 SLURM = "SLURM"
 KUBERNETES = "Kubernetes"
+RAY = "Ray"
 
 
 def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: object) -> Setting:
@@ -110,7 +111,7 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
     _filed("gpu_ids", HARDWARE, "GPUs to use, as comma-separated numbers, or `all`.", rule=GPUS),
-    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm", "kubernetes")),
+    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm", "kubernetes", "ray")),
     _filed("num_processes", PROCESSES, "Total number of processes, over all machines.", int, flags=("-n",), rule=COUNT),
     _variable(
         "nproc_per_node",
@@ -269,6 +270,8 @@ LAUNCH: tuple[Setting, ...] = (
     ),
     _variable("image", KUBERNETES, "Container image of the pods, in which accel is installed."),
     Setting("kubernetes", KUBERNETES, "Option of the pods, as in gpus=8; may be repeated.", kind="append"),
+    Setting("address", RAY, "Address of the Ray cluster.", default="auto", environment="RAY_ADDRESS"),
+    Setting("ray", RAY, "What Ray prepares on its machines, as in working_dir=.; may be repeated.", kind="append"),
     Setting(
         "aws_access_key_id", SAGEMAKER, "AWS access key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"
     ),

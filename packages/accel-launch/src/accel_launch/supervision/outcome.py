@@ -29,6 +29,7 @@ TRY_AGAIN = 75
 """Exit code of a process that saved its state and asks to be restarted: EX_TEMPFAIL of sysexits.h."""
 
 _TRACEBACK_COUNTS_FOR = 60.0
+_KILLED_BEFORE_S = 1.0
 _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILINE)
 """What C++ prints if threads of a library still run when a process that raised an exception ends."""
 
@@ -124,7 +125,8 @@ def failed_at(log: RankLog, status: int) -> float:
     # A rank that hangs at exit still failed when it raised.
     if _may_have_raised(status) and log.traceback_at is not None and ended - log.traceback_at < _TRACEBACK_COUNTS_FOR:
         return log.traceback_at
-    return ended
+    # On a busy machine others may raise because of its closed connections before the system reports its end.
+    return ended - _KILLED_BEFORE_S if status == -signal.SIGKILL else ended
 
 
 def _may_have_raised(status: int) -> bool:

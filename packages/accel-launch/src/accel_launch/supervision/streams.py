@@ -111,7 +111,7 @@ class Streams:
             path = f"/dev/fd/{child_end}"
         file = None if self._logs is None else self._logs.open(f"rank{log.rank}.{stream}.log")
         followed = Followed(log, source, sink, child_end, path, file, mark.encode())
-        if self._hold and stream == "stderr" and not mark:
+        if self._hold and stream == "stderr":
             followed.hold = TracebackHold()
         with self._lock:
             self._followed.append(followed)
@@ -144,8 +144,7 @@ class Streams:
             self._thread.join(seconds)
         for followed in self._followed:
             self._drain(followed)
-            if followed.rest:
-                _write_all(followed.sink, followed.mark + followed.rest + b"\n")
+            self._end_line(followed)
             if followed.file is not None:
                 followed.file.close()
 
@@ -171,7 +170,19 @@ class Streams:
 
     def _release(self, followed: Followed) -> None:
         if followed.hold is not None:
-            _write_all(followed.sink, followed.hold.take())
+            self._write(followed, followed.hold.take())
+            if followed.log.ended_at is not None:
+                self._end_line(followed)
+
+    def _write(self, followed: Followed, chunk: bytes) -> None:
+        if followed.mark:
+            *lines, followed.rest = (followed.rest + chunk).split(b"\n")  # ranks share a terminal: whole lines only
+            chunk = b"".join(followed.mark + line + b"\n" for line in lines)
+        _write_all(followed.sink, chunk)
+
+    def _end_line(self, followed: Followed) -> None:
+        if followed.rest:
+            self._write(followed, b"\n")
 
     def _release_old(self) -> float | None:
         """Pass on tracebacks that their processes survived, and return the seconds until the next look, or None."""
@@ -233,10 +244,7 @@ class Streams:
         followed.log.keep(chunk)
         if followed.file is not None:
             followed.file.write(chunk)
-        if followed.mark:
-            *lines, followed.rest = (followed.rest + chunk).split(b"\n")  # ranks share a terminal: whole lines only
-            chunk = b"".join(followed.mark + line + b"\n" for line in lines)
-        _write_all(followed.sink, chunk if followed.hold is None else followed.hold.add(chunk, followed.log.pid))
+        self._write(followed, chunk if followed.hold is None else followed.hold.add(chunk, followed.log.pid))
         return True
 
 

@@ -74,6 +74,10 @@ def test_killed_rank_goes_before_the_exceptions_it_causes() -> None:
     first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, [], MemoryKills()))
     assert first is not None
     assert (first.rank, first.how) == (1, "killed by SIGKILL")
+    logs[1].ended_at = 100.6  # the system was slow to say so; the launcher itself waits for seconds before it kills
+    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, [], MemoryKills()))
+    assert first is not None
+    assert first.rank == 1
 
 
 def test_killed_for_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from accel_launch.supervision.streams import Streams
 from accel_launch.supervision.traceback_hold import TracebackHold, seconds_without_core
 
 
-def run(streams: Streams, rank: int, code: str) -> None:
+def run(streams: Streams, rank: int, code: str, mark: str = "") -> None:
     """Run a process of a rank to its end."""
     log = streams.add_rank(rank, rank)
-    ends = {name: streams.follow(log, name).child_end for name in ("stdout", "stderr")}
+    ends = {name: streams.follow(log, name, mark=mark).child_end for name in ("stdout", "stderr")}
     process = subprocess.Popen([sys.executable, "-c", code], stdout=ends["stdout"], stderr=ends["stderr"])
     streams.started(log, process.pid)
     process.wait()
@@ -84,6 +84,19 @@ def test_a_traceback_is_held_back_until_it_is_known_what_becomes_of_it(
     assert capfd.readouterr().err == ""
     streams.release(streams.ranks[1])
     assert capfd.readouterr().err == "Traceback (most recent call last):\n  one\n"
+
+
+def test_marked_tracebacks_are_held_without_their_marks(capfd: pytest.CaptureFixture[str]) -> None:
+    """Lines get the rank's mark when they are passed on, also the last one without an end, and a report gets none."""
+    streams = Streams(hold=True)
+    run(streams, 0, RAISED, mark="[r0]: ")
+    run(streams, 1, f"{RAISED}; sys.stderr.write('no end')", mark="[r1]: ")
+    streams.stop()
+    assert capfd.readouterr().err == "[r0]: before\n[r1]: before\n"
+    assert streams.take_held(streams.ranks[0]) == b"Traceback (most recent call last):\n  one\n"
+    streams.release(streams.ranks[1])
+    held = ["[r1]: Traceback (most recent call last):", "[r1]:   one", "[r1]: no end"]
+    assert capfd.readouterr().err.splitlines() == held
 
 
 @pytest.mark.slow

@@ -9,20 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from packaging.version import Version
 
 from accel_core._records import record
 from accel_core.errors import (
     ConfigurationError,
     DeviceUnavailableError,
-    EngineUnavailableError,
     PreparationError,
 )
-from accel_core.host.availability import is_deepspeed_available
-from accel_core.host.versions import installed_version
 from accel_core.strategies.parts import Parts
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
-from accel_deepspeed.plugin_config import HfDeepSpeedConfig
 
 __all__ = ["Filling", "Members", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
 
@@ -56,7 +51,6 @@ class Filling:
 
         Raises:
             ConfigurationError: The configuration contradicts the run, or an 'auto' value cannot be determined.
-            EngineUnavailableError: The installed version of DeepSpeed loses gradients with this configuration.
         """
         trial = self._opened(plugin)  # a plan must not change the plugin
         config = trial.deepspeed_config
@@ -69,8 +63,6 @@ class Filling:
         trial.deepspeed_config_process(must_match=False, **values)  # differences are compared below, where they matter
         self._count_readers(config)
         _refuse_batches(config, self._parts.layout.replicas)
-        if members.optimizer is not None:
-            _refuse_late_gradients(trial.hf_ds_config)
         return config
 
     def _count_readers(self, config: dict[str, Any]) -> None:
@@ -229,29 +221,6 @@ def _refuse_batches(config: dict[str, Any], replicas: int) -> None:
         raise ConfigurationError(
             f"{_GLOBAL} has to be {_MICRO} × {_STEPS} × processes that read data; got {total} for {micro} × {steps} × "
             f"{replicas}. Set {_GLOBAL} to 'auto'."
-        )
-
-
-def _refuse_late_gradients(config: HfDeepSpeedConfig) -> None:
-    """Refuse versions of DeepSpeed that add the last batch of a window to the next step instead of this one.
-
-    See https://github.com/deepspeedai/DeepSpeed/pull/7985.
-    """
-    concerned = (
-        config.get_value("bf16.enabled") is True
-        and config.get_value("data_types.grad_accum_dtype") in ("fp32", "float32", "float")
-        and config.get_value("zero_optimization.stage") == 1
-        and config.get_value("zero_optimization.offload_optimizer.device") in (None, "none")
-        and not config.get_value("bf16.immediate_grad_update")
-    )
-    if not concerned or not is_deepspeed_available():  # a plan is made without the library too
-        return
-    found = installed_version("deepspeed")
-    if Version("0.18.6") <= found <= Version("0.18.10"):
-        raise EngineUnavailableError(
-            "DeepSpeed 0.18.6 to 0.18.10 steps without the gradients of a window's last batch in stage 1 with bf16 and "
-            f"data_types.grad_accum_dtype 'fp32'; got {found}. Install another version, or set "
-            "bf16.immediate_grad_update to true."
         )
 
 

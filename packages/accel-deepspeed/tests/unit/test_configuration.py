@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 
-from accel_core.errors import ConfigurationError, DeviceUnavailableError, EngineUnavailableError, PreparationError
+from accel_core.errors import ConfigurationError, DeviceUnavailableError, MissingDependencyError, PreparationError
+from accel_core.host import installed
 from accel_core.mesh.layout import Layout
 from accel_core.optim.accumulation import Accumulation
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
@@ -24,6 +23,7 @@ from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_deepspeed import configuration
 from accel_deepspeed.configuration import Filling, Members
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
+from accel_deepspeed.row import ENGINE
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -125,22 +125,13 @@ def test_a_schedule_without_warm_up_is_one_that_every_version_takes() -> None:
     assert config["scheduler"]["params"]["warmup_num_steps"] == 1
 
 
-@pytest.mark.parametrize("version", ["0.18.6", "0.18.10"])
-def test_a_version_that_loses_gradients_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only with what it concerns, and before the plugin is changed; other versions train with it."""
-    monkeypatch.setattr(configuration, "is_deepspeed_available", lambda: True)
-    monkeypatch.setattr(configuration, "installed_version", lambda _: Version(version))
-    formats = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-    plugin = zero(1, **copy.deepcopy(formats))
-    before = copy.deepcopy(plugin.deepspeed_config)
-    with pytest.raises(EngineUnavailableError, match=rf"last batch.*got {re.escape(version)}\..*immediate_grad_update"):
-        fill(plugin, parts(precision="bf16"))
-    assert plugin.deepspeed_config == before
-    assert fill(zero(2, **copy.deepcopy(formats)), parts(precision="bf16"))["zero_optimization"]["stage"] == 2
-    immediate = {**copy.deepcopy(formats), "bf16": {"enabled": True, "immediate_grad_update": True}}
-    assert fill(zero(1, **immediate), parts(precision="bf16"))["bf16"]["immediate_grad_update"]
-    monkeypatch.setattr(configuration, "installed_version", lambda _: Version("0.19.0"))
-    assert fill(zero(1, **formats), parts(precision="bf16"))["zero_optimization"]["stage"] == 1
+def test_a_version_that_steps_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is imported of it; the first one that is right serves."""
+    monkeypatch.setattr(installed, "version_of", lambda _: "0.19.6")
+    with pytest.raises(MissingDependencyError, match=r"needs deepspeed 0\.19\.8 or newer; got 0\.19\.6\. Run `pip"):
+        ENGINE.require()
+    monkeypatch.setattr(installed, "version_of", lambda _: "0.19.8")
+    ENGINE.require()
 
 
 def test_buffers_follow_the_width_of_the_model() -> None:

@@ -20,7 +20,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -105,7 +104,7 @@ class _FlopCount(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Tensors spread over ranks, for instance, make operations on their parts of this one, which come here then.
-        if not isinstance(func, OpOverload) or any(hasattr(each, "__tensor_flatten__") for each in types):
+        if not hasattr(func, "decompose") or any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
         given = kwargs or {}
         if not _PLAIN.issuperset(types):  # without memory, as those with which shapes are found
@@ -189,9 +188,14 @@ class _Timed:
         kind = type(self)
         self.__class__ = kind.__mro__[2]
         try:
-            return self.__reduce_ex__(protocol)
+            make, args, *rest = self.__reduce_ex__(protocol)
         finally:
             self.__class__ = kind
+        return _made, (make, args), *rest  # pickle would compare the class in `args` with this one
+
+
+def _made(make: Callable[..., object], args: tuple[Any, ...]) -> object:
+    return make(*args)
 
 
 class Meter:

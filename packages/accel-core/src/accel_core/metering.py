@@ -13,11 +13,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -65,9 +64,9 @@ class Measurement:
     steps: int  # number of optimizer steps that were measured
     seconds: float  # length of a step: the sum of the parts from `waiting` to `rest`
     waiting: float  # seconds in which the script waited for a batch of a prepared loader
-    forward: float  # seconds in prepared models; exchanges in there, as FSDP makes them, count here
-    # Seconds until all gradients of this rank were computed. What is exchanged meanwhile, as by DDP, has none of its
-    # own; what FSDP exchanges between layers counts here.
+    forward: float  # seconds in prepared models; what ranks with shards exchange in there counts here
+    # Seconds until all gradients of this rank were computed. What runs beside it, as where copies are averaged, has
+    # none of its own; what ranks with shards exchange between layers counts here.
     backward: float
     # Seconds from then on until `backward` returned, in which it waited for other ranks, and seconds of `gather`,
     # `gather_for_metrics` and `reduce`.
@@ -121,12 +120,18 @@ class _FlopCount(TorchDispatchMode):
         return result
 
 
-def _shapes(value: Any) -> Any:
+def _shapes(values: Iterable[object]) -> tuple[object, ...]:
     """Return the shapes of all tensors in a nest."""
-    if isinstance(value, torch.Tensor):
-        return value.shape
-    nest = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return tuple([_shapes(each) for each in nest])
+    return tuple(
+        [
+            value.shape
+            if isinstance(value, torch.Tensor)
+            else _shapes(value.values() if isinstance(value, Mapping) else value)
+            if isinstance(value, list | tuple | Mapping)
+            else None
+            for value in values
+        ]
+    )
 
 
 def _peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
@@ -164,15 +169,7 @@ class _Reading:
         self.trains = trains
         self.samples = 0
         self.tokens: list[Any] = []
-        self.passes: list[Any] = []  # shapes of forward passes that no backward pass followed yet
-
-
-class _Step(NamedTuple):
-    marks: list[tuple[Any, int, _Reading]]  # when a part began, which, in which iteration; the last is the end
-    samples: int
-    tokens: list[Any]
-    flops: float
-    counts: bool  # whether it is measured: not one that counted FLOPs, which takes longer
+        self.passes: list[_FlopCount] = []  # forward passes that no backward pass followed yet
 
 
 class _Timed:
@@ -213,8 +210,8 @@ class Meter:
         self._event: Any = None if self._world.device.type == "cpu" else getattr(self._module, "Event", None)
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
         self._thread = threading.get_ident()
-        self._forward_flops: dict[Any, int] = {}
-        self._backward_flops: dict[Any, int] = {}
+        self._forward_flops: dict[tuple[object, ...], _FlopCount] = {}
+        self._backward_flops: dict[tuple[object, ...] | None, int] = {None: 0}  # by the counts of passes before it
         self._idle = _Reading(trains=True)
         self._open: list[_Reading] = []
         self._steps, self._since, self._is_whole = 0, 0, True
@@ -228,8 +225,10 @@ class Meter:
         self._first: weakref.ref[Any] | None = None
         self._fed = self._reading = self._idle
         self._part, self._flops, self._counts, self._last_key = _REST, 0.0, False, ()
-        self._done: list[_Step] = []
+        # When each part began, which it is, and in which iteration; the last mark of a step is its end.
         self._marks: list[tuple[Any, int, _Reading]] = [(self._clock(), _REST, self._idle)]
+        # Of steps that were made: marks, samples, numbers of tokens, FLOPs, and whether they are measured.
+        self._done: list[tuple[list[tuple[Any, int, _Reading]], int, list[Any], float, bool]] = []
 
     def watch(self, model: torch.nn.Module) -> None:
         """See the calls of a prepared model from now on."""
@@ -310,20 +309,22 @@ class Meter:
         try:
             if self._settings.flops != "auto" or not torch.is_grad_enabled():
                 return call(*args, **kwargs)
-            key = (id(model), _shapes(args), _shapes(kwargs))
-            self._reading.passes.append(key)
-            if key in self._forward_flops:
+            key = (id(model), _shapes(args), _shapes(kwargs.values()) if kwargs else None)
+            count = self._forward_flops.get(key)
+            if count is not None:
+                self._reading.passes.append(count)
                 return call(*args, **kwargs)
             self._counts = False
             with _FlopCount() as count:
                 result = call(*args, **kwargs)
-            self._forward_flops[key] = count.total
+            self._forward_flops[key] = count
+            self._reading.passes.append(count)
             return result
         finally:
             self.turn(before)
 
-    def backward(self, compute: Callable[[], None], loss: Any, *, again: bool) -> None:
-        """Run a backward pass; `again`: its gradients will have gradients."""
+    def backward(self, compute: Callable[..., None], runtime: Runtime, loss: torch.Tensor, *given: Any) -> None:
+        """Run a backward pass: `compute` of a runtime, a loss, its weight and arguments."""
         self._fed = reading = self._reading
         if not reading.trains:
             for each in (reading, *self._open):  # a loader that is read around another one feeds the step as well
@@ -331,25 +332,27 @@ class Meter:
         key, handle = None, None
         if self._settings.flops == "auto":
             passes, reading.passes = reading.passes, []
-            self._flops += sum([self._forward_flops.get(each, 0) for each in passes])
+            for count in passes:
+                self._flops += count.total
             key = self._last_key = tuple(passes) or ("again", self._last_key)
+        known = self._backward_flops.get(key)
         before = self.turn(_BACKWARD)
-        if self._world.size > 1 and isinstance(loss, torch.Tensor) and loss.requires_grad:
+        if self._world.size > 1 and getattr(loss, "requires_grad", False):
             # Torch's own function, which waits for exchanges, is put in line later in the pass.
             handle = loss.register_hook(lambda _: after_gradients(self._begin_exchange))
         try:
-            if key is None or key in self._backward_flops:
-                compute()
+            if known is not None:
+                compute(runtime, loss, *given)
             else:
                 self._counts = False
-                with _FlopCount(again=again) as count:
-                    compute()
-                self._backward_flops[key] = count.total
+                with _FlopCount(again=bool(given[1].get("create_graph"))) as count:
+                    compute(runtime, loss, *given)
+                known = self._backward_flops[key] = count.total
         finally:
             if handle is not None:
                 handle.remove()
             self.turn(before)
-        self._flops += self._backward_flops.get(key, 0)
+        self._flops += known
 
     def _begin_exchange(self) -> None:
         if self._part == _BACKWARD:
@@ -364,7 +367,7 @@ class Meter:
             return
         fed, end = self._fed, (self._clock(), self._part, self._reading)
         self._marks.append(end)
-        self._done.append(_Step(self._marks, fed.samples, fed.tokens, self._flops, self._counts))
+        self._done.append((self._marks, fed.samples, fed.tokens, self._flops, self._counts))
         fed.samples, fed.tokens, self._flops, self._counts, self._marks = 0, [], 0.0, True, [end]
         self._steps, self._since = self._steps + 1, self._since + 1
         if self._steps == 1 and self._settings.peak_flops == "auto" and self._settings.flops is not None:
@@ -417,16 +420,17 @@ class Meter:
 
     def _fold(self) -> None:
         """Add up the steps that are over on the device too; the others stay for the next time."""
-        sums = self._sums
-        while self._done and (self._event is None or self._done[0].marks[-1][0].query()):
-            step = self._done.pop(0)
-            if not step.counts:
+        sums, on_host = self._sums, self._event is None
+        while self._done and (on_host or self._done[0][0][-1][0].query()):
+            marks, samples, tokens, flops, counts = self._done.pop(0)
+            if not counts:
                 continue
-            for (begun, part, reading), (ended, _, _) in pairwise(step.marks):
-                took = ended - begun if self._event is None else begun.elapsed_time(ended) / 1e3
+            begun, part, reading = marks[0]
+            for mark in marks:
+                took = mark[0] - begun if on_host else begun.elapsed_time(mark[0]) / 1e3
                 sums[part if reading.trains else _EVALUATION] += took
-            for place, amount in enumerate((1, step.samples, sum(map(float, step.tokens)), step.flops), len(_PARTS)):
-                sums[place] += amount
+                begun, part, reading = mark
+            sums[-4:] = [sums[-4] + 1, sums[-3] + samples, sums[-2] + sum(map(float, tokens)), sums[-1] + flops]
 
     def _mark_stream(self) -> Any:
         """Return an event behind what the device was told so far."""
@@ -484,8 +488,7 @@ class MeteredRuntime(Runtime):
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients, and measure it."""
-        compute = functools.partial(super().backward, loss, weight, arguments)
-        self.meter.backward(compute, loss, again=bool(arguments and arguments.get("create_graph")))
+        self.meter.backward(Runtime.backward, self, loss, weight, arguments)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -87,7 +87,7 @@ class Measurement:
     slowest_seconds: float  # how long that was, for each step
 
 
-class _FlopCount(TorchDispatchMode):
+class _FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up FLOPs, by torch's formulas; with `again`, those of what backward computes once more too."""
 
     supports_higher_order_operators = True
@@ -101,14 +101,16 @@ class _FlopCount(TorchDispatchMode):
         """Return True: what torch.compile meets under another mode, it never compiles any more."""
         return True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         # Tensors spread over ranks, for instance, make operations on their parts of this one, which come here then.
         if not hasattr(func, "decompose") or any(hasattr(each, "__tensor_flatten__") for each in types):
             return NotImplemented
         given = kwargs or {}
         if not _PLAIN.issuperset(types):  # without memory, as those with which shapes are found
             return func(*args, **given)
-        formula: Any = flop_registry.get(func._overloadpacket)
+        formula: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
         if formula is None:
             with self:
                 result = func.decompose(*args, **given)
@@ -175,12 +177,12 @@ class _Reading:
 class _Timed:
     """Mixed into the class of a prepared model: a call of it, with all hooks and what compiles them, is measured."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         meter: Meter | None = GradientState._shared_state.get("meter")
-        call: Callable[..., Any] = super().__call__  # type: ignore[misc]
+        call: Callable[..., object] = super().__call__  # type: ignore[misc]
         return call(*args, **kwargs) if meter is None else meter.forward(self, call, args, kwargs)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Copies are of the class that the user knows, and not measured.
         kind = type(self)
         self.__class__ = kind.__mro__[2]
@@ -207,7 +209,9 @@ class Meter:
         self.is_apart = False  # whether ranks make different numbers of steps
         self._settings, self._strategy, self._world, self._log = settings, strategy, strategy.world, log
         self._module: Any = getattr(torch, self._world.device.type, None)
-        self._event: Any = None if self._world.device.type == "cpu" else getattr(self._module, "Event", None)
+        self._event: type[torch.Event] | None = (
+            None if self._world.device.type == "cpu" else getattr(self._module, "Event", None)
+        )
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
         self._thread = threading.get_ident()
         self._forward_flops: dict[tuple[object, ...], _FlopCount] = {}
@@ -279,9 +283,9 @@ class Meter:
                 self._reading = self._open[-1] if self._open else self._idle
             self.turn(_REST if self._part == _WAITING else self._part)
 
-    def _tokens(self, batch: Any, real: int | None) -> Any:
+    def _tokens(self, batch: object, real: int | None) -> torch.Tensor | float:
         """Return the number of tokens in a batch, of its first `real` samples where the others are repeats."""
-        name: Any = self._settings.tokens
+        name, found = self._settings.tokens, 0.0
         if callable(name):
             found = name(batch)
         elif not isinstance(batch, Mapping) or name not in batch:
@@ -301,7 +305,9 @@ class Meter:
         # A copy for which nobody waits: it is there when the last event of the step has passed.
         return found.to("cpu", non_blocking=True) if isinstance(found, torch.Tensor) else found
 
-    def forward(self, model: object, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def forward(
+        self, model: object, call: Callable[..., object], args: Sequence[object], kwargs: dict[str, Any]
+    ) -> object:
         """Call a prepared model."""
         if self._part == _FORWARD or self._part == _BACKWARD:  # inside of another one, or once more for backward
             return call(*args, **kwargs)
@@ -432,8 +438,9 @@ class Meter:
                 begun, part, reading = mark
             sums[-4:] = [sums[-4] + 1, sums[-3] + samples, sums[-2] + sum(map(float, tokens)), sums[-1] + flops]
 
-    def _mark_stream(self) -> Any:
+    def _mark_stream(self) -> torch.Event:
         """Return an event behind what the device was told so far."""
+        assert self._event is not None, "a device without events has the clock of the host"
         event = self._event(enable_timing=True)
         event.record()
         return event
@@ -449,7 +456,7 @@ class Meter:
 class MeteredOptimizer(AcceleratedOptimizer):
     """An optimizer whose steps a meter sees."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> object:
         """Step as `AcceleratedOptimizer` does."""
         meter: Meter | None = self.gradient_state.meter
         if meter is None or not self.gradient_state.sync_gradients:
@@ -472,7 +479,7 @@ class MeteredRuntime(Runtime):
     def __post_init__(self) -> None:
         """Make the meter, for all that is prepared in this process."""
         if self.meter is None:
-            settings: Any = self.handlers["MeterKwargs"]
+            settings = cast(MeterKwargs, self.handlers["MeterKwargs"])
             self.meter = self.gradient_state.meter = Meter(settings, self.strategy, self.hub.log_beside)
 
     def keep_model(self, model: torch.nn.Module) -> None:

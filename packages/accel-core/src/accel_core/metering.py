@@ -77,7 +77,7 @@ class Measurement:
     evaluation: float  # seconds for each step, but no part of it, in which loaders were read that do not train
     samples_per_second: float | None  # of all ranks, none twice; `None` where no prepared loader gave any
     tokens_per_second: float | None  # of all ranks, as `MeterKwargs.tokens` counts them
-    flops: float | None  # of the model in a step of all ranks, without activations that are computed again
+    flops: float | None  # of the model in a step of all ranks, without activations that are computed again, or `None`
     flops_per_second: float | None
     mfu: float | None  # their share of the peak of all devices; `None` where that is not known
     peak_memory: int  # most bytes that were allocated on a device; on CPUs, most memory of a process
@@ -227,7 +227,8 @@ class Meter:
     def restart(self) -> None:
         """Forget what is trained; the next step is not measured, because it may allocate, compile and load."""
         self._first: weakref.ref[Any] | None = None
-        self._fed = self._reading = self._idle
+        self._reading = self._idle
+        self._fed: _Reading | None = None
         self._part, self._flops, self._counts, self._last_key = _REST, 0.0, False, ()
         # When each part began, which it is, and in which iteration; the last mark of a step is its end.
         self._marks: list[tuple[Any, int, _Reading]] = [(self._clock(), _REST, self._idle)]
@@ -331,10 +332,7 @@ class Meter:
 
     def backward(self, compute: Callable[..., None], runtime: Runtime, loss: torch.Tensor, *given: Any) -> None:
         """Run a backward pass: `compute` of a runtime, a loss, its weight and arguments."""
-        self._fed = reading = self._reading
-        if not reading.trains:
-            for each in (reading, *self._open):  # a loader that is read around another one feeds the step as well
-                each.trains = True
+        reading = self._fed = self._train()
         key, handle = None, None
         if self._settings.flops == "auto":
             passes, reading.passes = reading.passes, []
@@ -360,6 +358,13 @@ class Meter:
             self.turn(before)
         self._flops += known
 
+    def _train(self) -> _Reading:
+        """Return the iteration that the step is fed from; loaders that are read around it feed the step as well."""
+        if not self._reading.trains:
+            for each in (self._reading, *self._open):
+                each.trains = True
+        return self._reading
+
     def _begin_exchange(self) -> None:
         if self._part == _BACKWARD:
             self.turn(_EXCHANGE)
@@ -371,7 +376,11 @@ class Meter:
             self._first = weakref.ref(optimizer)
         elif first is not optimizer:
             return
-        fed, end = self._fed, (self._clock(), self._part, self._reading)
+        fed = self._fed
+        if fed is None:  # gradients came from elsewhere than `accelerator.backward`
+            fed = self._train()
+            fed.passes.clear()
+        self._fed, end = None, (self._clock(), self._part, self._reading)
         self._marks.append(end)
         self._done.append((self._marks, fed.samples, fed.tokens, self._flops, self._counts))
         fed.samples, fed.tokens, self._flops, self._counts, self._marks = 0, [], 0.0, True, [end]
@@ -409,16 +418,16 @@ class Meter:
         own = [part for part in range(_EVALUATION) if part not in (_EXCHANGE, *inside)]
         busy = {rank: sum(row[0][part] for part in own) / row[1] for rank, row in rows.items()}
         slowest = max(busy, key=lambda rank: busy[rank])
-        counts, peaks = self._settings.flops is not None, [row[5] for row in rows.values()]
+        peaks = [row[5] for row in rows.values()]
         return Measurement(
             int(max(row[1] for row in rows.values())),
             seconds,
             *mean,
             samples / seconds or None,
             None if self._settings.tokens is None else tokens / seconds,
-            flops if counts else None,
-            flops / seconds if counts else None,
-            flops / seconds / sum(peaks) if counts and all(peaks) else None,
+            flops or None,
+            flops / seconds or None,
+            flops / seconds / sum(peaks) if flops and all(peaks) else None,
             memory,
             slowest,
             busy[slowest],

@@ -344,6 +344,21 @@ def test_failed_passes_and_broken_loops_leave_it_whole() -> None:
     assert found.samples_per_second == pytest.approx(4 / found.seconds)
 
 
+def test_gradients_from_elsewhere_have_no_flops_and_their_steps_are_no_evaluation() -> None:
+    """A loop that calls `loss.backward()` itself has its time and samples, and the passes are not kept."""
+    accelerator = metered()
+    model, optimizer, loader = prepared(accelerator, Net(nap=NAP), DataLoader(Rows(12), batch_size=4))
+    for batch in loader:
+        model(batch).mean().backward()
+        optimizer.step()
+    found = measured(accelerator)
+    assert found.forward >= NAP
+    assert found.evaluation == 0
+    assert found.samples_per_second == pytest.approx(4 / found.seconds)
+    assert found.flops is None
+    assert not accelerator.meter._reading.passes  # type: ignore[union-attr]
+
+
 def test_of_two_optimizers_the_first_ends_the_steps() -> None:
     """A step with two optimizers, of which the second trains with the same batch, is one step with all its samples."""
     accelerator = metered(flops=None)

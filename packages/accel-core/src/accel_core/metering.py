@@ -28,6 +28,7 @@ from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.rows import count_rows
 from accel_core.errors import ConfigurationError
+from accel_core.host.run_card import card
 from accel_core.logging import get_logger
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.plugins.handlers import MeterKwargs
@@ -407,6 +408,8 @@ class Meter:
         measured = {rank: row for rank, row in enumerate(rows) if row[1]}
         if measured:
             self.last = self._measurement(measured, max(row[-1] for row in rows))
+            if card.wanted and self.last.mfu is not None:
+                card.utilization(self.last.mfu)
             named = {f"meter/{each.name}": getattr(self.last, each.name) for each in fields(self.last)}
             self._log({name: value for name, value in named.items() if value is not None}, self._steps)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError
+from accel_core.host.run_card import RunCard
 from accel_core.metering import _PARTS, Measurement, Meter, _peak_flops
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
@@ -282,6 +284,47 @@ def test_numbers_of_the_user_and_unknown_devices() -> None:
     assert _peak_flops(torch.device("cpu"), None) is None
 
 
+class Event:
+    """Stands in for an event of a device, which passes when the device comes to it; nothing can wait for it."""
+
+    made: ClassVar[list[Event]] = []
+    passed: ClassVar[int] = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        """Put it behind the others."""
+        self.number = len(self.made)
+        self.made.append(self)
+
+    def query(self) -> bool:
+        """Return whether the device came to it."""
+        return self.number < Event.passed
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return 10 milliseconds for each event in between."""
+        assert end.query(), "read before it passed"
+        return 10.0 * (end.number - self.number)
+
+
+def test_a_step_on_a_device_is_read_once_its_events_have_passed() -> None:
+    """Marks are events in the order of the parts; a step that is not over on the device waits for the next time."""
+    accelerator = metered(every=2, flops=None)
+    meter: Any = accelerator.meter
+    meter._event, meter._clock = Event, meter._mark_stream
+    meter.restart()
+    model, optimizer, loader = prepared(accelerator, Net(), DataLoader(Rows(24), batch_size=4))
+    found = []
+    for number, _ in enumerate(train(accelerator, model, optimizer, loader)):
+        found.append((meter.last and meter.last.steps, len(meter._done)))
+        Event.passed = len(Event.made) if number in (2, 4) else Event.passed
+    assert found == [(None, 1), (None, 2), (None, 3), (2, 1), (2, 2), (2, 1)]
+    assert meter.last.seconds == pytest.approx(sum(seconds_of(meter.last)))
+    # A batch, a pass in each direction and a step begin and end, and what was behind one is before the next.
+    assert meter.last.waiting == meter.last.forward == meter.last.backward == pytest.approx(0.01)
+
+
 class Kept(GeneralTracker):
     """A tracker that keeps what it gets."""
 
@@ -422,6 +465,19 @@ def test_nothing_is_loaded_without_it() -> None:
         "sys.exit(sum(name in sys.modules for name in ('accel_core.metering', 'torch.utils.flop_counter')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_launcher_learns_the_utilization(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where a launcher reads the run's card, the utilization is on it when an epoch ends."""
+    path = tmp_path / "card"
+    path.write_text("accel-card\n")
+    card = RunCard(str(path))
+    for module in ("accel_core.metering", "accel_core.state.gradient"):
+        monkeypatch.setattr(f"{module}.card", card)
+    accelerator = metered()
+    for _ in train(accelerator, *prepared(accelerator, Net(), DataLoader(Rows(12), batch_size=4))):
+        pass
+    assert json.loads(path.read_text().splitlines()[1])["mfu"] == measured(accelerator).mfu
 
 
 def test_it_is_one_meter_of_the_process() -> None:

@@ -41,7 +41,7 @@ __all__ = ["Measurement", "Meter", "MeteredOptimizer", "MeteredRuntime"]
 _logger = get_logger(__name__)
 _PARTS = ("waiting", "forward", "backward", "exchange", "optimizer", "saving", "rest", "evaluation")
 _WAITING, _FORWARD, _BACKWARD, _EXCHANGE, _OPTIMIZER, _, _REST, _EVALUATION = range(len(_PARTS))
-_END: Any = object()
+_END = object()
 _SIDE, _TRIES = 1024, 5  # of square products that show what a CPU can do
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _PEAKS: tuple[tuple[set[str], tuple[float, float, float]], ...] = (
@@ -94,7 +94,7 @@ class _FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, *, again: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total, self._again = 0, again
 
     @classmethod
@@ -230,7 +230,8 @@ class Meter:
         self._first: weakref.ref[Any] | None = None
         self._reading = self._idle
         self._fed: _Reading | None = None
-        self._part, self._flops, self._counts, self._last_key = _REST, 0.0, False, ()
+        self._part, self._flops, self._counts = _REST, 0.0, False
+        self._last_key: tuple[object, ...] = ()
         # When each part began, which it is, and in which iteration; the last mark of a step is its end.
         self._marks: list[tuple[Any, int, _Reading]] = [(self._clock(), _REST, self._idle)]
         # Of steps that were made: marks, samples, numbers of tokens, FLOPs, and whether they are measured.
@@ -240,7 +241,8 @@ class Meter:
         """See the calls of a prepared model from now on."""
         kind = type(model)
         if not issubclass(kind, _Timed):
-            model.__class__ = type(kind)(kind.__name__, (_Timed, kind), {"__module__": kind.__module__})
+            made: Any = type(kind)
+            model.__class__ = made(kind.__name__, (_Timed, kind), {"__module__": kind.__module__})
         trained = next((each for each in model.parameters() if each.requires_grad), None)
         if trained is not None:
             formats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": None}
@@ -331,8 +333,10 @@ class Meter:
         finally:
             self.turn(before)
 
-    def backward(self, compute: Callable[..., None], runtime: Runtime, loss: torch.Tensor, *given: Any) -> None:
-        """Run a backward pass: `compute` of a runtime, a loss, its weight and arguments."""
+    def backward(
+        self, compute: Callable[..., None], runtime: Runtime, loss: torch.Tensor, weight: object, given: dict[str, Any]
+    ) -> None:
+        """Run a backward pass: `compute` of a runtime, a loss, its weight, and arguments of backward."""
         reading = self._fed = self._train()
         key, handle = None, None
         if self._settings.flops == "auto":
@@ -344,14 +348,14 @@ class Meter:
         before = self.turn(_BACKWARD)
         if self._world.size > 1 and getattr(loss, "requires_grad", False):
             # Torch's own function, which waits for exchanges, is put in line later in the pass.
-            handle = loss.register_hook(lambda _: after_gradients(self._begin_exchange))
+            handle = loss.register_hook(lambda _: after_gradients(self._begin_exchange))  # type: ignore[no-untyped-call]
         try:
             if known is not None:
-                compute(runtime, loss, *given)
+                compute(runtime, loss, weight, given)
             else:
                 self._counts = False
-                with _FlopCount(again=bool(given[1].get("create_graph"))) as count:
-                    compute(runtime, loss, *given)
+                with _FlopCount(again=bool(given.get("create_graph"))) as count:
+                    compute(runtime, loss, weight, given)
                 known = self._backward_flops[key] = count.total
         finally:
             if handle is not None:
@@ -423,17 +427,17 @@ class Meter:
         slowest = max(busy, key=lambda rank: busy[rank])
         peaks = [row[5] for row in rows.values()]
         return Measurement(
-            int(max(row[1] for row in rows.values())),
-            seconds,
-            *mean,
-            samples / seconds or None,
-            None if self._settings.tokens is None else tokens / seconds,
-            flops or None,
-            flops / seconds or None,
-            flops / seconds / sum(peaks) if flops and all(peaks) else None,
-            memory,
-            slowest,
-            busy[slowest],
+            steps=int(max(row[1] for row in rows.values())),
+            seconds=seconds,
+            **dict(zip(_PARTS, mean, strict=True)),
+            samples_per_second=samples / seconds or None,
+            tokens_per_second=None if self._settings.tokens is None else tokens / seconds,
+            flops=flops or None,
+            flops_per_second=flops / seconds or None,
+            mfu=flops / seconds / sum(peaks) if flops and all(peaks) else None,
+            peak_memory=memory,
+            slowest_rank=slowest,
+            slowest_seconds=busy[slowest],
         )
 
     def _fold(self) -> None:
@@ -468,7 +472,7 @@ class Meter:
 class MeteredOptimizer(AcceleratedOptimizer):
     """An optimizer whose steps a meter sees."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> object:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as `AcceleratedOptimizer` does."""
         meter: Meter | None = self.gradient_state.meter
         if meter is None or not self.gradient_state.sync_gradients:

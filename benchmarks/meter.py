@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accel import Accelerator, FullyShardedDataParallelPlugin, MeterKwargs
 
-WIDTH, LAYERS, ROWS, STEPS, PAIRS = 256, 4, 64, 24, 4000
+WIDTH, LAYERS, ROWS, STEPS, PAIRS = 256, 4, 64, 60, 4000
 PEAK = 1e11  # of no device: what a share of it is can be computed by hand
 
 

@@ -536,6 +536,7 @@ class MeteredRuntime(Runtime):
     def release(self) -> None:
         """Let go of every prepared object; calls of its models are measured no more."""
         for model in self.models:
-            model.__class__ = type(model).__mro__[2]
+            if isinstance(model, _Timed):
+                model.__class__ = type(model).__mro__[2]
         super().release()
         self.meter.restart()

@@ -233,7 +233,8 @@ class MeterKwargs(KwargsHandler):
     """Measure the steps of a run: where their time goes, samples and tokens a second, FLOPs, their share of the peak.
 
     The numbers are in `accelerator.meter.last`, a `Measurement`, and go to the trackers as `meter/...`. The first step
-    is not measured, nor is one in which FLOPs are counted: that takes longer.
+    is not measured, nor is one in which FLOPs are counted: that takes longer. Prepared models get a subclass of their
+    class, which sees calls.
 
     Args:
         flops: `"auto"` counts those of a step when its shapes are new, with the formulas of torch's `FlopCounterMode`;

@@ -214,7 +214,7 @@ class Meter:
             None if self._world.device.type == "cpu" else getattr(self._module, "Event", None)
         )
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
-        self._thread = threading.get_ident()
+        self._thread, self._counting = threading.get_ident(), settings.flops == "auto"
         self._forward_flops: dict[tuple[object, ...], _FlopCount] = {}
         self._backward_flops: dict[tuple[object, ...] | None, int] = {None: 0}  # by the counts of passes before it
         self._idle = _Reading(trains=True)
@@ -317,7 +317,7 @@ class Meter:
             return call(*args, **kwargs)
         before = self.turn(_FORWARD)
         try:
-            if self._settings.flops != "auto" or not torch.is_grad_enabled():
+            if not self._counting or not torch.is_grad_enabled():
                 return call(*args, **kwargs)
             key = (id(model), _shapes(args), _shapes(kwargs.values()) if kwargs else None)
             count = self._forward_flops.get(key)
@@ -339,7 +339,7 @@ class Meter:
         """Run a backward pass: `compute` of a runtime, a loss, its weight, and arguments of backward."""
         reading = self._fed = self._train()
         key, handle = None, None
-        if self._settings.flops == "auto":
+        if self._counting:
             passes, reading.passes = reading.passes, []
             for count in passes:
                 self._flops += count.total
@@ -374,25 +374,27 @@ class Meter:
         if self._part == _BACKWARD:
             self.turn(_EXCHANGE)
 
-    def end_step(self, optimizer: object) -> None:
-        """Note that an optimizer made its step; of several, the first one ends the steps."""
+    def end_step(self, optimizer: object, part: int) -> None:
+        """Note that an optimizer made its step, after which time counts for `part`; of several, the first ends it."""
         first = None if self._first is None else self._first()
         if first is None:
             self._first = weakref.ref(optimizer)
         elif first is not optimizer:
+            self.turn(part)
             return
+        self._part = part
         fed = self._fed
         if fed is None:  # gradients came from elsewhere than `accelerator.backward`
             fed = self._train()
             fed.passes.clear()
-        self._fed, end = None, (self._clock(), self._part, self._reading)
+        self._fed, end = None, (self._clock(), part, self._reading)
         self._marks.append(end)
         self._done.append((self._marks, fed.samples, fed.tokens, self._flops, self._counts))
         fed.samples, fed.tokens, self._flops, self._counts, self._marks = 0, [], 0.0, True, [end]
         self._steps, self._since = self._steps + 1, self._since + 1
         if self._steps == 1 and self._settings.peak_flops == "auto" and self._settings.flops is not None:
             self._peak = _peak_flops(self._world.device, self._dtype) or 0.0
-            self._marks = [(self._clock(), self._part, self._reading)]  # measuring a CPU's takes a moment
+            self._marks = [(self._clock(), part, self._reading)]  # measuring a CPU's takes a moment
         if self._since >= self._settings.every and not self.is_apart:
             self.report()
 
@@ -480,9 +482,10 @@ class MeteredOptimizer(AcceleratedOptimizer):
         before = meter.turn(_OPTIMIZER)
         try:
             result = super().step(closure)
-        finally:
+        except BaseException:
             meter.turn(before)
-        meter.end_step(self)
+            raise
+        meter.end_step(self, before)
         return result
 
 

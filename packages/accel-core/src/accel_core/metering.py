@@ -264,9 +264,11 @@ class Meter:
         if threading.get_ident() != self._thread:  # one that reads ahead keeps nobody waiting
             yield from batches
             return
-        reading, spec, part = _Reading(), loader.spec, self._strategy.reading.part
-        full = None if spec.step_samples is None else spec.step_samples // spec.ranks
+        self._reading = reading = _Reading()
         self._open.append(reading)
+        self.turn(self._part)  # what follows belongs to this iteration
+        spec, part = loader.spec, self._strategy.reading.part
+        full = None if spec.step_samples is None else spec.step_samples // spec.ranks
         try:
             while True:
                 self._reading = reading

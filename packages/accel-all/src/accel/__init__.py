@@ -134,6 +134,7 @@ _NAMES = {
         "GradScalerKwargs",
         "InitProcessGroupKwargs",
         "KwargsHandler",
+        "MeterKwargs",
         "ProfileKwargs",
     ],
     "accel_core.plugins.loading": ["DataLoaderConfiguration"],

@@ -130,6 +130,7 @@ from accel_core.plugins.handlers import DistributedDataParallelKwargs as Distrib
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
 from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
+from accel_core.plugins.handlers import MeterKwargs as MeterKwargs
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_core.plugins.megatron import MegatronLMPlugin as MegatronLMPlugin

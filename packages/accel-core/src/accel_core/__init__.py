@@ -31,6 +31,7 @@ _NAMES = {
         "DistributedDataParallelKwargs",
         "GradScalerKwargs",
         "InitProcessGroupKwargs",
+        "MeterKwargs",
         "ProfileKwargs",
     ],
     "accel_core.plugins.loading": ["DataLoaderConfiguration"],

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import _amp_foreach_non_finite_check_and_unscale_ as unscale_and_check_
 from torch import _foreach_lerp_ as foreach_lerp_
@@ -24,6 +25,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 __all__ = [
     "PRIVATE_NAMES",
     "PrivateName",
+    "after_gradients",
     "all_gather_single",
     "connect_again",
     "counters_of",
@@ -35,6 +37,7 @@ __all__ = [
     "foreach_mul_",
     "group_gather",
     "has_gradient_hooks",
+    "is_in_backward",
     "pin_memory",
     "reduce_scatter_single",
     "ring_attention",
@@ -94,6 +97,16 @@ def connect_again(store: Any) -> tuple[Any, Any] | None:
         return None
     prefix = store.compare_set("accel/prefix", "", os.urandom(8).hex()).decode()
     return PrefixStore(prefix, base), PrefixStore(prefix, again)
+
+
+def after_gradients(function: Callable[[], None]) -> None:
+    """Call a function when the backward pass under way has computed all gradients, before what is put in line later."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def is_in_backward() -> bool:
+    """Return whether a backward pass is under way."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def ring_attention() -> Any:
@@ -266,6 +279,14 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._post_forward",
         "The same, for what the method returns.",
+    ),
+    PrivateName(
+        "torch.autograd:Variable._execution_engine",
+        "Torch's engine alone knows when a rank has all its gradients, and begins to wait for those of others.",
+    ),
+    PrivateName(
+        "torch:_C._current_graph_task_id",
+        "What runs forward inside of backward computes activations once more; a mode is not told so otherwise.",
     ),
     PrivateName(
         "torch:Tensor._backward_hooks",

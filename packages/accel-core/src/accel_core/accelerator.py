@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
 
+    from accel_core.metering import Meter
     from accel_core.plugins.deepspeed import DeepSpeedPlugin
     from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
     from accel_core.plugins.megatron import MegatronLMPlugin
@@ -992,6 +993,12 @@ class Accelerator(FunctionControl):
         """
         return self._runtime.average(model, decay, every, device, buffers)
 
+    @property
+    def meter(self) -> Meter | None:
+        """What measures the steps, with `MeterKwargs` among the handlers; its `last` has the numbers. Else `None`."""
+        meter: Meter | None = self._runtime.meter
+        return meter
+
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
         """Compute the block in the run's mixed precision.
 
@@ -1087,7 +1094,8 @@ class Accelerator(FunctionControl):
             >>> len(everyones) == accelerator.num_processes
             True
         """
-        return collectives.gather(tensor)
+        with self._runtime.timed("exchange"):
+            return collectives.gather(tensor)
 
     def gather_for_metrics(self, input_data: object, use_gather_object: bool = False) -> Any:
         """Gather, and drop what was only repeated to make the last batch even.
@@ -1112,7 +1120,8 @@ class Accelerator(FunctionControl):
             True
         """
         input_data = self._runtime.strategy.whole_metrics(input_data)
-        return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
+        with self._runtime.timed("exchange"):
+            return gather_for_metrics(input_data, self.gradient_state, use_gather_object, gather=self.gather)
 
     def reduce(self, tensor: _T, reduction: str = "sum", scale: float = 1.0) -> _T:
         """Combine tensors over all processes: their `sum` (or `none`, the same), `mean` or `max`.
@@ -1128,7 +1137,8 @@ class Accelerator(FunctionControl):
         Examples:
             >>> mean = accelerator.reduce(torch.tensor(0.5), "mean")
         """
-        return collectives.reduce(tensor, reduction, scale)
+        with self._runtime.timed("exchange"):
+            return collectives.reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: _T, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> _T:
         """Pad tensors along `dim` with `pad_index` to the largest size of any process.
@@ -1241,7 +1251,8 @@ class Accelerator(FunctionControl):
             >>> plain.load_state_dict(load_file("trained/model.safetensors"))
             <All keys matched successfully>
         """
-        with model.applied() if isinstance(model, ModelAverage) else nullcontext(model) as shown:
+        shown_as = model.applied() if isinstance(model, ModelAverage) else nullcontext(model)
+        with self._runtime.timed("saving"), shown_as as shown:
             checkpoint.weights.save_model(
                 shown,
                 self._runtime.strategy.weights(self._meant_by(shown)),
@@ -1301,13 +1312,14 @@ class Accelerator(FunctionControl):
             >>> path = accelerator.save_state("state")
             >>> report = accelerator.load_state("state")
         """
-        return checkpoint.save.save_state(
-            self._runtime.to_save(),
-            output_dir,
-            safe_serialization=safe_serialization,
-            blocking=blocking,
-            **save_model_func_kwargs,
-        )
+        with self._runtime.timed("saving"):
+            return checkpoint.save.save_state(
+                self._runtime.to_save(),
+                output_dir,
+                safe_serialization=safe_serialization,
+                blocking=blocking,
+                **save_model_func_kwargs,
+            )
 
     def load_state(
         self,

@@ -18,7 +18,7 @@ from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError, expect, expect_flags
 from accel_core.host import environ
 from accel_core.optim.accumulation import Accumulation
-from accel_core.options.engines import engines, require
+from accel_core.options.engines import engines, load, require
 from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
@@ -29,6 +29,7 @@ from accel_core.plugins.handlers import (
     GradScalerKwargs,
     InitProcessGroupKwargs,
     KwargsHandler,
+    MeterKwargs,
     ProfileKwargs,
 )
 from accel_core.plugins.loading import DataLoaderConfiguration
@@ -71,6 +72,7 @@ _BUILT_IN = (
     DistributedDataParallelKwargs,
     GradScalerKwargs,
     InitProcessGroupKwargs,
+    MeterKwargs,
     ProfileKwargs,
     TrackerKwargs,
 )
@@ -172,7 +174,9 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
     """Put a strategy and everything around it together."""
     parts = strategy.parts
     settings = handlers.get("TrackerKwargs")
-    return Runtime(
+    # Loaded where it is asked for.
+    kind: type[Runtime] = load("accel_core.metering:MeteredRuntime") if "MeterKwargs" in handlers else Runtime
+    return kind(
         world=parts.world,
         strategy=strategy,
         gradient_state=parts.accumulation.gradient_state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -69,8 +69,11 @@ class Runtime:
     dataloaders: list[Any] = field(default_factory=list)
     custom_objects: list[Any] = field(default_factory=list)
     averages: list[ModelAverage] = field(default_factory=list)  # which the prepared optimizers update
+    meter: Any = None  # what measures the steps, in a `MeteredRuntime`
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
+
+    optimizer_type = AcceleratedOptimizer
 
     @property
     def data(self) -> DataLoaderConfiguration:
@@ -237,7 +240,7 @@ class Runtime:
             if kept.optimizer is optimizer:
                 return kept  # type: ignore[no-any-return]
         self.strategy.rebind([optimizer])
-        wrapper = AcceleratedOptimizer(
+        wrapper = self.optimizer_type(
             optimizer,
             device_placement=self.device_placement if placement is None else placement,
             scaler=self.scaler,
@@ -365,6 +368,10 @@ class Runtime:
             factor = accumulation.close_weighted(self.world)
             if factor is not None:
                 strategy.scale_gradients(factor, accumulation.models or self.models, self.optimizers)
+
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Return a block whose time counts for a part of the step, where a meter measures it."""
+        return nullcontext()
 
     def unscale(self, optimizers: object = None) -> None:
         """Divide gradients by the scale of fp16 training, once a window."""

@@ -82,7 +82,9 @@ class PreparedLoader(LoaderBase):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Return an iterator over this rank's batches, on the device."""
         batches = self._read() if self.pending is None else self._read_on()
-        return card.timed(self, batches) if card.wanted else batches
+        batches = card.timed(self, batches) if card.wanted else batches
+        meter = self.gradient_state.meter
+        return batches if meter is None else meter.read(self, batches)
 
     @abstractmethod
     def _read(self) -> Iterator[Any]:

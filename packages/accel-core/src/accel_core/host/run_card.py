@@ -64,6 +64,10 @@ class RunCard:
             self._facts["device_bytes"] = int(torch.cuda.max_memory_allocated())
         self._write()
 
+    def utilization(self, share: float) -> None:
+        """Note the share of its devices' peak that the run uses; it is written with the next epoch or checkpoint."""
+        self._facts["mfu"] = share
+
     def checkpoint(self, folder: str) -> None:
         """Note a checkpoint that is complete."""
         self._facts["checkpoint"] = folder

@@ -23,6 +23,7 @@ __all__ = [
     "GradScalerKwargs",
     "InitProcessGroupKwargs",
     "KwargsHandler",
+    "MeterKwargs",
     "ProfileKwargs",
 ]
 
@@ -225,6 +226,53 @@ class InitProcessGroupKwargs(KwargsHandler):
         """Fill the time limit from the backend."""
         if self.timeout is None:
             self.timeout = _NCCL_TIMEOUT if self.backend == "nccl" else _OTHER_TIMEOUT
+
+
+@record
+class MeterKwargs(KwargsHandler):
+    """Measure the steps of a run: where their time goes, samples and tokens a second, FLOPs, their share of the peak.
+
+    The numbers are in `accelerator.meter.last`, a `Measurement`, and go to the trackers as `meter/...`. The first step
+    is not measured, nor is one in which FLOPs are counted: that takes longer. Prepared models get a subclass of their
+    class, which sees calls.
+
+    Args:
+        flops: `"auto"` counts those of a step when its shapes are new, with the formulas of torch's `FlopCounterMode`;
+            a number is that of forward and backward for one sample; `None` counts none. Passes without gradients do
+            not count. Where torch.compile compiles a checkpointed part itself, its second forward pass does.
+        peak_flops: The most FLOPs a second of a rank's device; `"auto"` looks them up by its name, and measures those
+            of a CPU. Where it does not know the device there is no utilization; `None` leaves it out.
+        tokens: How tokens are counted: a key of the batch, whose `attention_mask` leaves out what only fills up, or a
+            function from the batch to a number; `None` counts none.
+        every: Number of optimizer steps between two measurements, in which ranks exchange a few numbers once.
+
+    Raises:
+        ConfigurationError: A value that cannot be.
+
+    Examples:
+        >>> accelerator = Accelerator(kwargs_handlers=[MeterKwargs(tokens="input_ids", every=100)])
+        >>> accelerator.meter.last is None  # until 100 steps were made
+        True
+    """
+
+    flops: float | Literal["auto"] | None = "auto"
+    peak_flops: float | Literal["auto"] | None = "auto"
+    tokens: str | Callable[[Any], Any] | None = None
+    every: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        for name in ("flops", "peak_flops"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+            if not (number or value is None or value == "auto"):
+                raise ConfigurationError(f"{name} is 'auto', a number or None; got {value!r}. Write {name}='auto'.")
+        if not (self.tokens is None or isinstance(self.tokens, str) or callable(self.tokens)):
+            raise ConfigurationError(
+                f"tokens is a key of the batch, a function or None; got {self.tokens!r}. Write tokens='input_ids'."
+            )
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ConfigurationError(f"Steps are measured every 1 or more of them; got every={self.every!r}. Write 50.")
 
 
 @record

@@ -67,6 +67,7 @@ class GradientState:
     _fresh: list[weakref.ref[Any]]
     _training: weakref.ref[Any] | None
     _latest: _Reading | None
+    meter: Any  # of the run that measures its steps, or `None`
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.__dict__ = self._shared_state
@@ -79,6 +80,7 @@ class GradientState:
                 _fresh=[],
                 _training=None,
                 _latest=None,
+                meter=None,
             )
         if gradient_accumulation_plugin is not None:
             wanted = gradient_accumulation_plugin.to_kwargs()

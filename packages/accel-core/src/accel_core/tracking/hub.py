@@ -212,6 +212,13 @@ class TrackerHub:
                 ", ".join(map(str, values)),
             )
 
+    def log_beside(self, values: Mapping[str, Any], step: int) -> None:
+        """Log values at the step that was logged last, and at `step` where none was; it moves no counter of steps."""
+        if self.running:
+            last = self._steps.last if self._steps.last >= 0 else step
+            entry = {"step": last if self._steps.explicit else None, "filled": last, "time": time.time()}
+            self._emit("log", {**entry, "values": dict(values), "kwargs": {}}, None)
+
     def get(self, name: str | LoggerType, unwrap: bool = False) -> Any:
         """Return a tracker by its name, a moment after it has what was logged before.
 

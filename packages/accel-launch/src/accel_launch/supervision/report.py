@@ -131,6 +131,7 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
         lines.append(
             f"  speed       {rate:,.{0 if rate >= 100 else 2}f} samples/s on all ranks together, "
             f"{share:.0%} of the time waiting for data"
+            + (f", {facts['mfu']:.1%} of the devices' peak" if "mfu" in facts else "")
         )
     # In bytes on macOS, in KiB elsewhere.
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

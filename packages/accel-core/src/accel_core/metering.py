@@ -1,0 +1,550 @@
+"""Where the time of training steps goes, and how much of the hardware they use; loaded with `MeterKwargs` alone.
+
+Time is a list of marks: a part lasts from its mark to the next, so the parts of a step sum to the step. On a device a
+mark is an event in its stream, for which nobody waits: a step is added up once its last event has passed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import resource
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, cast
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from accel_core._records import record
+from accel_core._torch import after_gradients, is_in_backward
+from accel_core.comm.control import Channel
+from accel_core.data.loader import PreparedLoader
+from accel_core.data.rows import count_rows
+from accel_core.errors import ConfigurationError
+from accel_core.host.run_card import card
+from accel_core.logging import get_logger
+from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.plugins.handlers import MeterKwargs
+from accel_core.runtime import Runtime
+from accel_core.state.gradient import GradientState
+from accel_core.strategies.strategy import Strategy
+
+__all__ = ["Measurement", "Meter", "MeteredOptimizer", "MeteredRuntime"]
+
+_logger = get_logger(__name__)
+_PARTS = ("waiting", "forward", "backward", "exchange", "optimizer", "saving", "rest", "evaluation")
+_WAITING, _FORWARD, _BACKWARD, _EXCHANGE, _OPTIMIZER, _, _REST, _EVALUATION = range(len(_PARTS))
+_END = object()
+_MOST_MARKS = 100_000  # of one step, so that memory does not grow where no step ends
+_SIDE, _TRIES = 1024, 5  # of square products that show what a CPU can do
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_PEAKS: tuple[tuple[set[str], tuple[float, float, float]], ...] = (
+    # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
+    ({"H200"}, (989.5, 494.7, 67)),
+    ({"H100", "HBM3"}, (989.5, 494.7, 67)),
+    ({"H100", "PCIE"}, (756, 378, 51)),
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+    ({"A100"}, (312, 156, 19.5)),
+    # https://www.nvidia.com/en-us/data-center/l40s/ and .../l4/, halved where given with sparsity
+    ({"L40S"}, (362, 183, 91.6)),
+    ({"L4"}, (121, 60, 30.3)),
+)
+"""Words of a device's name, and the most TFLOP/s that its maker names without sparsity: with 16 bits, TF32 and 32."""
+
+
+@record(frozen=True)
+class Measurement:
+    """What a meter found in the steps since the one before, the same on every rank: means over steps and ranks."""
+
+    steps: int  # number of optimizer steps that were measured
+    seconds: float  # length of a step: the sum of the parts from `waiting` to `rest`
+    waiting: float  # seconds in which the script waited for a batch of a prepared loader
+    forward: float  # seconds in prepared models; what ranks with shards exchange in there counts here
+    # Seconds until all gradients of this rank were computed. What runs beside it, as where copies are averaged, has
+    # none of its own; what ranks with shards exchange between layers counts here.
+    backward: float
+    # Seconds from then on until `backward` returned, in which it waited for other ranks, and seconds of `gather`,
+    # `gather_for_metrics` and `reduce`.
+    exchange: float
+    optimizer: float  # seconds in the steps of prepared optimizers
+    saving: float  # seconds for which `save_state` and `save_model` held the script up
+    rest: float  # all else: clipping, schedules, `zero_grad`, logging, the script's own code
+    evaluation: float  # seconds for each step, but no part of it, in which loaders were read that do not train
+    samples_per_second: float | None  # of all ranks, none twice; `None` where no prepared loader gave any
+    tokens_per_second: float | None  # of all ranks, as `MeterKwargs.tokens` counts them
+    flops: float | None  # of the model in a step of all ranks, without activations that are computed again, or `None`
+    flops_per_second: float | None
+    mfu: float | None  # their share of the peak of all devices; `None` where that is not known
+    peak_memory: int  # most bytes that were allocated on a device; on CPUs, most memory of a process
+    # The rank that took longest outside of exchanges. Where these are inside of forward and backward, as with shards,
+    # both are left out too.
+    slowest_rank: int
+    slowest_seconds: float  # how long that was, for each step
+
+
+class _FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up FLOPs, by torch's formulas; with `again`, those of what backward computes once more too."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, *, again: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total, self._again = 0, again
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True: what torch.compile meets under another mode, it never compiles any more."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        # Tensors spread over ranks, for instance, make operations on their parts of this one, which come here then.
+        if not hasattr(func, "decompose") or any(hasattr(each, "__tensor_flatten__") for each in types):
+            return NotImplemented
+        given = kwargs or {}
+        if not _PLAIN.issuperset(types):  # without memory, as those with which shapes are found
+            return func(*args, **given)
+        formula: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                result = func.decompose(*args, **given)
+            return func(*args, **given) if result is NotImplemented else result
+        result = func(*args, **given)
+        # What runs forward inside of backward has its gradients recorded; where all of backward has, none can be told.
+        if self._again or not (torch.is_grad_enabled() and is_in_backward()):
+            self.total += formula(*args, **given, out_val=result)
+        return result
+
+
+def _shapes(values: Iterable[object]) -> tuple[object, ...]:
+    """Return the shapes of all tensors in a nest."""
+    return tuple(
+        [
+            value.shape
+            if isinstance(value, torch.Tensor)
+            else _shapes(value.values() if isinstance(value, Mapping) else value)
+            if isinstance(value, list | tuple | Mapping)
+            else None
+            for value in values
+        ]
+    )
+
+
+def _peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None:
+    """Return the most FLOPs a second of a device in a number format; `None` where it is not known."""
+    if dtype is None:
+        return None
+    if device.type == "cpu":
+        return _measured(dtype)
+    named = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    words = set(re.split(r"[\s-]+", named(device).upper())) if named is not None else set()
+    fast = torch.get_float32_matmul_precision() != "highest"
+    column = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1 if fast else 2}.get(dtype)
+    if column is None or "NVL" in words:  # a slower device of the same name
+        return None
+    return next((row[column] * 1e12 for name, row in _PEAKS if words >= name), None)
+
+
+@functools.cache
+def _measured(dtype: torch.dtype) -> float:
+    """Return how many FLOPs a second this process does in the best of some square products."""
+    side, best = torch.ones(_SIDE, _SIDE, dtype=dtype), float("inf")
+    for _ in range(_TRIES):
+        begun = time.perf_counter()
+        torch.mm(side, side)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * _SIDE**3 / best
+
+
+class _Reading:
+    """An iteration of a loader: whether it is trained with, and what it gave since the last step."""
+
+    __slots__ = ("passes", "samples", "tokens", "trains")
+
+    def __init__(self, *, trains: bool = False) -> None:
+        self.trains = trains
+        self.samples = 0
+        self.tokens: list[Any] = []
+        self.passes: list[_FlopCount] = []  # forward passes that no backward pass followed yet
+
+
+class _Timed:
+    """Mixed into the class of a prepared model: a call of it, with all hooks and what compiles them, is measured."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        meter: Meter | None = GradientState._shared_state.get("meter")
+        call: Callable[..., object] = super().__call__  # type: ignore[misc]
+        return call(*args, **kwargs) if meter is None else meter.forward(self, call, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # Copies are of the class that the user knows, and not measured.
+        kind = type(self)
+        self.__class__ = kind.__mro__[2]
+        try:
+            make, args, *rest = self.__reduce_ex__(protocol)
+        finally:
+            self.__class__ = kind
+        return _made, (make, args), *rest  # pickle would compare the class in `args` with this one
+
+
+def _made(make: Callable[..., object], args: tuple[Any, ...]) -> object:
+    return make(*args)
+
+
+class Meter:
+    """Measures steps where prepared objects meet: a batch, a forward and a backward pass, a step, a save.
+
+    Attributes:
+        last (Measurement | None): The numbers of the last `MeterKwargs.every` steps; `None` before them.
+    """
+
+    def __init__(self, settings: MeterKwargs, strategy: Strategy, log: Callable[[dict[str, Any], int], None]) -> None:
+        self.last: Measurement | None = None
+        self.is_apart = False  # whether ranks make different numbers of steps
+        self._settings, self._strategy, self._world, self._log = settings, strategy, strategy.world, log
+        self._module: Any = getattr(torch, self._world.device.type, None)
+        self._event: type[torch.Event] | None = (
+            None if self._world.device.type == "cpu" else getattr(self._module, "Event", None)
+        )
+        self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
+        self._thread, self._counting = threading.get_ident(), settings.flops == "auto"
+        self._forward_flops: dict[tuple[object, ...], _FlopCount] = {}
+        self._backward_flops: dict[tuple[object, ...] | None, int] = {None: 0}  # by the counts of passes before it
+        self._idle = _Reading(trains=True)
+        self._open: list[_Reading] = []
+        self._steps, self._since, self._is_whole = 0, 0, True
+        self._dtype: torch.dtype | None = torch.float32
+        self._peak = 0.0 if isinstance(settings.peak_flops, str | None) else settings.peak_flops
+        self._sums = [0.0] * (len(_PARTS) + 4)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what is trained; the next step is not measured, because it may allocate, compile and load."""
+        self._first: weakref.ref[Any] | None = None
+        self._reading = self._idle
+        self._fed: _Reading | None = None
+        self._part, self._flops, self._counts = _REST, 0.0, False
+        self._last_key: tuple[object, ...] = ()
+        # When each part began, which it is, and in which iteration; the last mark of a step is its end.
+        self._marks: list[tuple[Any, int, _Reading]] = [(self._clock(), _REST, self._idle)]
+        # Of steps that were made: marks, samples, numbers of tokens, FLOPs, and whether they are measured.
+        self._done: list[tuple[list[tuple[Any, int, _Reading]], int, list[Any], float, bool]] = []
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """See the calls of a prepared model from now on."""
+        kind = type(model)
+        if not issubclass(kind, _Timed):
+            made: Any = type(kind)
+            model.__class__ = made(kind.__name__, (_Timed, kind), {"__module__": kind.__module__})
+        trained = next((each for each in model.parameters() if each.requires_grad), None)
+        if trained is not None:
+            formats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": None}
+            self._dtype = formats.get(self._strategy.number_format.name, trained.dtype)
+            self._is_whole = self._is_whole and (self._world.size == 1 or self._strategy.holds_whole(model))
+
+    def turn(self, part: int) -> int:
+        """Let time count for a part from now on; return the part for which it counted."""
+        before, self._part = self._part, part
+        self._marks.append((self._clock(), part, self._reading))
+        return before
+
+    def read(self, loader: PreparedLoader, batches: Iterator[Any]) -> Iterator[Any]:
+        """Pass the batches of an iteration on, and count what they hold.
+
+        Raises:
+            ConfigurationError: A batch has no such entry as `MeterKwargs.tokens` names.
+        """
+        if threading.get_ident() != self._thread:  # one that reads ahead keeps nobody waiting
+            yield from batches
+            return
+        self._reading = reading = _Reading()
+        self._open.append(reading)
+        self.turn(self._part)  # what follows belongs to this iteration
+        spec, part = loader.spec, self._strategy.reading.part
+        full = None if spec.step_samples is None else spec.step_samples // spec.ranks
+        try:
+            while True:
+                self._reading = reading
+                if len(self._marks) > _MOST_MARKS:  # much was evaluated since the last step, which is not measured then
+                    self._marks, self._counts = [(self._clock(), self._part, reading)], False
+                before = self.turn(_WAITING)
+                batch = next(batches, _END)
+                if batch is _END:
+                    return
+                counts = loader.counts
+                real = full if counts is None else counts.real[part]
+                reading.samples += (count_rows(batch) or 0) if real is None else real
+                if self._settings.tokens is not None:
+                    reading.tokens.append(self._tokens(batch, None if counts is None else real))
+                self.turn(before)
+                yield batch
+        finally:
+            self._open.remove(reading)
+            if self._reading is reading and not reading.trains:
+                self._reading = self._open[-1] if self._open else self._idle
+            self.turn(_REST if self._part == _WAITING else self._part)
+
+    def _tokens(self, batch: object, real: int | None) -> torch.Tensor | float:
+        """Return the number of tokens in a batch, of its first `real` samples where the others are repeats."""
+        name, found = self._settings.tokens, 0.0
+        if callable(name):
+            found = name(batch)
+        elif not isinstance(batch, Mapping) or name not in batch:
+            raise ConfigurationError(
+                f"tokens={name!r} of MeterKwargs is an entry of each batch; got a {type(batch).__name__} with "
+                f"{list(batch) if isinstance(batch, Mapping) else 'no names'}. Name one of its entries, or pass a "
+                "function from the batch to its number of tokens."
+            )
+        elif "attention_mask" in batch:
+            found = batch["attention_mask"][:real].sum()
+        else:
+            _logger.warning_once(
+                f"All of {name!r} counts as tokens; got batches without an 'attention_mask', which would tell what "
+                "only fills them up. Pass MeterKwargs(tokens=function) to count otherwise."
+            )
+            found = sum(each.numel() for each in batch[name][:real])
+        # A copy for which nobody waits: it is there when the last event of the step has passed.
+        return found.to("cpu", non_blocking=True) if isinstance(found, torch.Tensor) else found
+
+    def forward(
+        self, model: object, call: Callable[..., object], args: Sequence[object], kwargs: dict[str, Any]
+    ) -> object:
+        """Call a prepared model."""
+        if self._part == _FORWARD or self._part == _BACKWARD:  # inside of another one, or once more for backward
+            return call(*args, **kwargs)
+        before = self.turn(_FORWARD)
+        try:
+            if not self._counting or not torch.is_grad_enabled():
+                return call(*args, **kwargs)
+            key = (id(model), _shapes(args), _shapes(kwargs.values()) if kwargs else None)
+            count = self._forward_flops.get(key)
+            if count is not None:
+                self._reading.passes.append(count)
+                return call(*args, **kwargs)
+            self._counts = False
+            with _FlopCount() as count:
+                result = call(*args, **kwargs)
+            self._forward_flops[key] = count
+            self._reading.passes.append(count)
+            return result
+        finally:
+            self.turn(before)
+
+    def backward(
+        self, compute: Callable[..., None], runtime: Runtime, loss: torch.Tensor, weight: object, given: dict[str, Any]
+    ) -> None:
+        """Run a backward pass: `compute` of a runtime, a loss, its weight, and arguments of backward."""
+        reading = self._fed = self._train()
+        key, handle = None, None
+        if self._counting:
+            passes, reading.passes = reading.passes, []
+            for count in passes:
+                self._flops += count.total
+            key = self._last_key = tuple(passes) or ("again", self._last_key)
+        known = self._backward_flops.get(key)
+        before = self.turn(_BACKWARD)
+        if self._world.size > 1 and getattr(loss, "requires_grad", False):
+            # Torch's own function, which waits for exchanges, is put in line later in the pass.
+            handle = loss.register_hook(lambda _: after_gradients(self._begin_exchange))  # type: ignore[no-untyped-call]
+        try:
+            if known is not None:
+                compute(runtime, loss, weight, given)
+            else:
+                self._counts = False
+                with _FlopCount(again=bool(given.get("create_graph"))) as count:
+                    compute(runtime, loss, weight, given)
+                known = self._backward_flops[key] = count.total
+        finally:
+            if handle is not None:
+                handle.remove()
+            self.turn(before)
+        self._flops += known
+
+    def _train(self) -> _Reading:
+        """Return the iteration that the step is fed from; loaders that are read around it feed the step as well."""
+        if not self._reading.trains:
+            for each in (self._reading, *self._open):
+                each.trains = True
+        return self._reading
+
+    def _begin_exchange(self) -> None:
+        if self._part == _BACKWARD:
+            self.turn(_EXCHANGE)
+
+    def end_step(self, optimizer: object, part: int) -> None:
+        """Note that an optimizer made its step, after which time counts for `part`; of several, the first ends it."""
+        first = None if self._first is None else self._first()
+        if first is None:
+            self._first = weakref.ref(optimizer)
+        elif first is not optimizer:
+            self.turn(part)
+            return
+        self._part = part
+        fed = self._fed
+        if fed is None:  # gradients came from elsewhere than `accelerator.backward`
+            fed = self._train()
+            fed.passes.clear()
+        self._fed, end = None, (self._clock(), part, self._reading)
+        self._marks.append(end)
+        self._done.append((self._marks, fed.samples, fed.tokens, self._flops, self._counts))
+        fed.samples, fed.tokens, self._flops, self._counts, self._marks = 0, [], 0.0, True, [end]
+        self._steps, self._since = self._steps + 1, self._since + 1
+        if self._steps == 1 and self._settings.peak_flops == "auto" and self._settings.flops is not None:
+            self._peak = _peak_flops(self._world.device, self._dtype) or 0.0
+            self._marks = [(self._clock(), part, self._reading)]  # measuring a CPU's takes a moment
+        if self._since >= self._settings.every and not self.is_apart:
+            self.report()
+
+    def report(self) -> None:
+        """Tell ranks the numbers of each, and trackers those of all; every rank calls it."""
+        self._since = 0
+        self._fold()
+        steps, samples, tokens, flops = self._sums[len(_PARTS) :]
+        if self._world.rank not in self._strategy.reading.readers:  # ranks of one replica read the same samples
+            samples = tokens = 0.0
+        if isinstance(self._settings.flops, int | float):
+            flops = samples * self._settings.flops
+        own = (self._sums[: len(_PARTS)], steps, samples, tokens, flops, self._peak, self._memory())
+        self._sums = [0.0] * len(self._sums)
+        group = "" if "gloo" in str(self._world.backend) else "meter"
+        rows = Channel(self._world, "measuring steps", group_name=group).exchange(own)
+        measured = {rank: row for rank, row in enumerate(rows) if row[1]}
+        if measured:
+            self.last = self._measurement(measured, max(row[-1] for row in rows))
+            if card.wanted and self.last.mfu is not None:
+                card.utilization(self.last.mfu)
+            named = {f"meter/{each.name}": getattr(self.last, each.name) for each in fields(self.last)}
+            self._log({name: value for name, value in named.items() if value is not None}, self._steps)
+
+    def _measurement(self, rows: dict[int, Any], memory: int) -> Measurement:
+        mean = [sum(row[0][part] / row[1] for row in rows.values()) / len(rows) for part in range(len(_PARTS))]
+        seconds = sum(mean[:_EVALUATION])
+        samples, tokens, flops = (sum(row[place] / row[1] for row in rows.values()) for place in (2, 3, 4))
+        inside = () if self._is_whole else (_FORWARD, _BACKWARD)
+        own = [part for part in range(_EVALUATION) if part not in (_EXCHANGE, *inside)]
+        busy = {rank: sum(row[0][part] for part in own) / row[1] for rank, row in rows.items()}
+        slowest = max(busy, key=lambda rank: busy[rank])
+        peaks = [row[5] for row in rows.values()]
+        return Measurement(
+            steps=int(max(row[1] for row in rows.values())),
+            seconds=seconds,
+            **dict(zip(_PARTS, mean, strict=True)),
+            samples_per_second=samples / seconds or None,
+            tokens_per_second=None if self._settings.tokens is None else tokens / seconds,
+            flops=flops or None,
+            flops_per_second=flops / seconds or None,
+            mfu=flops / seconds / sum(peaks) if flops and all(peaks) else None,
+            peak_memory=memory,
+            slowest_rank=slowest,
+            slowest_seconds=busy[slowest],
+        )
+
+    def _fold(self) -> None:
+        """Add up the steps that are over on the device too; the others stay for the next time."""
+        sums, on_host = self._sums, self._event is None
+        while self._done and (on_host or self._done[0][0][-1][0].query()):
+            marks, samples, tokens, flops, counts = self._done.pop(0)
+            if not counts:
+                continue
+            begun, part, reading = marks[0]
+            for mark in marks:
+                took = mark[0] - begun if on_host else begun.elapsed_time(mark[0]) / 1e3
+                sums[part if reading.trains else _EVALUATION] += took
+                begun, part, reading = mark
+            sums[-4:] = [sums[-4] + 1, sums[-3] + samples, sums[-2] + sum(map(float, tokens)), sums[-1] + flops]
+
+    def _mark_stream(self) -> torch.Event:
+        """Return an event behind what the device was told so far."""
+        assert self._event is not None, "a device without events has the clock of the host"
+        event = self._event(enable_timing=True)
+        event.record()
+        return event
+
+    def _memory(self) -> int:
+        most = getattr(self._module, "max_memory_allocated", None)
+        if self._world.device.type != "cpu" and most is not None:
+            return int(most(self._world.device))
+        # In bytes on macOS, in KiB elsewhere.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class MeteredOptimizer(AcceleratedOptimizer):
+    """An optimizer whose steps a meter sees."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step as `AcceleratedOptimizer` does."""
+        meter: Meter | None = self.gradient_state.meter
+        if meter is None or not self.gradient_state.sync_gradients:
+            return super().step(closure)
+        before = meter.turn(_OPTIMIZER)
+        try:
+            result = super().step(closure)
+        except BaseException:
+            meter.turn(before)
+            raise
+        meter.end_step(self, before)
+        return result
+
+
+@record
+class MeteredRuntime(Runtime):
+    """A runtime that tells a meter of what passes through it."""
+
+    optimizer_type = MeteredOptimizer
+
+    def __post_init__(self) -> None:
+        """Make the meter, for all that is prepared in this process."""
+        if self.meter is None:
+            settings = cast(MeterKwargs, self.handlers["MeterKwargs"])
+            self.meter = self.gradient_state.meter = Meter(settings, self.strategy, self.hub.log_beside)
+
+    def keep_model(self, model: torch.nn.Module) -> None:
+        """Register a prepared model, and measure its calls."""
+        super().keep_model(model)
+        self.meter.watch(model)
+
+    def adopt(self, prepared: Mapping[str, Any]) -> None:
+        """Take over the objects that another runtime has prepared, and measure calls of its models."""
+        super().adopt(prepared)
+        for model in self.models:
+            self.meter.watch(model)
+
+    def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
+        """Compute gradients, and measure it."""
+        self.meter.backward(Runtime.backward, self, loss, weight, arguments)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Let the time of a block count for a part of the step."""
+        before = self.meter.turn(_PARTS.index(part))
+        try:
+            yield
+        finally:
+            self.meter.turn(before)
+
+    @contextmanager
+    def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
+        """Join ranks with different numbers of batches; they tell each other their numbers behind it."""
+        self.meter.is_apart = self.world.size > 1
+        try:
+            with super().join_uneven(joinables, even_batches):
+                yield
+        finally:
+            self.meter.is_apart = False
+        self.meter.report()
+
+    def release(self) -> None:
+        """Let go of every prepared object; calls of its models are measured no more."""
+        for model in self.models:
+            if isinstance(model, _Timed):
+                model.__class__ = type(model).__mro__[2]
+        super().release()
+        self.meter.restart()

@@ -163,10 +163,23 @@ def test_a_launch_inside_of_a_killed_one_ends_too(tmp_path: Path, variables: dic
     assert left == []
 
 
+STUCK = """
+import os, pathlib, time
+folder = pathlib.Path(__file__).parent
+(folder / f"begun-{os.environ.get('RANK', 0)}").touch()
+while len(list(folder.glob("begun-*"))) < int(os.environ.get("WORLD_SIZE", 1)):
+    print("waiting", flush=True)
+    time.sleep(0.1)
+def stuck_here():
+    time.sleep(3600)
+stuck_here()
+"""
+
+
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> None:
     """Without progress for so long, the stacks of all ranks are printed and the run ends."""
-    name = script("import time\nprint('working', flush=True)\ndef stuck_here():\n    time.sleep(3600)\nstuck_here()\n")
+    name = script(STUCK)
     done = accel("launch", "--cpu", "--num-processes", ranks, "--watchdog", "1.5", name, forked=False)
     assert done.returncode == 134
     assert done.stderr.count("in stuck_here") == int(ranks)

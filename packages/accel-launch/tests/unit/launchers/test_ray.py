@@ -21,6 +21,12 @@ from accel_launch.settings.resolve import Settings
 RAY = ["--launcher", "ray", "--machines", "2", "--processes-per-machine", "4"]
 
 
+@pytest.fixture(autouse=True)
+def _threads_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the setting that whoever runs the tests may have made."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 def settings(*words: str) -> Settings:
     """Resolve a command line."""
     return settings_from(launch_command_parser().parse_args(list(words)))

@@ -186,7 +186,13 @@ def _search(page: str) -> dict[str, Any]:
     """Return how a search treats a page: it finds what explains a thing before what lists it, and nothing internal."""
     if page.startswith(("source/", "packages/", "project/")) or page in reference.internal():
         return {"exclude": True}
-    boosts = {"guides/how-do-i": 4.0, "guides/": 2.0, "tutorials/": 1.5, "reference/api/": 0.3}
+    boosts = {
+        "guides/how-do-i": 4.0,
+        "guides/": 2.0,
+        "tutorials/": 1.5,
+        "reference/api/": 0.3,
+        "reference/launchers": 0.3,
+    }
     return {"boost": next((boost for start, boost in boosts.items() if page.startswith(start)), 1.0)}
 
 

@@ -47,7 +47,8 @@ def problems(index: Path) -> list[str]:
     builder.field("title", boost=1000)  # as the theme has it
     builder.field("text")
     for page in json.loads(index.read_text())["docs"]:
-        text = re.sub("<[^>]*>", " ", page["text"])
+        # Without brackets: the port takes some words of code for others, and fails on them.
+        text = re.sub("<[^>]*>|[()]", " ", page["text"])
         builder.add({"location": page["location"], "title": page["title"], "text": text}, {"boost": page["boost"]})
     built = builder.build()
     asked = [(words, page, _first(built, words)) for page, searches in FIRST.items() for words in searches]

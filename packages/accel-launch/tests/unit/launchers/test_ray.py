@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.testing import limits
+from accel_core.testing import limits, requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
@@ -46,6 +46,7 @@ def test_each_machine_is_a_bundle() -> None:
     assert on_cpus.startswith('address: auto\nruntime_env: {}\nplacement group: STRICT_SPREAD, 2 x {"CPU": 4}\n')
 
 
+@requires("engine:fsdp")
 def test_flags_of_the_machines_give_the_same_settings(tmp_path: Path) -> None:
     """What the launchers read is what this one read, from flags and from a file that the machines do not have."""
     (tmp_path / "run.yaml").write_text("mixed_precision: bf16\nuse_cpu: true\nfsdp_config:\n  fsdp_version: 2\n")

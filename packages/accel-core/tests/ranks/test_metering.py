@@ -14,6 +14,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.comm.control import Channel
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.testing import world
+from accel_core.testing.limits import slowness
 
 NAP = 0.05
 
@@ -38,7 +39,7 @@ def prepared(count: int, slow: int = -1, **given: Any) -> Any:
     """Return an Accelerator with a meter, a model, an optimizer and a loader that is slow on one rank."""
     accelerator = Accelerator(cpu=True, kwargs_handlers=[MeterKwargs(tokens="ids", **given)])
     layer = nn.Linear(16, 1)
-    rows = Rows(count, NAP if accelerator.process_index == slow else 0.0)
+    rows = Rows(count, NAP * slowness() if accelerator.process_index == slow else 0.0)  # longer than others are held up
     return accelerator, *accelerator.prepare(
         layer, torch.optim.SGD(layer.parameters(), lr=0.1), DataLoader(rows, batch_size=4)
     )

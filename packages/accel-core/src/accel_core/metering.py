@@ -24,10 +24,12 @@ from torch.utils.flop_counter import flop_registry
 
 from accel_core._records import record
 from accel_core._torch import after_gradients, is_in_backward
+from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
+from accel_core.comm.disagreement import listed_failures
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.rows import count_rows
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, EngineUnavailableError, RankDisagreementError
 from accel_core.host.run_card import card
 from accel_core.logging import get_logger
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -67,8 +69,8 @@ class Measurement:
     seconds: float  # length of a step: the sum of the parts from `waiting` to `rest`
     waiting: float  # seconds in which the script waited for a batch of a prepared loader
     forward: float  # seconds in prepared models; what ranks with shards exchange in there counts here
-    # Seconds until all gradients of this rank were computed. What runs beside it, as where copies are averaged, has
-    # none of its own; what ranks with shards exchange between layers counts here.
+    # Seconds until all gradients of this rank were computed. What is exchanged meanwhile, as where copies are averaged,
+    # has none of its own; what ranks with shards exchange between layers counts here.
     backward: float
     # Seconds from then on until `backward` returned, in which it waited for other ranks, and seconds of `gather`,
     # `gather_for_metrics` and `reduce`.
@@ -118,7 +120,8 @@ class _FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result = func.decompose(*args, **given)
             return func(*args, **given) if result is NotImplemented else result
         result = func(*args, **given)
-        # What runs forward inside of backward has its gradients recorded; where all of backward has, none can be told.
+        # A forward pass that is repeated for backward runs with gradients enabled, and the rest of backward without.
+        # Where `create_graph` enables them for all of it, the two cannot be told apart.
         if self._again or not (torch.is_grad_enabled() and is_in_backward()):
             self.total += formula(*args, **given, out_val=result)
         return result
@@ -412,6 +415,8 @@ class Meter:
             samples = tokens = 0.0
         if isinstance(self._settings.flops, int | float):
             flops = samples * self._settings.flops
+        if self.last is None:
+            self._check_all_measure()
         own = (self._sums[: len(_PARTS)], steps, samples, tokens, flops, self._peak, self._memory())
         self._sums = [0.0] * len(self._sums)
         group = "" if "gloo" in str(self._world.backend) else "meter"
@@ -423,6 +428,16 @@ class Meter:
                 card.utilization(self.last.mfu)
             named = {f"meter/{each.name}": getattr(self.last, each.name) for each in fields(self.last)}
             self._log({name: value for name, value in named.items() if value is not None}, self._steps)
+
+    def _check_all_measure(self) -> None:
+        """Refuse a meter on some ranks: the others would meet its exchange with one of their gradients."""
+        absent = roll_call.call(self._world, "measuring steps")
+        if absent and set(absent.values()) != {roll_call.ELSEWHERE}:  # who waits in a frame is told in the exchange
+            raise RankDisagreementError(
+                f"Steps are measured on all ranks or on none; got MeterKwargs(every={self._settings.every}) on rank "
+                f"{self._world.rank}, and not {'; '.join(listed_failures(absent))}. Pass the same MeterKwargs on every "
+                "rank."
+            )
 
     def _measurement(self, rows: dict[int, Any], memory: int) -> Measurement:
         mean = [sum(row[0][part] / row[1] for row in rows.values()) / len(rows) for part in range(len(_PARTS))]
@@ -462,7 +477,7 @@ class Meter:
             sums[-4:] = [sums[-4] + 1, sums[-3] + samples, sums[-2] + sum(map(float, tokens)), sums[-1] + flops]
 
     def _mark_stream(self) -> torch.Event:
-        """Return an event behind what the device was told so far."""
+        """Record an event after the work that is queued on the device, and return it."""
         assert self._event is not None, "a device without events has the clock of the host"
         event = self._event(enable_timing=True)
         event.record()
@@ -501,10 +516,19 @@ class MeteredRuntime(Runtime):
     optimizer_type = MeteredOptimizer
 
     def __post_init__(self) -> None:
-        """Make the meter, for all that is prepared in this process."""
+        """Make the meter, for all that is prepared in this process.
+
+        Raises:
+            EngineUnavailableError: An engine trains, whose steps are its own.
+        """
+        if not self.strategy.divides_loss:
+            raise EngineUnavailableError(
+                f"A meter sees the steps of prepared optimizers; got MeterKwargs under {self.strategy.name}, whose "
+                "engine makes its own. Leave MeterKwargs out, or train with FSDP2."
+            )
         if self.meter is None:
             settings = cast(MeterKwargs, self.handlers["MeterKwargs"])
-            self.meter = self.gradient_state.meter = Meter(settings, self.strategy, self.hub.log_beside)
+            self.meter = self.gradient_state.meter = Meter(settings, self.strategy, self.hub.log_at_last_step)
 
     def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model, and measure its calls."""

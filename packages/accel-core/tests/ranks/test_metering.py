@@ -12,7 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.comm.control import Channel
+from accel_core.errors import RankDisagreementError
 from accel_core.plugins.handlers import MeterKwargs
+from accel_core.process import world as process_world
 from accel_core.testing import world
 from accel_core.testing.limits import slowness
 
@@ -107,3 +109,21 @@ def test_an_exchange_in_the_loop_counts_as_one() -> None:
     assert found.exchange >= NAP / 4
     assert found.rest >= NAP / 2
     assert found.slowest_rank == 1
+
+
+@world(2)
+def test_a_meter_on_one_rank_alone_is_refused() -> None:
+    """The rank that has one is told where the other went, and meets no gradients of it with its own numbers."""
+    main = process_world.ensure().rank == 0
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[MeterKwargs(every=2)] if main else [])
+    layer = nn.Linear(16, 1)
+    layer, optimizer = accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    for step in range(3):
+        accelerator.backward(layer(torch.ones(4, 16)).sum())
+        if main and step == 1:
+            with pytest.raises(
+                RankDisagreementError, match=r"on all ranks or on none; got MeterKwargs\(every=2\).*rank 1"
+            ):
+                optimizer.step()
+        else:
+            optimizer.step()

@@ -21,10 +21,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host.run_card import RunCard
 from accel_core.metering import _PARTS, Measurement, Meter, _peak_flops
 from accel_core.plugins.handlers import MeterKwargs
+from accel_core.state.gradient import GradientState
+from accel_core.strategies.strategy import Strategy
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -118,7 +120,7 @@ def seconds_of(found: Measurement) -> list[float]:
 
 
 def test_each_part_has_its_time_and_all_sum_to_the_wall(tmp_path: Path) -> None:
-    """A moment in each part is found there, evaluation is apart, and all is what a clock beside the loop says."""
+    """A moment in each part is found there, evaluation is apart, and all is what a clock around the loop says."""
     accelerator = metered(every=3, gradient_accumulation_steps=2, flops=None)
     model, optimizer, loader = prepared(accelerator, Net(nap=NAP), DataLoader(Rows(32, NAP / 4), batch_size=4))
     test = accelerator.prepare(DataLoader(Rows(8, NAP / 4), batch_size=4))
@@ -505,3 +507,13 @@ def test_a_long_evaluation_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch)
     assert meter.last is None
     next(epoch)
     assert measured(accelerator).steps == 1
+
+
+def test_an_engine_that_makes_its_own_steps_has_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused when the run begins, and nothing would have been measured."""
+    monkeypatch.setattr(Strategy, "divides_loss", False)
+    with pytest.raises(
+        EngineUnavailableError, match="A meter sees the steps of prepared optimizers; got MeterKwargs under"
+    ):
+        metered()
+    assert GradientState().meter is None

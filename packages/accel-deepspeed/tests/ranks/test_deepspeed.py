@@ -27,6 +27,7 @@ from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavail
 from accel_core.host import availability
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.handlers import MeterKwargs
 from accel_core.state import reset_all
 from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance, model, plain, samples, train
@@ -648,6 +649,14 @@ def saves_and_refuses(folder: Path) -> None:
     accelerator.wait_for_everyone()
     with pytest.raises(CheckpointError, match="zero_pp_rank_1_mp_rank_00_optim_states"):
         accelerator.load_state(folder / "3")
+
+
+@world(2)
+def test_a_meter_is_refused() -> None:
+    """The engine makes its own steps, which a meter would never see."""
+    begin()
+    with pytest.raises(EngineUnavailableError, match="MeterKwargs under deepspeed"):
+        Accelerator(cpu=True, deepspeed_plugin=plugin(2), kwargs_handlers=[MeterKwargs()])
 
 
 MOVED: tuple[tuple[int, str, dict[str, Any]], ...] = (

@@ -199,6 +199,7 @@ class Transport:
     Attributes:
         group_name: Empty for the default group.
         capacity: Bytes of payload that fit into a frame.
+        reduces: Whether an operation opens with a reduction of headers, as on many ranks, and frames hold no payload.
         device: Where payloads are packed: the device of the world, or the CPU for a group on the host.
         proven: Operations that all ranks were seen to agree on, where seeing it again would stall a device.
     """

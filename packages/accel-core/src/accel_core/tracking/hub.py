@@ -212,7 +212,7 @@ class TrackerHub:
                 ", ".join(map(str, values)),
             )
 
-    def log_beside(self, values: Mapping[str, Any], step: int) -> None:
+    def log_at_last_step(self, values: Mapping[str, Any], step: int) -> None:
         """Log values at the step that was logged last, and at `step` where none was; it moves no counter of steps."""
         if self.running:
             last = self._steps.last if self._steps.last >= 0 else step

@@ -1,6 +1,6 @@
 """How long a run on a scheduler takes from its command to its first optimizer step.
 
-    python benchmarks/cluster_start.py [--rounds N] [ray] [slurm]
+    python benchmarks/cluster_start.py [--rounds N] [--only ray|slurm]
 
 A cluster of two nodes on this machine, two ranks on each, CPU. On Ray, `accel launch --launcher ray` and Ray Train's
 `TorchTrainer` start the same training function in turns; on SLURM, in allocations of their own, `srun accel launch` and
@@ -116,10 +116,10 @@ def main() -> None:
         "--peer", help="not used: accelerate 1.15.0 starts nothing on Ray, and on SLURM what torchrun does"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("schedulers", nargs="*", default=["ray", "slurm"], choices=["ray", "slurm"])
+    parser.add_argument("--only", choices=["ray", "slurm"])
     args = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"})
-    for scheduler in args.schedulers:
+    for scheduler in [args.only] if args.only else ["ray", "slurm"]:
         times: dict[str, list[tuple[float, float]]] = {}
         with (
             tempfile.TemporaryDirectory() as folder,

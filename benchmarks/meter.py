@@ -1,11 +1,11 @@
-"""What a meter of training steps costs, and its numbers beside a clock, FlopCounterMode and the profiler.
+"""What a meter of training steps costs, and its numbers compared with a clock, FlopCounterMode and the profiler.
 
     python benchmarks/meter.py
 
 The cost is the median of paired differences of a step with and without a meter, as in `step`, with a batch of a loader.
-The other figures are of a small network of blocks: FLOPs beside torch's FlopCounterMode on the bare model, the sum of
-the parts and of evaluation beside a clock around the loop, and the utilization beside the one that these give by hand.
-Two ranks with FSDP2 compare one step with torch's profiler. Accelerate 1.15.0 is no column: it has no meter.
+The other figures are of a small network of blocks: FLOPs compared with torch's FlopCounterMode on the bare model, the
+sum of the parts and of evaluation with a clock around the loop, and the utilization with the one that these give by
+hand. Two ranks with FSDP2 compare one step with torch's profiler. Accelerate 1.15.0 is no column: it has no meter.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def cost() -> float:
 
 
 def numbers(window: int, evaluates: bool, again: bool) -> str:
-    """Return a row: the meter's numbers beside those by hand."""
+    """Return a row: the meter's numbers divided by those by hand."""
     accelerator = Accelerator(
         cpu=True,
         gradient_accumulation_steps=window,
@@ -124,7 +124,7 @@ def numbers(window: int, evaluates: bool, again: bool) -> str:
 
 
 def shards() -> None:
-    """Print rows of one step on two ranks with FSDP2, beside the profiler."""
+    """Print rows of one step on two ranks with FSDP2, compared with the profiler."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Block"]
     )

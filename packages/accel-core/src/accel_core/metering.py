@@ -524,7 +524,7 @@ class MeteredRuntime(Runtime):
         if not self.strategy.divides_loss:
             raise EngineUnavailableError(
                 f"A meter sees the steps of prepared optimizers; got MeterKwargs under {self.strategy.name}, whose "
-                "engine makes its own. Leave MeterKwargs out, or train with FSDP2."
+                "engine makes its own. Leave MeterKwargs out, or train with a strategy of torch."
             )
         if self.meter is None:
             settings = cast(MeterKwargs, self.handlers["MeterKwargs"])

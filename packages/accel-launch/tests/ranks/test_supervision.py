@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_core.testing import limits
+from accel_core.testing import limits, requires
 from accel_core.testing.programs import Program
 from accel_launch.supervision.orphans import find_orphans
 
@@ -299,6 +299,18 @@ def test_killed_rank_costs_nothing(accel, tmp_path: Path) -> None:
     assert f"resume      accel launch --cpu --num-processes 2 --max-restarts 1 {RESUMES} {tmp_path} 17" in done.stderr
     assert (tmp_path / "killed" / "attempts").read_text() == "0 at 0\n1 at 15\n"
     assert (tmp_path / "straight" / "attempts").read_text() == "1 at 0\n"
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@requires("accel_parallel", "torch:2.13")  # pipelines
+def test_killed_stage_of_a_pipeline_costs_nothing(accel, tmp_path: Path) -> None:
+    """The same where each rank holds half of the layers, and is killed in the middle of an epoch that both read."""
+    words = ("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", str(RESUMES), str(tmp_path), "17")
+    done = accel(*words, "pipeline")
+    assert done.returncode == 0, done.stderr
+    one, two = (torch.load(tmp_path / name / "end.pt", weights_only=True) for name in ("straight", "killed"))
+    assert (tmp_path / "killed" / "attempts").read_text() == "0 at 0\n1 at 15\n"
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
 

@@ -16,7 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import DataError, EngineUnavailableError, PreparationError, RemoteRankError, StateError
+from accel_core.errors import (
+    DataError,
+    EngineUnavailableError,
+    PreparationError,
+    RankDisagreementError,
+    RemoteRankError,
+    StateError,
+)
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -294,6 +301,10 @@ def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
     with pytest.raises(DataError, match="divides each batch"):
         model(torch.ones(3, WIDTH))
     reset_all()
+    _, _, run, model = piped(net(), [], loss_fn=squares, gather_output=False)
+    with torch.no_grad(), pytest.raises(RankDisagreementError, match="gather_for_metrics"):
+        run.gather_for_metrics(model(batch["values"]))  # the first stage has none of it
+    reset_all()
     lossless = Accelerator(parallelism_config=ParallelismConfig(pp_size=2), cpu=True)
     for wrong, words in ((nn.Linear(2, 2), "blocks of one class"), (nn.BatchNorm1d(2), "whole batch")):
         with pytest.raises(PreparationError, match=words):
@@ -510,6 +521,21 @@ def test_stages_that_fsdp_shards_train_and_save_as_one_process_does(tmp_path: Pa
         for each in model.parameters():
             if isinstance(each, DTensor):
                 each.zero_()
+    run.load_state(tmp_path)
+    assert near(run.get_state_dict(model), expected) <= 1e-6
+    # From the meta device each rank makes its shards of its stage alone, and reads them.
+    reset_all()
+    run = Accelerator(
+        parallelism_config=ParallelismConfig(pp_size=2, dp_shard_size=2),
+        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
+        kwargs_handlers=[PipelineKwargs(loss_fn=squares, microbatches=2)],
+        cpu=True,
+    )
+    with torch.device("meta"):
+        model = net()
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    with pytest.raises(PreparationError, match="once it has its weights"):
+        model(**data(1)[0])
     run.load_state(tmp_path)
     assert near(run.get_state_dict(model), expected) <= 1e-6
 

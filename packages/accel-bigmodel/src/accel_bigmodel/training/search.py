@@ -27,13 +27,13 @@ def candidates(ranks: int) -> Iterator[LayoutSpec]:
 
     Examples:
         >>> [spec.name for spec in candidates(2)]
-        ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'zero3x2']
+        ['single', 'dp2', 'fsdp2', 'tp2', 'cp2', 'zero3x2', 'pp2']
     """
     yield parse_layout("single")
     size = 2
     while size <= ranks:
-        half = (f"fsdp{size // 2}xtp2", f"fsdp{size // 2}xcp2") if size > 2 else ()
-        for name in (f"dp{size}", f"fsdp{size}", *half, f"tp{size}", f"cp{size}", f"zero3x{size}"):
+        half = [f"fsdp{size // 2}x{axis}2" for axis in ("tp", "cp", "pp") if size > 2]
+        for name in (f"dp{size}", f"fsdp{size}", *half, f"tp{size}", f"cp{size}", f"zero3x{size}", f"pp{size}"):
             yield parse_layout(name)
         size *= 2
 
@@ -42,7 +42,8 @@ def _shards(spec: LayoutSpec) -> int:
     """Return into how many parts a layout divides weights and gradients."""
     if spec.engine == "deepspeed":
         return spec.ranks
-    return spec.size(*SHARD_AXES, "tp") if spec.engine == "fsdp" else spec.size("tp")
+    axes = (*SHARD_AXES, "tp", "pp") if spec.engine == "fsdp" else ("tp", "pp")
+    return spec.size(*axes)
 
 
 def smallest(

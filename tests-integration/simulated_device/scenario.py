@@ -265,8 +265,72 @@ def prepared(sim: Any, folder: Path) -> dict[str, Any]:
     }
 
 
+class Experts(nn.Module):
+    """Eight layers in one stack, of which a token runs through two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 8
+        self.weight = nn.Parameter(torch.randn(8, 64, 64) / 8)
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum what the chosen experts make of each token."""
+        output = torch.zeros_like(tokens)
+        for number in range(self.num_experts):
+            choice, rows = torch.where((numbers == number).T)
+            if len(rows):
+                made = tokens[rows] @ self.weight[number]
+                output = output.index_add(0, rows, made * weights[rows, choice, None])
+        return output
+
+
+class Mixture(nn.Module):
+    """Experts and the router that chooses two of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(64, 8), Experts()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Add what two experts make of each token."""
+        weights, numbers = self.router(tokens).softmax(-1).topk(2, -1)
+        return tokens + self.experts(tokens, numbers, weights)
+
+
+def experts(sim: Any, folder: Path) -> dict[str, Any]:
+    """Experts on the disk or the CPU come to the device one by one, with and without guesses."""
+    torch.manual_seed(0)
+    plain, tokens = nn.Sequential(*(Mixture() for _ in range(4))).eval().requires_grad_(False), torch.randn(3, 64)
+    expected, one = plain(tokens), 64 * 64 * 4
+    save_file(plain.state_dict(), folder / "model.safetensors")
+    found = {}
+    for away in ("disk", "cpu"):
+        for lookahead in (False, True):
+            gc.collect()
+            with init_empty_weights():
+                model = nn.Sequential(*(Mixture() for _ in range(4))).eval().requires_grad_(False)
+            places = {f"{n}.{part}": place for n in range(4) for part, place in (("router", 0), ("experts", away))}
+            model = load_checkpoint_and_dispatch(
+                model, folder, places, expert_cache=6 * one, expert_lookahead=lookahead
+            )
+            sim.reset_peak_memory_stats(0)
+            before = sim.memory_allocated(0)
+            outputs = [model(tokens.to(simulated.NAME)).cpu() for _ in range(3)]
+            report = model.expert_report()
+            found[f"{away} {lookahead}"] = {
+                "off": max(float((each - expected).abs().max()) for each in outputs),
+                "held": report.held,
+                "beyond": sim.max_memory_allocated(0) - before - 6 * one,
+                "guessed": report.guessed,
+                "brought": {"disk": report.from_disk // one, "cpu": report.from_host // one},
+                "missed": report.misses,
+            }
+    return {"one": one, "runs": found}
+
+
 SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
-    scenario.__name__: scenario for scenario in (spread, budget, full, refused, tight, gradients, back, mixed, prepared)
+    scenario.__name__: scenario
+    for scenario in (spread, budget, full, refused, tight, gradients, back, mixed, prepared, experts)
 }
 
 

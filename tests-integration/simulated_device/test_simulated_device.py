@@ -26,7 +26,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Run all scenarios, each pair in a process whose limit of memory it may change."""
     gathered: dict[str, Any] = {}
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
-    for names in (("mixed", "spread", "budget"), ("refused", "gradients", "back", "prepared"), ("full",), ("tight",)):
+    for names in (
+        ("mixed", "spread", "budget"),
+        ("refused", "gradients", "back", "prepared"),
+        ("full", "experts"),
+        ("tight",),
+    ):
         words = [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names]
         done = limits.run(words, cwd=HERE, quiet=30, started_by=Program)
         assert done.returncode == 0, done.stderr
@@ -102,6 +107,20 @@ def test_removing_hooks_gives_the_model_back(results: dict[str, Any]) -> None:
 def test_prepare_moves_what_no_map_spreads(results: dict[str, Any]) -> None:
     """A model loaded whole on the CPU trains on the accelerator; a frozen one computes from its weights on disk."""
     assert results["prepared"] == {"moved": "simgpu:0", "frozen": True, "equal": True}
+
+
+@pytest.mark.parametrize("away", ["disk", "cpu"])
+def test_chosen_experts_come_to_the_device_within_the_cache(results: dict[str, Any], away: str) -> None:
+    """Bit for bit, in the bytes of the cache and less than an expert; guesses bring no more than they say."""
+    other = "cpu" if away == "disk" else "disk"
+    one, plain, ahead = results["experts"]["one"], *(results["experts"]["runs"][f"{away} {k}"] for k in (False, True))
+    for found in (plain, ahead):
+        assert found["off"] == 0
+        assert (found["held"], found["beyond"] < one) == (6 * one, True)
+        assert found["brought"][other] == 0
+    assert plain["brought"][away] == plain["missed"] > 0
+    assert ahead["guessed"] > 0
+    assert ahead["missed"] < ahead["brought"][away]
 
 
 def test_two_ranks_save_and_load(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from accel_core._torch import pin_memory
 from accel_core.comm.batch import send_to_device
@@ -93,6 +94,29 @@ def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[I
     return iter(BatchSampler(left, batch_sampler.batch_size, batch_sampler.drop_last)), pool
 
 
+def _is_whole(sampler: object) -> bool:
+    """Return whether a sampler of torch's has its order as a whole, so that any part of it can be looked up."""
+    if type(sampler) is SequentialSampler:
+        return True
+    shuffles = isinstance(sampler, RandomSampler) and type(sampler) in (RandomSampler, SeedableRandomSampler)
+    return shuffles and not sampler.replacement and 0 < sampler.num_samples == len(sampler.data_source)
+
+
+def _drawn(sampler: Sampler[int]) -> tuple[Sequence[int], Iterator[int]]:
+    """Draw the order of a sampler that has it whole; return it, and an iterator that ends the sampler's own pass."""
+    order: Any = iter(sampler)
+    if type(sampler) is SequentialSampler:
+        return range(len(sampler)), iter(())
+    first, inner = next(order), order
+    while isinstance(inner, GeneratorType):
+        inner = inner.gi_yieldfrom
+    if type(inner) is not type(iter([])):  # as torch has it, up to 2.15
+        return [first, *itertools.islice(order, len(sampler) - 1)], order  # type: ignore[arg-type]
+    whole: list[int] = inner.__reduce__()[1][0]
+    inner.__setstate__(len(whole))
+    return whole, order
+
+
 class Around(BatchSampler):
     """A batch sampler that changes what another one gives."""
 
@@ -170,8 +194,32 @@ class BatchSamplerShard(Around):
 
     def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[list[int]]:
         """Return this rank's batches from a position on."""
-        batches, pool = self._from(offset, self.spec)
-        return shard_batches(batches, self.spec, pool=pool, note=counts.__setitem__)
+        spec, batches = self.spec, self.batch_sampler
+        if type(batches) is BatchSampler and spec.batch_size == batches.batch_size and _is_whole(batches.sampler):
+            # At a position the order is drawn now; at the beginning, when the first batch is asked for.
+            return self._looked_up(offset, spec, counts, _drawn(batches.sampler) if offset else None)  # type: ignore[arg-type]
+        order, pool = self._from(offset, spec)
+        return shard_batches(order, spec, pool=pool, note=counts.__setitem__)
+
+    def _looked_up(
+        self,
+        offset: int,
+        spec: ShardSpec,
+        counts: dict[int, StepCounts],
+        drawn: tuple[Sequence[int], Iterator[int]] | None,
+    ) -> Iterator[list[int]]:
+        """Yield this rank's batches, and look at no index of other ranks before the last step."""
+        batches = self.batch_sampler
+        whole, ending = drawn or _drawn(batches.sampler)  # type: ignore[arg-type]
+        window = spec.step_samples or 1
+        part = window // spec.ranks
+        steps = max(0, len(whole) - offset) // window if part * spec.ranks == window else 0
+        for start in range(offset + spec.rank * part, offset + steps * window, window):
+            yield [*whole[start : start + part]]
+        end = offset + steps * window
+        rest = BatchSampler(itertools.chain(whole[end:], ending), batches.batch_size, batches.drop_last)  # type: ignore[arg-type]
+        pool = whole[: min(window, end)]
+        yield from shard_batches(rest, spec, pool=pool, note=lambda step, found: counts.update({steps + step: found}))
 
     def _from(self, offset: int, spec: ShardSpec) -> tuple[Iterable[Any], list[int]]:
         if not offset:

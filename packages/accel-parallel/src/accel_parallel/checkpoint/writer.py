@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
 
 from accel_core._records import record
 from accel_core._torch import storage_info
@@ -45,7 +46,7 @@ from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.tensor_file import buffer_of
 from accel_parallel.checkpoint.metadata import METADATA_NAME
 
-__all__ = ["ShardPart", "plan"]
+__all__ = ["Plans", "ShardPart", "plan"]
 
 _VERSION = "1.0.0"
 """Of torch's format."""
@@ -54,22 +55,44 @@ Placed = tuple[MetadataIndex, int, int]
 """A value of a shard: which, its first byte, and how many."""
 
 
+class Plans:
+    """What ranks agreed on when they saved last, for as long as no rank's own part of it changes."""
+
+    def __init__(self) -> None:
+        self.agreements = 0  # the same on all ranks that took part in the last one
+        self.local: dict[str, SavePlan] = {}
+        self.agreed: dict[str, tuple[SavePlan, bytes]] = {}  # what this rank writes, and the list of all shards
+
+
 def plan(
     states: Mapping[str, Mapping[str, Any]],
     rank: int,
     exchange: Exchange,
     made: Callable[[], DefaultSavePlanner] = DefaultSavePlanner,
+    plans: Plans | None = None,
 ) -> list[ShardPart]:
-    """Agree on which rank writes which piece of some states; every rank calls it."""
+    """Agree on which rank writes which piece of some states; every rank calls it.
+
+    With the `plans` of an earlier save, ranks say whether theirs are what they were, and send them only if one is not.
+    """
+    kept = plans or Plans()
     planners = {folder: made() for folder in states}
     for folder, planner in planners.items():
         planner.set_up_planner(dict(states[folder]), is_coordinator=rank == 0)
-    everybody = exchange({folder: planner.create_local_plan() for folder, planner in planners.items()})
+    local = {folder: planner.create_local_plan() for folder, planner in planners.items()}
+    known = exchange((kept.agreements, local == kept.local)) if plans else [(0, False)]
+    if len(set(known)) > 1 or not known[0][1]:
+        everybody = exchange(local)
+        for folder, planner in planners.items():
+            # Every rank derives the same global plan from the same local ones, so one exchange is enough.
+            globally, metadata = planner.create_global_plan([each[folder] for each in everybody])
+            # As bytes, which take little memory until the next save, and only the committer needs more.
+            kept.agreed[folder] = globally[rank], pickle.dumps(metadata)
+        kept.local, kept.agreements = local, max(known)[0] + 1
     parts = []
     for folder, planner in planners.items():
-        # Every rank derives the same global plan from the same local ones, so one exchange is enough.
-        plans, metadata = planner.create_global_plan([each[folder] for each in everybody])
-        values = {item.index: planner.resolve_data(item) for item in planner.finish_plan(plans[rank]).items}
+        own, metadata = kept.agreed[folder]
+        values = {item.index: planner.resolve_data(item) for item in planner.finish_plan(own).items}
         plain = {index: one.getvalue() if isinstance(one, io.BytesIO) else one for index, one in values.items()}
         parts.append(ShardPart(folder, metadata, plain))
     return parts
@@ -80,7 +103,7 @@ class ShardPart:
     """What one rank writes into a folder of shards, and the list of all of them on the rank that completes the save."""
 
     name: str
-    metadata: Metadata  # what all ranks write together, without the places
+    metadata: bytes  # what all ranks write together, without the places: torch's `Metadata`, pickled
     # what this rank writes: tensors, and other values as `torch.save` wrote them
     values: dict[MetadataIndex, Tensor | bytes]
     note: list[Placed] | None = None  # where `write` put each value; the other ranks are told
@@ -110,7 +133,7 @@ class ShardPart:
         for other, placed in enumerate(notes):
             for index, start, length in placed or ():  # type: ignore[attr-defined]
                 storage[index] = storage_info(_shard_of(other), start, length)
-        complete = replace(self.metadata, storage_data=storage)
+        complete: Metadata = replace(pickle.loads(self.metadata), storage_data=storage)
         if hasattr(complete, "version"):  # older ones write none: 2.8 does not, 2.11 does
             complete.version = _VERSION
         (folder / self.name).mkdir(exist_ok=True)

@@ -67,7 +67,7 @@ class WrappedFormat(FullyShardedFormat):
             FilePart(names.local_model_name(index, rank), "object", states.local_tensors(own))
             for index, own in enumerate(run.models)
         ]
-        return [*local, *writer.plan(self._optimizers(run), rank, request.exchange)]
+        return [*local, *writer.plan(self._optimizers(run), rank, request.exchange, plans=self._plans)]
 
     def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return a model's state under its bare names, with this rank's part of each tensor; every rank calls it."""

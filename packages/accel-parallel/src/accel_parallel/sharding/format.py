@@ -29,6 +29,7 @@ class FullyShardedFormat(ShardedFormat):
     def __init__(self, kind: str, whole_optimizer: Callable[[Any, bool], dict[str, Any]]) -> None:
         self.kind = kind
         self._whole_optimizer = whole_optimizer
+        self._plans = writer.Plans()
 
     def recognises(self, source: Source) -> bool:
         """Return whether there are models as FSDP writes them or as one process does."""
@@ -47,7 +48,8 @@ class FullyShardedFormat(ShardedFormat):
             names.sharded(names.FSDP_MODEL_NAME, index): {"model": self.state_of(own)}
             for index, own in enumerate(run.models)
         }
-        return [*writer.plan(models | self._optimizers(run), run.world.rank, request.exchange)]
+        states = models | self._optimizers(run)
+        return [*writer.plan(states, run.world.rank, request.exchange, plans=self._plans)]
 
     def _optimizers(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Return the states of the optimizers, in shards and by names, by the names of their folders."""

@@ -12,6 +12,7 @@ from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.experts import ExpertCache
 from accel_bigmodel.sizes import Dtype
 from accel_core.errors import ConfigurationError
+from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 
 __all__ = ["device_map_with_cache", "experts_of", "make_cache"]
@@ -45,10 +46,15 @@ def make_cache(model: nn.Module, away: Collection[str], size: int | str, dtype: 
 
 def _bytes_of_one(module: nn.Module, dtype: Dtype | None) -> int:
     if isinstance(module, nn.ModuleList):
-        return max(sum(tensor_bytes(each, as_dtype(dtype)) for each in one.parameters()) for one in module)
-    whole = sum(tensor_bytes(each, as_dtype(dtype)) for each in module._parameters.values() if each is not None)
+        return max(sum(_bytes_of(each, dtype) for each in one.parameters()) for one in module)
+    whole = sum(_bytes_of(each, dtype) for each in module._parameters.values() if each is not None)
     count: int = module.num_experts  # type: ignore[assignment]
     return int(whole // count)
+
+
+def _bytes_of(parameter: nn.Parameter, dtype: Dtype | None) -> int:
+    form = packed.find(parameter)
+    return tensor_bytes(parameter, as_dtype(dtype)) if form is None else form.nbytes(parameter)
 
 
 def device_map_with_cache(

@@ -20,7 +20,8 @@ from accel_bigmodel import (
 )
 from accel_bigmodel.checkpoint.read import load_state_dict, open_checkpoint
 from accel_bigmodel.checkpoint.skeleton import skeleton_of
-from accel_bigmodel.gguf.blocks import KINDS
+from accel_bigmodel.gguf import packed
+from accel_bigmodel.gguf.blocks import KINDS, unpack
 from accel_bigmodel.gguf.packed import GgufWeight
 from accel_bigmodel.plan_for import plan_checkpoint
 from accel_bigmodel.sizes import compute_module_sizes
@@ -30,7 +31,6 @@ from accel_core.errors import (
     CheckpointError,
     CheckpointMismatchError,
     CheckpointNotFoundError,
-    ConfigurationError,
     MissingDependencyError,
     QuantizationError,
 )
@@ -215,27 +215,56 @@ class Experts(nn.Module):
         return made
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_experts_come_one_by_one_from_plain_stacks(kind: str, tmp_path: Path) -> None:
-    """In place from a plain stack, from the folder if it was packed and unpacked; a packed one comes whole."""
+@pytest.mark.parametrize("place", ["disk", "cpu"])
+@pytest.mark.parametrize(("kind", "dequantize"), [("F32", False), ("Q8_0", True), ("Q8_0", False)])
+def test_experts_come_one_by_one_from_stacks(
+    kind: str, dequantize: bool, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place from a plain or packed stack, packed all the way; from the folder if it was unpacked."""
     torch.manual_seed(0)
-    net = nn.Sequential(Experts())
+    net = nn.Sequential(Experts(), nn.Linear(64, 64))
     array = net[0].stack.detach().numpy()
     if kind == "Q8_0":
         rows = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
         net[0].stack.data.copy_(torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType.Q8_0)))
-    write(tmp_path / "x.gguf", {"0.stack": (rows, kind) if kind == "Q8_0" else array})
+    rest = {name: each.numpy() for name, each in net[1].state_dict(prefix="1.").items()}
+    write(tmp_path / "x.gguf", {"0.stack": (rows, kind) if kind == "Q8_0" else array, **rest})
     tokens, numbers, weights = torch.randn(3, 64), torch.tensor([[1], [3], [1]]), torch.rand(3, 1)
-    options: dict[str, Any] = {"expert_cache": "32KiB", "offload_folder": tmp_path / "away"}
-    if kind == "Q8_0":
-        with pytest.raises(ConfigurationError, match="expert_cache"):
-            load_checkpoint_and_dispatch(nn.Sequential(Experts()), tmp_path / "x.gguf", {"": "disk"}, **options)
-    model: Any = load_checkpoint_and_dispatch(
-        nn.Sequential(Experts()), tmp_path / "x.gguf", {"": "disk"}, dequantize=True, **options
-    )
+    one = 64 * 64 * 4 if kind == "F32" or dequantize else 64 * 64 // 32 * 34
+    model: Any = nn.Sequential(Experts(), nn.Linear(64, 64))
+    if place == "disk":
+        options: dict[str, Any] = {"expert_cache": "32KiB", "offload_folder": tmp_path / "away"}
+        places = {"0": "disk", "1": "cpu"}
+        load_checkpoint_and_dispatch(model, tmp_path / "x.gguf", places, dequantize=dequantize, **options)
+    else:
+        load_checkpoint_in_model(model, tmp_path / "x.gguf", dequantize=dequantize)
+        dispatch_model(model, {"0": "cpu", "1": "meta"}, main_device="meta", expert_cache="32KiB")
+        model[0].__dict__["_hf_hook"].execution_device = "cpu"  # the meta device cannot tell who was chosen
+    unpacked: list[int] = []
+    monkeypatch.setattr(packed, "unpack", lambda raw, *rest: unpacked.append(raw.nbytes) or unpack(raw, *rest))
     assert torch.equal(model[0](tokens, numbers, weights), net[0](tokens, numbers, weights))
-    assert (model.expert_report().misses, model.expert_report().from_disk) == (2, 2 * 64 * 64 * 4)
-    assert (tmp_path / "away" / "0.stack.dat").exists() == (kind == "Q8_0")
+    report = model.expert_report()
+    assert (report.misses, report.held) == (2, 2 * one)
+    assert (report.from_disk, report.from_host) == ((2 * one, 0) if place == "disk" else (0, 2 * one))
+    assert (tmp_path / "away" / "0.stack.dat").exists() == (dequantize and place == "disk")
+    assert set(unpacked) == (set() if kind == "F32" or dequantize else {one})
+
+
+def test_one_expert_of_a_packed_stack_is_unpacked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory too, by any number; other dims, and stacks in another order, give their values."""
+    array = np.random.default_rng(0).normal(size=(4, 8, 64)).astype(np.float32)
+    rows = torch.from_numpy(gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0))
+    weight, turned = (GgufWeight(rows, "Q8_0", (4, 8, 64), torch.float32, order) for order in (None, torch.arange(4)))
+    whole = weight.values()
+    assert torch.equal(weight[:, 2], whole[:, 2])
+    assert torch.equal(turned[1], whole[1])
+    unpacked: list[int] = []
+    monkeypatch.setattr(packed, "unpack", lambda raw, *rest: unpacked.append(raw.nbytes) or unpack(raw, *rest))
+    tokens = torch.randn(3, 64)
+    for number in (1, -1, torch.tensor(2)):
+        assert isinstance(weight[number], GgufWeight)
+        assert torch.equal(nn.functional.linear(tokens, weight[number]), tokens @ whole[number].t())
+    assert unpacked == [rows[0].nbytes] * 3
 
 
 def test_types_that_cannot_stay_packed_are_named_and_can_be_unpacked(tmp_path: Path) -> None:
@@ -531,6 +560,19 @@ def test_models_are_those_that_transformers_loads(kind: str, family: str, tmp_pa
                 config.architectures = [f"{title}ForCausalLM"]
                 config.save_pretrained(tmp_path)
                 assert plan_checkpoint(str(tmp_path), dtype="float32").nbytes == compute_module_sizes(model)[""]
+        if architecture == "qwen3moe":
+            with init_empty_weights():
+                model = build(config).eval()
+            place = {name: "cpu" for name, _ in model.named_parameters()}
+            place = {name.rpartition(".")[0] if "experts" in name else name: "cpu" for name in place}
+            place = {name: "disk" if name.endswith("experts") else device for name, device in place.items()}
+            options: dict[str, Any] = {"offload_folder": tmp_path / "experts", "expert_cache": "1MiB"}
+            model = load_checkpoint_and_dispatch(model, tmp_path / "x.gguf", place, strict=True, **options)
+            assert torch.allclose(model(numbers).logits, want, atol=1e-6)
+            report = model.expert_report()
+            assert report.misses > 0
+            if kind == "Q8_0":  # 32 weights of 8 bits and their scale
+                assert report.from_disk == report.misses * 3 * 32 * 64 // 32 * 34
     config.num_attention_heads = 8
     with pytest.raises(CheckpointMismatchError, match="head_count 4 in it and num_attention_heads 8"):
         load_checkpoint_in_model(build(config), tmp_path / "x.gguf")

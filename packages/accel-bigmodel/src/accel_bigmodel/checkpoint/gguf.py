@@ -58,7 +58,7 @@ class GgufShard:
         self._kept = {
             name
             for name in self._stored
-            if canonical_name(name) in asked and self.is_packed(name) and self.weight(name) is not None
+            if canonical_name(name) in asked and self.is_packed(name) and self.weight(name, empty=True) is not None
         }
 
     def _look_at(self, name: str, stored: str) -> None:
@@ -123,13 +123,19 @@ class GgufShard:
         made: torch.Tensor = torch.from_numpy(gguf.dequantize(raw.numpy(), gguf.GGMLQuantizationType[kind]))
         return made.view(shape)
 
-    def weight(self, name: str) -> GgufWeight | None:
-        """Return a tensor that is packed or in another order as a weight of the model; None for any other."""
-        stored, *others = self._stored[name]
-        (kind, shape), order = self._forms[stored], self._orders.get(name)
+    def weight(self, name: str, *, empty: bool = False) -> GgufWeight | None:
+        """Return a tensor that is packed or in another order as a weight of the model; None for any other.
+
+        Gate and up of experts are joined, which copies their bytes; an empty weight has none.
+        """
+        stored, order = self._stored[name], self._orders.get(name)
+        kind, *others = {self._forms[each].kind for each in stored}
         if others or name in self._changed or kind not in KINDS or (order is None and not self.is_packed(name)):
             return None
-        return GgufWeight(self._files[stored].tensor(stored), kind, shape, torch.float32, order)
+        parts = [self._files[each].tensor(each) for each in stored]
+        parts = [each.to("meta") for each in parts] if empty else parts
+        raw = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+        return GgufWeight(raw, kind, self.shape(name), torch.float32, order)
 
     def check_type(self, name: str) -> None:
         """Make sure that a tensor of this type can stay packed."""
@@ -200,7 +206,7 @@ def packed_while_loading(
         if found is None or type(parameter) is not nn.Parameter or shard.shape(found) != parameter.shape:
             continue
         shard.check_type(found)
-        weight = shard.weight(found)
+        weight = shard.weight(found, empty=True)
         # Plain rows in another order stay as they are on the disk alone.
         if weight is not None and shard.is_packed(found) and id(parameter) not in made:
             dtype = dtype_for(name, parameter) or parameter.dtype

@@ -17,7 +17,6 @@ from accel_bigmodel.device_map.check import AnyDevice
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
 from accel_bigmodel.hooks.residency import packed_key
-from accel_bigmodel.offload.index import InFile
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
 from accel_core._records import record
@@ -373,11 +372,10 @@ def _fill(model: nn.Module, plan: _Plan, options: LoadOptions) -> dict[str, Any]
                 assert options.folder is not None
                 index.update(_write_packed(shard.tensor(target.stored), target, form, options.folder, written))
             else:
-                found = shard.in_file(target.stored)
-                entry = _entry_on_disk(shard, target, found, options.folder, written)
+                entry, weight = _entry_on_disk(shard, target, options.folder, written)
                 index.update(dict.fromkeys(target.names, entry))
                 for alias in target.names:
-                    _recast(model, alias, target.dtype_on_disk, None if found is None else found.weight)
+                    _recast(model, alias, target.dtype_on_disk, weight)
         shard.close()
     if written:
         assert options.folder is not None
@@ -405,19 +403,24 @@ def _write_packed(
 def _entry_on_disk(
     shard: Shard,
     target: _Target,
-    found: InFile | None,
     offload_folder: str | os.PathLike[str] | None,
     written: MutableMapping[str, Any],
-) -> dict[str, Any]:
-    """Return where a weight is on disk: in its file, used in place, or else in the folder, where it is written."""
+) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """Return where a weight is on disk, and the weight if it is packed.
+
+    That is in its file, used in place, or else in the folder, where it is written.
+    """
     name, dtype = target.stored, target.dtype_on_disk
+    found = shard.in_file(name)
     if found is not None:
         stored = found.dtype if dtype is None or found.weight is not None else dtype
-        return {**found.entry, "dtype": str(stored).removeprefix("torch.")}
+        return {**found.entry, "dtype": str(stored).removeprefix("torch.")}, found.weight
     assert offload_folder is not None
     tensor = shard.tensor(name)
-    offload_weight(tensor if dtype is None else tensor.to(dtype), name, offload_folder, index=written)
-    return {**written[name], "dat_file": _dat_file(offload_folder, name)}
+    kept = tensor if isinstance(tensor, GgufWeight) else None
+    plain = tensor if dtype is None else tensor.to(dtype)
+    offload_weight(plain if kept is None else kept.raw, name, offload_folder, index=written)
+    return {**written[name], "dat_file": _dat_file(offload_folder, name)}, kept
 
 
 def _dat_file(offload_folder: str | os.PathLike[str], key: str) -> str:

@@ -66,6 +66,15 @@ class GgufWeight(torch.Tensor):
         kind, shape, dtype, turned = rest
         return GgufWeight(own["raw"], kind, shape, dtype, own.get("order"), turned)
 
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether the first size counts parts whose bytes follow each other."""
+        return self.order is None and not self.turned
+
+    def row(self, raw: torch.Tensor, shape: Sequence[int]) -> GgufWeight:
+        """Return a weight of this type made of bytes of some rows."""
+        return GgufWeight(raw, self.kind, shape, self.dtype)
+
     def like(self, raw: torch.Tensor, dtype: torch.dtype | None = None) -> GgufWeight:
         """Return a weight of the same form with other bytes."""
         return GgufWeight(raw, self.kind, self.shape, dtype or self.dtype, self.order, self.turned)
@@ -119,6 +128,12 @@ def _turned(weight: GgufWeight) -> GgufWeight:
     return GgufWeight(weight.raw, weight.kind, weight.shape[::-1], weight.dtype, weight.order, not weight.turned)
 
 
+def _selected(weight: GgufWeight, dim: int, number: int) -> torch.Tensor:
+    if dim or weight.dim() < 3 or not weight.is_by_rows:
+        return weight.values().select(dim, number)
+    return weight.row(weight.raw.view(torch.uint8)[number], weight.shape[1:])
+
+
 def _looked_up(weight: GgufWeight, numbers: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     if weight.turned:
         return nn.functional.embedding(numbers, weight.values())
@@ -131,11 +146,12 @@ _KEPT: dict[Any, Callable[..., Any]] = {
     _ATEN.clone.default: _cloned,
     _ATEN._to_copy.default: _moved,
     _ATEN.t.default: _turned,
+    _ATEN.select.int: _selected,
     _ATEN.embedding.default: _looked_up,
     _ATEN.record_stream.default: lambda weight, stream: weight.raw.record_stream(stream),
 }
 """What is done without all of a weight's values. A transposed weight, which a linear layer computes with, stays packed
-because autograd keeps it until the backward pass."""
+because autograd keeps it until the backward pass; so does one expert of a stack."""
 
 
 class _GgufForm:

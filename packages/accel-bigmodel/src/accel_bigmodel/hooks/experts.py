@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
+from accel_bigmodel.gguf.packed import GgufWeight
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.residency import Residency, residency_of
@@ -38,8 +39,12 @@ def can_come_alone(module: nn.Module) -> bool:
         are_stacked(module)
         and "_hf_hook" not in module.__dict__
         and all(buffer is None for buffer in module._buffers.values())
-        and not any(packed.find(parameter) for parameter in own)
+        and all(packed.find(parameter) is None or _has_rows(parameter) for parameter in own)
     )
+
+
+def _has_rows(tensor: torch.Tensor) -> TypeGuard[GgufWeight]:
+    return isinstance(tensor, GgufWeight) and tensor.is_by_rows
 
 
 class ExpertsHook(AlignDevicesHook):
@@ -223,12 +228,17 @@ class _ChosenExperts:
 
     def _is_in_place(self, slot: Slot) -> bool:
         _, _, place = self._store(slot.name)
-        return place is not None and place[0].entries[place[1]].form == slot.dtype
+        return place is not None and (_has_rows(slot.placeholder) or place[0].entries[place[1]].form == slot.dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes of one expert."""
-        return sum(slot.shape[1:].numel() * slot.dtype.itemsize for slot in self.slots)
+        return sum(
+            form.nbytes(slot.placeholder) // self.count
+            if (form := packed.find(slot.placeholder))
+            else slot.shape[1:].numel() * slot.dtype.itemsize
+            for slot in self.slots
+        )
 
     def state(self) -> tuple[object, ...]:
         """Return what changes when weights were cast, moved, replaced or written to while they were away."""
@@ -264,10 +274,12 @@ class _ChosenExperts:
         for slot in self.slots:
             store, name, place = self._store(slot.name)
             shape = store[name].shape if place is None else place[0].entries[place[1]].shape
-            if shape != slot.shape:
+            weight = slot.placeholder if _has_rows(slot.placeholder) else None
+            wanted = slot.shape if weight is None else weight.raw.shape
+            if shape != wanted:
                 raise OffloadError(
                     f"An offloaded weight does not have the shape of its parameter; got {tuple(shape)} for "
-                    f"{name!r}, which has {tuple(slot.shape)}. Put a weight of that shape into the weights map."
+                    f"{name!r}, which has {tuple(wanted)}. Put a weight of that shape into the weights map."
                 )
             with normal_tensors():
                 if place is None:
@@ -280,8 +292,10 @@ class _ChosenExperts:
                     # What was written to the map lies in these pages alone.
                     if not place[0].writes(place[1]):
                         pages.append(partial(place[0].done_with, place[1], number))
-                stays = place is not None and source.device == self.hook.device and source.dtype == slot.dtype
-                found.weights[slot.name] = source if stays else source.to(self.hook.device, slot.dtype, copy=True)
+                dtype = slot.dtype if weight is None else source.dtype
+                stays = place is not None and source.device == self.hook.device and source.dtype == dtype
+                data = source if stays else source.to(self.hook.device, dtype, copy=True)
+                found.weights[slot.name] = data if weight is None else weight.row(data, (1, *slot.shape[1:]))
             found.in_pages = found.in_pages and stays
         if found.in_pages:
             found.release = partial(call_all, pages)

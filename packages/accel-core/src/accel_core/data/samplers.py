@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import GeneratorType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
@@ -98,22 +98,24 @@ def _is_whole(sampler: object) -> bool:
     """Return whether a sampler of torch's has its order as a whole, so that any part of it can be looked up."""
     if type(sampler) is SequentialSampler:
         return True
-    shuffles = isinstance(sampler, RandomSampler) and type(sampler) in (RandomSampler, SeedableRandomSampler)
-    return shuffles and not sampler.replacement and 0 < sampler.num_samples == len(sampler.data_source)
+    if not isinstance(sampler, RandomSampler) or type(sampler) not in (RandomSampler, SeedableRandomSampler):
+        return False
+    return not sampler.replacement and 0 < sampler.num_samples == len(sampler.data_source)
 
 
 def _drawn(sampler: Sampler[int]) -> tuple[Sequence[int], Iterator[int]]:
     """Draw the order of a sampler that has it whole; return it, and an iterator that ends the sampler's own pass."""
-    order: Any = iter(sampler)
+    order = iter(sampler)
     if type(sampler) is SequentialSampler:
         return range(len(sampler)), iter(())
-    first, inner = next(order), order
-    while isinstance(inner, GeneratorType):
+    first = next(order)
+    inner: object = order
+    while inspect.isgenerator(inner):
         inner = inner.gi_yieldfrom
-    if type(inner) is not type(iter([])):  # as torch has it, up to 2.15
+    if type(inner) is not type(iter([])):  # torch up to 2.15 yields from a list
         return [first, *itertools.islice(order, len(sampler) - 1)], order  # type: ignore[arg-type]
-    whole: list[int] = inner.__reduce__()[1][0]
-    inner.__setstate__(len(whole))
+    whole = cast("list[int]", inner.__reduce__()[1][0])
+    inner.__setstate__(len(whole))  # type: ignore[attr-defined]
     return whole, order
 
 
@@ -217,7 +219,7 @@ class BatchSamplerShard(Around):
         for start in range(offset + spec.rank * part, offset + steps * window, window):
             yield [*whole[start : start + part]]
         end = offset + steps * window
-        rest = BatchSampler(itertools.chain(whole[end:], ending), batches.batch_size, batches.drop_last)  # type: ignore[arg-type]
+        rest = BatchSampler(itertools.chain(whole[end:], ending), batches.batch_size, batches.drop_last)
         pool = whole[: min(window, end)]
         yield from shard_batches(rest, spec, pool=pool, note=lambda step, found: counts.update({steps + step: found}))
 

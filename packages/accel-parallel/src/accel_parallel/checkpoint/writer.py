@@ -85,9 +85,9 @@ def plan(
         everybody = exchange(local)
         for folder, planner in planners.items():
             # Every rank derives the same global plan from the same local ones, so one exchange is enough.
-            globally, metadata = planner.create_global_plan([each[folder] for each in everybody])
+            globally, listed = planner.create_global_plan([each[folder] for each in everybody])
             # As bytes, which take little memory until the next save, and only the committer needs more.
-            kept.agreed[folder] = globally[rank], pickle.dumps(metadata)
+            kept.agreed[folder] = globally[rank], pickle.dumps(listed)
         kept.local, kept.agreements = local, max(known)[0] + 1
     parts = []
     for folder, planner in planners.items():

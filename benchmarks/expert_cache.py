@@ -390,8 +390,8 @@ def run_forward(folder: Path, library: str = "accel") -> dict[str, float]:
 ROWS = {
     "cold": "bytes from the disk for a token, cold ÷ those of the distinct experts chosen (dense parts in memory)",
     "warm": "bytes asked of the disk in 24 tokens, half of the experts in the cache ÷ those of the misses",
-    "clock": "a layer under a virtual clock ÷ max(copy of misses, compute) + first miss, worst of 36 cases; a step of 8 "
-    "layers, guesses right",
+    "clock": "a layer under a virtual clock ÷ max(copy of misses, compute) + first miss, worst of 36 cases; a step "
+    "of 8 layers, guesses right",
     "memory": "memory beyond dense parts and budget at the peak of 24 tokens, pages included, MiB",
     "limited": "a model generates 8 tokens from files of so many times RLIMIT_AS",
     "dense": "dense forward from the disk ÷ one map that stays, cache warm, file written at once; in pieces of 4 KiB",

@@ -1312,6 +1312,7 @@ class Accelerator(FunctionControl):
             >>> path = accelerator.save_state("state")
             >>> report = accelerator.load_state("state")
         """
+        slips.warn_of_open_window(self.gradient_state)
         with self._runtime.timed("saving"):
             return checkpoint.save.save_state(
                 self._runtime.to_save(),

@@ -56,6 +56,19 @@ class Silent(GeneralTracker):
         """Store nothing."""
 
 
+def test_a_save_inside_of_an_accumulation_window_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The gradients of its batches are in no checkpoint; behind the window nothing is said."""
+    run = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = run.prepare(nn.Linear(3, 1))
+    for _ in range(2):
+        for place in ("inside", "behind"):
+            with run.accumulate(model):
+                run.backward(model(torch.ones(1, 3)).sum())
+            run.save_state(str(tmp_path / place))
+            told = [each for each in caplog.messages if "inside of an accumulation window" in each]
+            assert len(told) == 1
+
+
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1)
 

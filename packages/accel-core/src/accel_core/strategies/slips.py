@@ -12,9 +12,12 @@ from torch.utils.data import DataLoader, Dataset
 from accel_core.logging import get_logger
 from accel_core.modules.compilation import is_compiled_module
 from accel_core.optim.rebind import ParameterNames
+from accel_core.state.gradient import GradientState
 from accel_core.strategies.bundle import Bundle, kind_of
 
-__all__ = ["models_of", "warn_of_bypassed", "warn_of_no_model", "warn_of_strange", "warn_of_unprepared"]
+__all__ = [
+    "models_of", "warn_of_bypassed", "warn_of_no_model", "warn_of_open_window", "warn_of_strange", "warn_of_unprepared",
+]  # fmt: skip
 
 logger = get_logger(__name__)
 
@@ -51,6 +54,15 @@ def models_of(given: tuple[object, ...]) -> tuple[Module, ...]:
                 f"out. Pass what prepare() returned for the models: {advice}."
             )
     return tuple(each for each in given if isinstance(each, Module))
+
+
+def warn_of_open_window(state: GradientState) -> None:
+    """Warn of a save inside of an accumulation window."""
+    if not state.sync_gradients:
+        logger.warning_once(
+            "A checkpoint has no gradients; got save_state inside of an accumulation window, whose batches so far will "
+            "be missing in the first step of a run that goes on from it. Save where sync_gradients is true."
+        )
 
 
 def warn_of_no_model(ranks: int) -> None:

@@ -28,6 +28,7 @@ from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_resizing
 from accel_parallel.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
 from accel_parallel.sharding.mixed import step_one_by_one
+from accel_parallel.sharding.muon import orthogonalize_on_owners
 from accel_parallel.sharding.optimizers import check_optimizer
 from accel_parallel.sharding.scaler import together
 from accel_parallel.sharding.whole import gather
@@ -96,6 +97,12 @@ class MeshStrategy(SequenceStrategy):
         return self.tensor is not None or self.experts is not None
 
     @property
+    def _forms(self) -> tuple[str, ...]:
+        """What parameters are once they are split; see `optimizers.Refused`."""
+        split = ("split",) if self.tensor is not None else ()
+        return ("distributed", "several", *split) if self._spreads else ()
+
+    @property
     def _mixes(self) -> bool:
         """Whether some parameters are spread over ranks and others whole."""
         return self._spreads
@@ -126,7 +133,7 @@ class MeshStrategy(SequenceStrategy):
                 "Use another optimizer, or train in one process."
             )
         for slot in bundle.optimizers:
-            check_optimizer(slot.given, ("distributed", "several") if self._spreads else ())
+            check_optimizer(slot.given, self._forms)
 
     def plan(self, model: torch.nn.Module) -> TensorPlan:
         """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
@@ -211,6 +218,7 @@ class MeshStrategy(SequenceStrategy):
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
         step_one_by_one(optimizer, lambda: self._mixes)  # asked at each step, as meshes mix after `prepare` only
+        orthogonalize_on_owners(optimizer, self.world, self.layout)
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

@@ -26,6 +26,7 @@ from accel_core.errors import (
     StateError,
     expect,
 )
+from accel_core.modules import empty
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
 from accel_core.optim.average import ModelAverage
@@ -950,6 +951,33 @@ class Accelerator(FunctionControl):
     def optimizer_step_was_skipped(self) -> bool:
         """Whether any optimizer's last step was skipped because of infinite or NaN gradients."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    def empty_init(self, seed: int = 0) -> AbstractContextManager[None]:
+        """Let a model be made without memory; `prepare` gives each rank its part, with values, and no rank the whole.
+
+        Values come from each module's own `reset_parameters`, and from transformers' `_init_weights`, with random
+        numbers that depend on the seed and on names alone: they are those of one process, whatever the ranks and the
+        way to share the model. A module has memory for as long as its values are made.
+
+        Args:
+            seed: Another one gives other values; all ranks pass the same.
+
+        Returns:
+            A context manager, in which the model is made. It does not touch the random numbers of the process.
+
+        Raises:
+            PreparationError: The `__init__` of a module reads a value, or writes one outside of `reset_parameters`;
+                and in `prepare`, a module has no method that gives it its values.
+
+        Examples:
+            >>> with accelerator.empty_init():
+            ...     model = torch.nn.Linear(64, 2)
+            >>> model.weight.is_meta
+            True
+            >>> accelerator.prepare(model).weight.is_meta
+            False
+        """
+        return empty.empty_init(seed)
 
     def ema(
         self,

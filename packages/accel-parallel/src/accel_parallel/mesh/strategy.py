@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import DATA_AXES, Layout
+from accel_core.modules import empty
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType
@@ -47,6 +48,7 @@ class MeshStrategy(SequenceStrategy):
     """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
 
     name = "mesh"
+    initializes = True
     plugin_type: ClassVar[type | None] = TorchTensorParallelPlugin
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
@@ -55,6 +57,7 @@ class MeshStrategy(SequenceStrategy):
     def __init__(self, parts: Parts) -> None:
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         self.experts = ExpertParallel.of(parts)
+        self.initializes = self.initializes and self.experts is None
         super().__init__(parts)
         self.averaging = Averaging(self.world.device, reading_groups(parts))
         self.context = ContextParallel.of(parts)
@@ -173,6 +176,8 @@ class MeshStrategy(SequenceStrategy):
         """Move a model to the device, of experts this rank's alone; of one that arrived split, what is whole."""
         if self.experts is not None:
             self.experts.split(self._bare(model))
+        if self.tensor is not None and empty.seed_of(model) is not None:
+            return  # once it is split
         if is_split(model):
             move_unsplit(model, self.world.device)
         else:
@@ -185,6 +190,8 @@ class MeshStrategy(SequenceStrategy):
             self.experts.split(bare)
         if self.tensor is not None:
             self.tensor.split(bare, self.plans[model])
+            if empty.seed_of(bare) is not None:
+                empty.initialize(bare, self.world.device)
             self.tensor.watch(bare)
         if self._spreads:
             cut_what_is_loaded(bare)

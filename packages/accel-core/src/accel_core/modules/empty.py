@@ -43,7 +43,7 @@ def empty_init(seed: int) -> Iterator[None]:
         if parameter is not None and parameter.is_meta and threading.get_ident() == thread:
             module.__dict__[_MARK] = seed  # a copy of the module has it too
 
-    handle = register_module_parameter_registration_hook(mark)  # type: ignore[arg-type]  # None leaves the parameter
+    handle = register_module_parameter_registration_hook(mark)
     try:
         with torch.device("meta"), _Writes():
             yield
@@ -58,7 +58,13 @@ def empty_init(seed: int) -> Iterator[None]:
 class _Writes(TorchFunctionMode):
     """Refuses what writes values into parameters where `initialize` would not write them again."""
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         first = args[0] if args else None
         name = getattr(func, "__name__", "")
         writes = name.endswith("_") and not name.endswith(("__", "requires_grad_"))
@@ -169,7 +175,7 @@ def initialize(model: nn.Module, device: torch.device, kept: torch.device | None
             _exchange({name: here}, empty)
     _exchange(places, made)
     for module in modules.values():
-        vars(module).pop(_MARK, None)
+        module.__dict__.pop(_MARK, None)
     if left:
         raise PreparationError(_lacks(left))
 

@@ -134,7 +134,7 @@ def _orthogonal_step(whole: torch.Tensor, group: dict[str, Any]) -> torch.Tensor
     found = torch.nn.Parameter(torch.zeros_like(whole))
     found.grad = whole
     settings = {name: group[name] for name in _SAME}
-    torch.optim.Muon([found], **settings, weight_decay=0.0, momentum=0.0, nesterov=False).step()
+    torch.optim.Muon([found], **settings, weight_decay=0.0, momentum=0.0, nesterov=False).step()  # type: ignore[no-untyped-call]
     return found.data
 
 
@@ -154,4 +154,4 @@ def _trade(sent: Sequence[torch.Tensor], come: Sequence[int]) -> tuple[torch.Ten
     """Send each rank one run of numbers, and return what came from each; every rank calls it."""
     received = sent[0].new_empty(sum(come))
     dist.all_to_all_single(received, torch.cat(list(sent)), list(come), [each.numel() for each in sent])
-    return received.split(list(come))
+    return torch.split(received, list(come))

@@ -174,7 +174,7 @@ class _Switch:
         **_: object,
     ) -> Tensor:
         """Return the loss of the next tokens, as transformers' own."""
-        if logits is not self._entered or logits.shape[-1] != self._head.weight.shape[1]:
+        if logits is not self._entered or logits.shape[-1] != cast(Tensor, self._head.weight).shape[1]:
             raise StateError(
                 f"Logits go from a head to the loss as they are; got {type(self._model).__name__}, which changes them "
                 "in between. Call accelerator.linear_cross_entropy in a forward of your own."
@@ -208,4 +208,4 @@ def apply_to_head(model: nn.Module, chunk: int | None) -> None:
     model.register_forward_hook(switch.after, always_call=True)
     head.forward = switch.head
     head.register_forward_hook(switch.keep)
-    model.loss_function = switch.loss
+    model.loss_function = switch.loss  # type: ignore[assignment]

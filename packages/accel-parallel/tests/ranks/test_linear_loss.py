@@ -92,6 +92,19 @@ def test_loss_and_gradients_are_those_of_whole_logits(way: str) -> None:
         check(way, bias=bias, tied=tied, softcap=softcap)
 
 
+@world(2)
+def test_losses_of_half_precision_are_added_up_in_single() -> None:
+    """Under autocast, products are rounded as those of whole logits are, and sums are not."""
+    run = Accelerator(cpu=True, mixed_precision="bf16")
+    torch.manual_seed(0)
+    head, hidden, labels = nn.Linear(WIDTH, WORDS), torch.randn(500, WIDTH), torch.randint(WORDS, (500,))
+    with run.autocast():
+        whole = functional.cross_entropy(head(hidden).float(), labels)
+        got = run.linear_cross_entropy(hidden, head, labels, chunk=64)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, whole, rtol=0, atol=1e-5)
+
+
 @requires("torch:2.10")
 @world(4)
 def test_shards_of_a_head_that_ranks_share_give_the_same() -> None:

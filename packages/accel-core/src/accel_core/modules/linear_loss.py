@@ -48,16 +48,19 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(rows.device.type):
         rows, weight = (each.to(torch.get_autocast_dtype(rows.device.type)) for each in (rows, weight))
     total: Tensor
-    own = getattr(functional, "linear_cross_entropy", None)
-    if own is not None and group is None and softcap is None and rows.dtype == weight.dtype and type(rows) is Tensor:
-        total = own(
+    options = getattr(nn, "LinearCrossEntropyOptions", None)  # from torch 2.13 on
+    # In half precision torch adds losses up in that.
+    exact = rows.dtype == weight.dtype and rows.dtype.itemsize >= torch.float32.itemsize
+    alone = exact and group is None and softcap is None and type(rows) is Tensor
+    if options is not None and alone:
+        total = functional.linear_cross_entropy(
             rows,
             weight,
             wanted,
             linear_bias=bias,
             reduction="sum",
             ignore_index=ignore_index,
-            options=nn.LinearCrossEntropyOptions(batch_chunk_size=size),
+            options=options(batch_chunk_size=size),
         )
     else:
         how = start, group, ignore_index, softcap, size

@@ -888,7 +888,7 @@ class Accelerator(FunctionControl):
 
         Logits of some tokens are computed at a time, with their gradients, by torch's own `linear_cross_entropy` where
         the head is whole. Where tensor parallel shares out its rows, each rank computes with its own, and ranks add up
-        what a token needs: a maximum and two sums. Under FSDP the call belongs into the model's forward.
+        what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight.
 
         Args:
             hidden: What enters the head, shape (..., features).

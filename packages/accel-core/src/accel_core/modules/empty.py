@@ -171,7 +171,7 @@ def initialize(model: nn.Module, device: torch.device, kept: torch.device | None
                 (into, own, made[id(tensor)]) for into, own, tensor in here if tensors.pop(id(tensor), None) is not None
             ]
             run = [(f"{seed} {name} {label}", method) for label, method in _initializers(modules, name)]
-            left += [f"{name}.{own}" for own in _fill(new, run, device)]
+            left += [f"{name}.{own}".lstrip(".") for own in _fill(new, run, device)]
             _exchange({name: here}, empty)
     _exchange(places, made)
     for module in modules.values():

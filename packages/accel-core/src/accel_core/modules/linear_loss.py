@@ -76,8 +76,8 @@ def _place(weight: DTensor) -> tuple[int, dist.ProcessGroup]:
     if len(cut) != 1 or not weight.placements[cut[0]].is_shard(0) or names[cut[0] : cut[0] + 1] != ("tp",):
         raise StateError(
             "A head's rows are whole, or shared out by tensor parallel, where its loss is computed; got a weight with "
-            f"{weight.placements} on the axes {names}. Compute the loss inside of the model's forward, where FSDP has "
-            "gathered the weight, and name the head in the plan as colwise."
+            f"{weight.placements} on the axes {names}. Compute the loss inside of the model's forward, where shards "
+            "are gathered, and name the head in the plan as colwise."
         )
     (axis,), mesh = cut, weight.device_mesh
     return mesh.get_local_rank(axis) * -(-len(weight) // mesh.size(axis)), mesh.get_group(axis)

@@ -261,6 +261,8 @@ def test_what_would_have_no_value_is_refused_by_name() -> None:
     mixed.bias = nn.Parameter(torch.zeros(4))
     reset_all()
     run = Accelerator(cpu=True)
+    with pytest.raises(PreparationError, match="or a placement by hand, does not initialize a model; got Block"):
+        run.prepare(model, device_placement=[False])
     for net, fault in ((bare, r"none for 0 \(Bare\)\."), (mixed, "some in bias"), (forgets, r"none for calls\.")):
         with pytest.raises(PreparationError, match=fault):
             run.prepare(net)

@@ -196,17 +196,6 @@ def torch_features() -> str:
     )
 
 
-def optimizers() -> str:
-    """Return the table of which optimizers train under which way to share parameters among ranks."""
-    table = import_module("accel_parallel.sharding.optimizers")
-    rows = [(", ".join(f"`{name}`" for name in table.ELEMENTWISE), "yes", "yes", "")]
-    for name, row in table.REFUSED.items():
-        distributed = "yes" if row.forms == ("flat",) else "refused"
-        flat = "refused" if "flat" in row.forms else "yes"
-        rows.append((f"`{name}`", distributed, flat, f"{row.why}. {row.instead}"))
-    return _table(("optimizer", "FSDP2, tensor parallel", "FSDP1", "what it does, and what to use"), rows)
-
-
 def abilities() -> str:
     """Return the table of what a model may have, or do, under which way to share parameters among ranks."""
     table = import_module("accel_parallel.sharding.abilities")

@@ -26,6 +26,7 @@ from accel_core.errors import (
     StateError,
     expect,
 )
+from accel_core.modules import empty, linear_loss
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
 from accel_core.optim.average import ModelAverage
@@ -872,6 +873,61 @@ class Accelerator(FunctionControl):
             )
         lomo.backward(self._optimizers, loss, learning_rate)
 
+    def linear_cross_entropy(
+        self,
+        hidden: torch.Tensor,
+        head: torch.nn.Module,
+        labels: torch.Tensor,
+        *,
+        ignore_index: int = -100,
+        reduction: Literal["mean", "sum"] = "mean",
+        softcap: float | None = None,
+        chunk: int | None = None,
+    ) -> torch.Tensor:
+        """Return the cross entropy of a head's logits, which never exist as a whole.
+
+        Logits of some tokens are computed at a time, with their gradients, by torch's own `linear_cross_entropy` where
+        the head is whole. Where tensor parallel shares out its rows, each rank computes with its own, and ranks add up
+        what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight.
+
+        Args:
+            hidden: What enters the head, shape (..., features).
+            head: The linear layer, with or without bias; its weight may be tied to an embedding.
+            labels: The number of the right row for each token, shape (...).
+            ignore_index: The label of tokens that do not count. Where none counts, the loss is 0.
+            reduction: `"mean"` of the tokens that count, or `"sum"`.
+            softcap: Logits become `softcap * tanh(logits / softcap)` before.
+            chunk: Number of tokens whose logits exist at a time; `None` lets them take the memory of `hidden`.
+
+        Returns:
+            The loss of this rank's tokens.
+
+        Raises:
+            StateError: The numbers of tokens and labels differ, or the weight is spread in another way.
+
+        Examples:
+            >>> head = torch.nn.Linear(64, 1000, bias=False)
+            >>> loss = accelerator.linear_cross_entropy(torch.rand(2, 8, 64), head, torch.zeros(2, 8, dtype=torch.long))
+            >>> loss.shape
+            torch.Size([])
+        """
+        given = {"ignore_index": ignore_index, "reduction": reduction, "softcap": softcap, "chunk": chunk}
+        return linear_loss.linear_cross_entropy(hidden, head, labels, **given)  # type: ignore[arg-type]
+
+    def chunk_logits(self, model: torch.nn.Module, chunk: int | None = None) -> None:
+        """Let a prepared language model of transformers compute its loss by `linear_cross_entropy` from now on.
+
+        In a call with `labels`, its output has the loss and no logits; other calls are as before.
+
+        Args:
+            model: The prepared model.
+            chunk: As in `linear_cross_entropy`.
+
+        Raises:
+            PreparationError: It is no causal language model of transformers.
+        """
+        linear_loss.apply_to_head(self.unwrap_model(model, keep_torch_compile=False), chunk)
+
     def unscale_gradients(self, optimizer: object = None) -> None:
         """Divide gradients by the scale of fp16 training, once a window; elsewhere do nothing.
 
@@ -950,6 +1006,33 @@ class Accelerator(FunctionControl):
     def optimizer_step_was_skipped(self) -> bool:
         """Whether any optimizer's last step was skipped because of infinite or NaN gradients."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    def empty_init(self, seed: int = 0) -> AbstractContextManager[None]:
+        """Let a model be made without memory; `prepare` gives each rank its part, with values, and no rank the whole.
+
+        Values come from each module's own `reset_parameters`, and from transformers' `_init_weights`, with random
+        numbers that depend on the seed and on names alone: they are those of one process, whatever the ranks and the
+        way to share the model. A module has memory for as long as its values are made.
+
+        Args:
+            seed: Another one gives other values; all ranks pass the same.
+
+        Returns:
+            A context manager, in which the model is made. It does not touch the random numbers of the process.
+
+        Raises:
+            PreparationError: The `__init__` of a module reads a value, or writes one outside of `reset_parameters`;
+                and in `prepare`, a module has no method that gives it its values.
+
+        Examples:
+            >>> with accelerator.empty_init():
+            ...     model = torch.nn.Linear(64, 2)
+            >>> model.weight.is_meta
+            True
+            >>> accelerator.prepare(model).weight.is_meta
+            False
+        """
+        return empty.empty_init(seed)
 
     def ema(
         self,

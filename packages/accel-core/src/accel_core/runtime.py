@@ -20,7 +20,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
-from accel_core.modules import joined
+from accel_core.modules import empty, joined
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.average import ModelAverage, check_settings
@@ -212,6 +212,8 @@ class Runtime:
     def _checked(self, bundle: Bundle) -> Iterator[None]:
         """Let the strategy check and plan a bundle, and drop its plans where the block ends."""
         try:
+            for slot in () if self.strategy.initializes else bundle.models:
+                empty.refuse_empty_init(slot.given)
             if bundle.slots:
                 self.strategy.check(bundle)
             yield

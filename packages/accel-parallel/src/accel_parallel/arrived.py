@@ -44,6 +44,7 @@ class ArrivedStrategy(FullyShardStrategy):
     """
 
     name = "arrived"
+    initializes = False
     receives_weights = False
     mixes = True
 

@@ -103,9 +103,10 @@ def accelerator(kind: str, blocks: str = "Block") -> Accelerator:
             state_dict_type="FULL_STATE_DICT" if kind.endswith("whole") else "SHARDED_STATE_DICT",
             **wraps,
         )
-    if kind == "tp":
+    if kind.endswith("tp"):
         plan = TorchTensorParallelConfig(tp_plan={"blocks.*.layer": "colwise_gather_output"})
-        given["parallelism_config"] = ParallelismConfig(tp_size=size, tp_handler=plan)
+        shards = 2 if kind == "fsdp2tp" else 1
+        given["parallelism_config"] = ParallelismConfig(tp_size=size // shards, dp_shard_size=shards, tp_handler=plan)
     if kind == "ep":
         given["parallelism_config"] = ParallelismConfig(ep_size=size)
     if kind == "pp":
@@ -206,6 +207,19 @@ def test_averages_are_those_of_whole_weights() -> None:
     with comm:
         dist.all_reduce(torch.ones(1))
     assert comm.get_total_counts() == 1, "the counter sees exchanges"
+
+
+@requires("torch:2.13")
+@world(4, quiet=30)
+def test_shards_of_split_layers_are_averaged_alike_and_on_another_device() -> None:
+    """So it is where what tensor parallel leaves each rank is sharded, with averages that are kept where one says."""
+    for kind, given in (("fsdp2tp", {}), ("fsdp2tp", {"device": "cpu"}), ("fsdp2", {"device": "cpu"})):
+        training = Training(kind, **given)
+        for _ in range(2):
+            training.step()
+        training.check()
+        assert training.counts == [0, 0], kind
+        reset_all()
 
 
 def stopped(place: Path, kind: str) -> None:

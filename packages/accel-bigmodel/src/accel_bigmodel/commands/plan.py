@@ -87,6 +87,11 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         help="function of output and batch (default: the model's own loss, or the mean of its output)",
     )
     group.add_argument(
+        "--chunk-logits",
+        action="store_true",
+        help="for a language model of transformers whose loss `accelerator.chunk_logits` computes",
+    )
+    group.add_argument(
         "--tp-plan", default=None, metavar="JSON", help='styles by names for tp: {"layers.*.up": "colwise"}'
     )
     group.add_argument(

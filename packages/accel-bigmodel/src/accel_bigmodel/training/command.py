@@ -142,6 +142,7 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
         optimizer_arguments=arguments,
         foreach=args.device != "cpu",
         loss=loss,
+        chunk_logits=args.chunk_logits,
         tensor_plan=_tensor_plan(args.tp_plan),
         reduce_bucket=TrainingWorkload.reduce_bucket if bucket is None else bucket,
         zero3=options or {},

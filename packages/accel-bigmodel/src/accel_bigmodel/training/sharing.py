@@ -20,6 +20,7 @@ from accel_core.host.versions import require_torch
 from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
+from accel_core.modules.linear_loss import apply_to_head
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.autocast import AutocastPrecision
@@ -73,6 +74,11 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
     if spec.engine == "deepspeed":
         _check_zero(spec, workload)
     others = [axis for axis in ("ep", "cp", "tp") if spec.size(axis) > 1 < spec.size("pp")]
+    if workload.chunk_logits and spec.size("pp") > 1:
+        raise EngineUnavailableError(
+            f"A pipeline computes its loss from the logits of its last stage; got chunk_logits and {spec.name}. Leave "
+            "chunk_logits out."
+        )
     if others:
         raise EngineUnavailableError(
             f"A pipeline is combined with dp and fsdp; got pp and {', '.join(others)} in {spec.name}. Leave one out."
@@ -165,6 +171,8 @@ class SharedModel:
         if self._sharded:
             self._whole = plan.whole(model)
             self._shard(plan, plugin)
+        if workload.chunk_logits:
+            apply_to_head(model, None)
         self._copies = self._make_buckets()
         self.zero = self._engine(workload)
 

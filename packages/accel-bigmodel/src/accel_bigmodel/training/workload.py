@@ -37,6 +37,7 @@ class TrainingWorkload:
     optimizer_arguments: Mapping[str, Any] = field(default_factory=dict)  # its arguments
     foreach: bool = False  # whether the optimizer updates lists of tensors at once, torch's default on accelerators
     loss: Loss | None = None  # computes the loss; by default the model's own, or the mean of what it returns
+    chunk_logits: bool = False  # whether the loss is computed from logits of some tokens at a time
     # How tensor parallel splits the model; "auto" for the model's own plan.
     tensor_plan: Mapping[str, str] | str = "auto"
     reduce_bucket: int = 500_000_000  # elements of the bucket in which DeepSpeed reduces gradients; its own default

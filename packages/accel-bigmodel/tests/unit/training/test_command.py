@@ -191,3 +191,25 @@ def test_a_model_of_transformers_is_made_of_its_configuration(tmp_path: Path) ->
     norms = 5 * 32
     assert found["most"]["gradients"] == 4 * (2 * 64 * 32 + 2 * layer + norms) // 2
     assert found["most"]["logits"] == 4 * (2 * 16 * 64 + 1), "of two sequences, and the loss"
+
+
+def test_logits_that_are_not_made_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --chunk-logits a step has no whole logits, nor their gradients; a pipeline, which makes them, is refused."""
+    pytest.importorskip("transformers")
+    words, tokens = 4096, 2 * 64
+    (tmp_path / "worded.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        "def make():\n"
+        f"    sizes = dict(vocab_size={words}, hidden_size=16, intermediate_size=16, num_attention_heads=2)\n"
+        "    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = ["plan", "--train", "worded:make", "--sequence", "64", "--batch", "2", "--checkpointing", "no"]
+    rows: list[list[dict[str, int]]] = []
+    for given in ([], ["--chunk-logits"]):
+        file = tmp_path / "plan.json"
+        assert main([*asked, "--layout", "single,tp2", "--device", "cpu", "--json", str(file), *given]) == 0
+        rows.append(json.loads(file.read_text())["layouts"])
+    for whole, chunked in zip(*rows, strict=True):
+        assert whole["peak"] - chunked["peak"] > 2 * tokens * words * torch.float32.itemsize
+    assert main([*asked, "--layout", "pp2", "--chunk-logits"]) == 1

@@ -30,6 +30,7 @@ class DataParallelStrategy(Strategy):
     """`DistributedDataParallel` around each model; gradients are averaged while backward runs."""
 
     name = "ddp"
+    initializes = True
     plugin_type = DistributedDataParallelKwargs
     containers = (DistributedDataParallel,)
 

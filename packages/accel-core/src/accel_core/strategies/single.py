@@ -14,6 +14,7 @@ class SingleStrategy(Strategy):
     """One process trains one copy of the model."""
 
     name = "single"
+    initializes = True
 
     def label(self) -> DistributedType:
         """Return the label of the device: nothing is distributed."""

@@ -20,7 +20,7 @@ from accel_core.data.presharded import check_read_alike
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import whole
-from accel_core.modules import joined
+from accel_core.modules import empty, joined
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
 from accel_core.optim.rebind import ParameterNames
@@ -110,6 +110,9 @@ class Strategy(ABC):
 
     receives_weights: ClassVar[bool] = False
     """Whether `prepare` gives a rank that has a model without weights those of another."""
+
+    initializes: bool = False
+    """Whether `prepare` gives a model that was made under `empty_init` its first values."""
 
     evaluates_whole: ClassVar[bool] = True
     """Whether a model that is only evaluated is not distributed: it stays whole on each process."""
@@ -211,7 +214,12 @@ class Strategy(ABC):
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
-            if not self.receives_weights and (self.parts.device_placement if slot.place is None else slot.place):
+            moved = self.parts.device_placement if slot.place is None else slot.place
+            if self.initializes and moved and empty.seed_of(slot.given) is not None:
+                empty.check(slot.given)
+                continue
+            empty.refuse_empty_init(slot.given)
+            if not self.receives_weights and moved:
                 placement.refuse_empty(slot.given)
         self.check_optimizers(bundle)
         slips.warn_of_strange(bundle, self._names)
@@ -362,12 +370,15 @@ class Strategy(ABC):
         return self.number_format.convert(model)
 
     def place(self, model: torch.nn.Module) -> None:
-        """Move a model to the device of this process.
+        """Move a model to the device of this process; one that was made under `empty_init` gets its values there.
 
         Args:
             model: The model, which is changed.
         """
-        placement.move(model, self.world.device)
+        if empty.seed_of(model) is None:
+            placement.move(model, self.world.device)
+        else:
+            empty.initialize(model, self.world.device)
 
     def split(self, model: torch.nn.Module) -> torch.nn.Module:
         """Change a model inside, before its blocks are compiled, as where several ranks share one replica.

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from accel_core.comm.control import in_step
+from accel_core.modules import empty
 from accel_core.process.world import World
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.loading import Handover, receive, starts_from_main, views_of
@@ -45,8 +46,9 @@ def shard(
     if world.is_main:
         plan.log(model, plugin.mixed_precision_policy)
     arguments = arguments_of(plugin, mesh, world.device)
+    made_here = empty.seed_of(model) is not None
     if from_main is None:
-        from_main = starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
+        from_main = not made_here and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
     with in_step(world, "prepare: fully_shard", views_of(model)):
         for block in (*(block for _, block in plan.blocks), model):
             handover = None
@@ -63,6 +65,9 @@ def shard(
                 sharded.set_force_sum_reduction_for_comms(True)
             if handover is not None:
                 handover.finish(world.device)
+    if made_here:
+        offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+        empty.initialize(model, world.device, torch.device("cpu") if offloads else None)
     for parameter in plan.whole(model):
         parameter.data = parameter.data.to(world.device)
 

@@ -34,6 +34,7 @@ class FullyShardStrategy(ShardedStrategy):
     """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""
 
     name = "fsdp2"
+    initializes = True
     combines = ("cp", "ep", "tp")
     shards_integers = is_torch_version(">=", "2.13")  # before, it made them parameters that require gradients, and cast
 
@@ -42,6 +43,7 @@ class FullyShardStrategy(ShardedStrategy):
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
         self.experts = ExpertParallel.of(parts, getattr(self.plugin.mixed_precision_policy, "param_dtype", None))
+        self.initializes = self.initializes and self.experts is None
         self.context = ContextParallel.of(parts)
         self.participation = Participation(self.world, self._readers(parts), self.mesh)
         self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import DATA_AXES, Layout
+from accel_core.modules import empty
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType
@@ -28,6 +29,7 @@ from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_resizing
 from accel_parallel.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
 from accel_parallel.sharding.mixed import step_one_by_one
+from accel_parallel.sharding.muon import orthogonalize_on_owners
 from accel_parallel.sharding.optimizers import check_optimizer
 from accel_parallel.sharding.scaler import together
 from accel_parallel.sharding.whole import gather
@@ -46,6 +48,7 @@ class MeshStrategy(SequenceStrategy):
     """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
 
     name = "mesh"
+    initializes = True
     plugin_type: ClassVar[type | None] = TorchTensorParallelPlugin
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
@@ -54,6 +57,7 @@ class MeshStrategy(SequenceStrategy):
     def __init__(self, parts: Parts) -> None:
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         self.experts = ExpertParallel.of(parts)
+        self.initializes = self.initializes and self.experts is None
         super().__init__(parts)
         self.averaging = Averaging(self.world.device, reading_groups(parts))
         self.context = ContextParallel.of(parts)
@@ -96,6 +100,12 @@ class MeshStrategy(SequenceStrategy):
         return self.tensor is not None or self.experts is not None
 
     @property
+    def _forms(self) -> tuple[str, ...]:
+        """What parameters are once they are split; see `optimizers.Refused`."""
+        split = ("split",) if self.tensor is not None else ()
+        return ("distributed", "several", *split) if self._spreads else ()
+
+    @property
     def _mixes(self) -> bool:
         """Whether some parameters are spread over ranks and others whole."""
         return self._spreads
@@ -126,7 +136,7 @@ class MeshStrategy(SequenceStrategy):
                 "Use another optimizer, or train in one process."
             )
         for slot in bundle.optimizers:
-            check_optimizer(slot.given, ("distributed", "several") if self._spreads else ())
+            check_optimizer(slot.given, self._forms)
 
     def plan(self, model: torch.nn.Module) -> TensorPlan:
         """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
@@ -166,6 +176,8 @@ class MeshStrategy(SequenceStrategy):
         """Move a model to the device, of experts this rank's alone; of one that arrived split, what is whole."""
         if self.experts is not None:
             self.experts.split(self._bare(model))
+        if self.tensor is not None and empty.seed_of(model) is not None:
+            return  # once it is split
         if is_split(model):
             move_unsplit(model, self.world.device)
         else:
@@ -178,6 +190,8 @@ class MeshStrategy(SequenceStrategy):
             self.experts.split(bare)
         if self.tensor is not None:
             self.tensor.split(bare, self.plans[model])
+            if empty.seed_of(bare) is not None:
+                empty.initialize(bare, self.world.device)
             self.tensor.watch(bare)
         if self._spreads:
             cut_what_is_loaded(bare)
@@ -211,6 +225,7 @@ class MeshStrategy(SequenceStrategy):
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
         step_one_by_one(optimizer, lambda: self._mixes)  # asked at each step, as meshes mix after `prepare` only
+        orthogonalize_on_owners(optimizer, self.world, self.layout)
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

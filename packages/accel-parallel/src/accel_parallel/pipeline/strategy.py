@@ -39,6 +39,7 @@ class PipelineStrategy(MeshStrategy):
     """Ranks along "pp" run the stages of each batch; copies of the pipeline average gradients."""
 
     name = "pipeline"
+    initializes = False
     plugin_type = PipelineKwargs
     combines = ("pp",)
     receives_weights = True

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from accel_core.comm.control import Channel, in_step
 from accel_core.errors import CheckpointMismatchError, PartView, PreparationError
 from accel_core.mesh.tensor import fill, local_part, spread_like
+from accel_core.modules import empty
 from accel_core.process.world import World
 from accel_core.strategies.fingerprint import fingerprint
 
@@ -51,8 +52,15 @@ def views_in(tensors: Mapping[str, Any]) -> dict[str, PartView]:
 
 
 def refuse_empty(model: nn.Module, world: World) -> None:
-    """Refuse a model without weights; every rank calls it."""
-    if Channel(world, "prepare: weights").broadcast(has_no_values(model)):
+    """Refuse a model without weights, which no rank initializes; every rank calls it."""
+    everywhere = Channel(world, "prepare: weights").exchange((has_no_values(model), empty.seed_of(model)))
+    if len({seed for _, seed in everywhere}) > 1:
+        ranks = [rank for rank, (_, seed) in enumerate(everywhere) if seed != everywhere[0][1]]
+        raise PreparationError(
+            f"All ranks make a model under empty_init() with one seed, or none does; got {type(model).__name__}, made "
+            f"otherwise on the ranks {ranks} than on rank 0. Make it alike on every rank."
+        )
+    if everywhere[0] == (True, None):
         raise PreparationError(
             f"A model without weights cannot be trained; got {type(model).__name__} on the meta device of rank 0. "
             'Load it there without a meta device, or call model.to_empty(device="cpu") and give it its weights, before '

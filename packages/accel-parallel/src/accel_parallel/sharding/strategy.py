@@ -41,6 +41,7 @@ from accel_parallel.sharding.guards import (
 from accel_parallel.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_parallel.sharding.mesh import data_mesh
 from accel_parallel.sharding.mixed import step_one_by_one
+from accel_parallel.sharding.muon import orthogonalize_on_owners
 from accel_parallel.sharding.optimizers import check_optimizer
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.replaced import keeping_marks, refuse_hooks, refuse_mixed
@@ -214,7 +215,8 @@ class ShardedStrategy(SequenceStrategy):
     @property
     def forms(self) -> tuple[str, ...]:
         """What parameters are once they are sharded; see `optimizers.Refused`."""
-        return ("distributed", "several") if self.world.size > 1 else ("distributed",)
+        several = ("several",) if self.world.size > 1 else ()
+        return ("distributed", *several, *(("split",) if self.layout.size("tp") > 1 else ()))
 
     def plan(self, model: torch.nn.Module) -> wrapping.WrapPlan:
         """Return how a model will be taken apart; refuse one that cannot be."""
@@ -286,6 +288,7 @@ class ShardedStrategy(SequenceStrategy):
         """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
         self.averaging.guard(optimizer, self._names)
         step_one_by_one(optimizer, lambda: self.mixes or self.layout.size("tp") > 1 or bool(self.averaging))
+        orthogonalize_on_owners(optimizer, self.world, self.layout)
         return None
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:

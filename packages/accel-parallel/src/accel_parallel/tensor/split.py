@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from accel_core.comm.control import in_step
 from accel_core.errors import PreparationError
+from accel_core.modules import empty
 from accel_core.process.world import World
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.tensor.plan import TensorPlan
@@ -65,7 +66,9 @@ def split(
 ) -> None:
     """Split a bare model in place, with the values that the first rank has; every rank calls it."""
     refuse_empty(model, world)
-    if starts_from_main(model, world, asked=from_main):  # torch cuts on each rank what that rank has
+    if empty.seed_of(model) is None and starts_from_main(
+        model, world, asked=from_main
+    ):  # torch cuts on each rank what that rank has
         receive(model.modules(), world.device)
     if not plan.styles:
         _align(model, copies)

@@ -33,6 +33,7 @@ class XlaStrategy(MeshStrategy):
     """
 
     name = "xla"
+    initializes = False
     combines: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, parts: Parts) -> None:

@@ -1,0 +1,280 @@
+"""Models made without memory: their values are those of one process, whatever the ranks and the way to share them."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import PreparationError
+from accel_core.mesh.tensor import local_part
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.state import reset_all
+from accel_core.testing import requires, world
+from accel_parallel.pipeline.kwargs import PipelineKwargs
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+WAYS = {2: ("ddp", "fsdp2", "tp"), 4: ("fsdp2", "hsdp", "fsdp2 and tp")}
+
+
+class Norm(nn.Module):
+    """A layer of one's own, with a buffer that counts."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.register_buffer("calls", torch.empty((), dtype=torch.int64))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start with ones, and from zero."""
+        nn.init.ones_(self.weight)
+        self.calls.zero_()
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Scale."""
+        return values * self.weight
+
+
+class Block(nn.Module):
+    """Attention, whose reset reaches into a layer inside of it, and two layers."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.norm = Norm(width)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Add what the layers make of values."""
+        values = values + self.attention(values, values, values, need_weights=False)[0]
+        found: Tensor = values + self.down(torch.tanh(self.up(self.norm(values))))
+        return found
+
+
+class Net(nn.Module):
+    """Blocks between an embedding and a layer that is tied to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Embedding(13, 8)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.scale = nn.BatchNorm1d(8)
+        self.leave = nn.Linear(8, 13, bias=False)
+        self.leave.weight = self.enter.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits of each token."""
+        values = self.enter(tokens)
+        for block in self.blocks:
+            values = block(values)
+        found: Tensor = self.leave(self.scale(values.mT).mT)
+        return found
+
+
+def language_model() -> nn.Module:
+    """Return a model of transformers, whose blocks initialize layers inside of them."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=17, n_positions=8, n_embd=8, n_layer=2, n_head=2))
+
+
+def arguments(way: str, block: str = "Block") -> dict[str, Any]:
+    """Return what makes an Accelerator share a model in one of the ways."""
+    found: dict[str, Any] = {}
+    if way.startswith(("fsdp", "hsdp")):
+        found["fsdp_plugin"] = FullyShardedDataParallelPlugin(
+            fsdp_version=1 if way == "fsdp1" else 2,
+            state_dict_type="FULL_STATE_DICT",
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=[block],
+        )
+    plan = TorchTensorParallelConfig(tp_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
+    axes = {
+        "tp": {"tp_size": 2, "tp_handler": plan},
+        "hsdp": {"dp_replicate_size": 2, "dp_shard_size": 2},
+        "fsdp2 and tp": {"dp_shard_size": 2, "tp_size": 2, "tp_handler": plan},
+        "pp": {"pp_size": 2},
+        "ep": {"ep_size": 2},
+    }
+    if way in axes:
+        found["parallelism_config"] = ParallelismConfig(**axes[way])  # type: ignore[arg-type]
+    if way == "pp":
+        found["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda out, _: out.sum(), microbatches=2)]
+    return found
+
+
+def started(way: str, make: Any = Net, seed: int = 0) -> dict[str, Tensor]:
+    """Return the first values of a model that is made without memory; under FSDP, on the first rank."""
+    run = Accelerator(cpu=True, **arguments(way, "GPT2Block" if make is language_model else "Block"))
+    torch.manual_seed(dist.get_rank())  # of no effect
+    before = torch.random.get_rng_state()
+    with run.empty_init(seed):
+        model = make()
+    assert all(each.is_meta for each in (*model.parameters(), *model.buffers()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = run.prepare(model, optimizer)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert {id(each) for each in model.parameters()} == {
+        id(p) for group in optimizer.param_groups for p in group["params"]
+    }
+    state = {name: value.clone() for name, value in run.get_state_dict(model).items()}
+    reset_all()
+    return state
+
+
+def alone(make: Any = Net, seed: int = 0) -> dict[str, Tensor]:
+    """Return the first values in one process, which knows of no others."""
+    from accel_core.modules import empty
+
+    with empty.empty_init(seed):
+        model = make()
+    empty.check(model)
+    empty.initialize(model, torch.device("cpu"))
+    return dict(model.state_dict())
+
+
+def check(size: int, make: Any = Net) -> None:
+    """Check that every way gives the values of one process, bit for bit."""
+    wanted = alone(make)
+    for way in WAYS[size]:
+        if make is language_model and "tp" in way:
+            continue  # its layers have other names
+        got = started(way, make)
+        if got:
+            assert wanted.keys() == got.keys()
+            assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == [], way
+
+
+@requires("torch:2.8")
+@world(2, quiet=20)
+def test_values_are_those_of_one_process() -> None:
+    """On copies, in shards and in parts, values are those of one process, bit for bit; another seed gives others."""
+    check(2)
+    assert not torch.equal(alone(seed=1)["enter.weight"], alone()["enter.weight"])
+
+
+@requires("torch:2.8", "transformers")
+@world(2, quiet=60)
+def test_models_of_transformers_initialize_their_layers() -> None:
+    """So are the values that `_init_weights` of a model gives to layers, and to those inside of its blocks."""
+    check(2, language_model)
+    deep = alone(language_model)
+    ratio = deep["transformer.h.0.mlp.c_proj.weight"].std() / deep["transformer.h.0.mlp.c_fc.weight"].std()
+    assert 0.35 < float(ratio) < 0.65  # of two layers, the ones that add up are scaled by half
+
+
+@requires("torch:2.10")
+@world(4, quiet=20)
+def test_values_do_not_depend_on_the_mesh() -> None:
+    """Neither do they on copies of shards, nor on shards of parts."""
+    check(4)
+
+
+def memory(kind: str) -> int:
+    """Return bytes of this process's memory, as Linux tells: now, or at its highest."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{kind}:")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is reset on Linux only")
+@pytest.mark.parametrize("way", ["fsdp2", "tp"])
+@requires("torch:2.8")
+@world(4, quiet=30)
+def test_a_model_of_four_times_a_rank_s_memory_starts(way: str) -> None:
+    """A rank holds its shard and one module at most, within a tenth; without empty_init it holds the whole model."""
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # glibc keeps no freed block, which would count as used
+    width, layers = 2048, 24
+    given = arguments(way, "Linear")
+    if way == "tp":
+        plan = TorchTensorParallelConfig(tp_plan={f"{each}": "colwise_gather_output" for each in range(layers)})
+        given["parallelism_config"] = ParallelismConfig(tp_size=4, tp_handler=plan)
+    run = Accelerator(cpu=True, **given)
+
+    def start(width: int) -> nn.Module:
+        with run.empty_init():
+            model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
+        return run.prepare(model)
+
+    start(8)  # what is imported late
+    layer = width * width * torch.float32.itemsize
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    model = start(width)
+    ratio = (memory("VmHWM") - before) / (layers * layer / 4 + layer)
+    assert ratio <= 1.1, ratio
+    assert sum(local_part(each).numel() for each in model.parameters()) * torch.float32.itemsize == layers * layer / 4
+
+
+class Read(nn.Module):
+    """A module that reads a value where it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [float(each) for each in torch.linspace(0, 1, 3)]
+
+
+class Written(nn.Module):
+    """A module that writes a value where it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.layer.bias.data.fill_(1)
+
+
+class Bare(nn.Module):
+    """A module without a method that gives it its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+
+class Forgets(Norm):
+    """A module that gives no value to its buffer."""
+
+    def reset_parameters(self) -> None:
+        """Start with ones."""
+        nn.init.ones_(self.weight)
+
+
+@requires("torch:2.8")
+@world(2)
+def test_what_would_have_no_value_is_refused_by_name() -> None:
+    """Modules that read or write values where they are made, or have nobody who makes them, and other ways to train."""
+    run = Accelerator(cpu=True, **arguments("fsdp2"))
+    for make, fault in (
+        (Read, "Read, which reads a value"),
+        (Written, "Written, which writes a parameter there by fill_"),
+    ):
+        with pytest.raises(PreparationError, match=fault), run.empty_init():
+            nn.Sequential(nn.Linear(4, 4), make())
+    with run.empty_init():
+        bare, forgets, mixed, model = nn.Sequential(Bare(), nn.Linear(4, 4)), Forgets(4), nn.Linear(4, 4), Block()
+    mixed.bias = nn.Parameter(torch.zeros(4))
+    reset_all()
+    run = Accelerator(cpu=True)
+    with pytest.raises(PreparationError, match="or a placement by hand, does not initialize a model; got Block"):
+        run.prepare(model, device_placement=[False])
+    for net, fault in ((bare, r"none for 0 \(Bare\)\."), (mixed, "some in bias"), (forgets, r"none for calls\.")):
+        with pytest.raises(PreparationError, match=fault):
+            run.prepare(net)
+    reset_all()
+    for way in ("fsdp1", "ep", "pp"):
+        run = Accelerator(cpu=True, **arguments(way))
+        with pytest.raises(PreparationError, match="does not initialize a model; got Block, made under empty_init"):
+            run.prepare(model)
+        assert all(each.is_meta for each in model.parameters())
+        reset_all()
+    run = Accelerator(cpu=True, **arguments("fsdp2"))
+    with run.empty_init(seed=dist.get_rank()):
+        model = Block()
+    with pytest.raises(PreparationError, match=r"made otherwise on the ranks \[1\] than on rank 0"):
+        run.prepare(model)

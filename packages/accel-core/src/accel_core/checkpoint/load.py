@@ -29,6 +29,8 @@ from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
+from accel_core.checkpoint.remote.address import Address
+from accel_core.checkpoint.remote.download import Download, latest
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
 from accel_core.modules.unwrap import extract_model_from_parallel
@@ -60,12 +62,19 @@ def load_state(
     background.finish()
     options = placement(load_model_func_kwargs.pop("map_location", None), run.world) | (load_kwargs or {})
     ranks = Ranks(run.world, "load_state")
-    reading = _read_and_compare(LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict))
-    if run.world.is_main:
-        logger.info("Loading states from %s", reading.report.folder)
-    if run.load_state_pre_hooks:
-        reading.plans = _call_hooks(reading) + reading.plans
-    _apply(reading)
+    request = LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict)
+    try:
+        reading = _read_and_compare(request)
+        if run.world.is_main:
+            logger.info("Loading states from %s", reading.report.folder)
+        if run.load_state_pre_hooks:
+            reading.plans = _call_hooks(reading) + reading.plans
+        _apply(reading)
+    finally:
+        for copy in request.copies:
+            copy.close()
+    if reading.copy is not None:
+        run.project.run_id = reading.copy.commit.run  # which goes on
     number = reading.snapshot.target.name.rpartition("_")[2]
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         # The next save comes after this one, wherever a crash left its files.
@@ -96,6 +105,7 @@ class LoadRequest:
     model_kwargs: dict[str, Any]  # what the user passes to `load_state_dict` of models
     ranks: Ranks
     strict: bool
+    copies: list[Download] = field(default_factory=list)  # what came from a store, until it is loaded
 
     def folder(self) -> Path:
         """Return the folder to load, or the folder in which to look for the latest checkpoint."""
@@ -105,12 +115,15 @@ class LoadRequest:
             raise ConfigurationError(
                 "load_state was not given a folder; input_dir is None and automatic naming is off. Pass a folder."
             )
-        return self.run.project.checkpoints_folder()
+        return names.folder_of(self.run.project.checkpoints_folder())
 
     def series(self) -> list[Path]:
         """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
         automatic = self.input_dir is None and self.run.project.automatic_checkpoint_naming
-        return commit.numbered(self.folder()) if automatic else []
+        folder = self.folder()
+        if isinstance(folder, Address):  # one rank looks at the store
+            return latest(folder, series=automatic) if self.run.world.is_main else []
+        return commit.numbered(folder) if automatic else []
 
 
 def _read_and_compare(request: LoadRequest) -> Reading:
@@ -146,7 +159,13 @@ def _select(request: LoadRequest) -> Reading:
     with ranks.together(f"Opening the checkpoint {str(request.input_dir)!r}"):
         _check_keywords(request)
         given = request.folder()
-    if request.input_dir is None:
+    copy: Download | None = None
+    if isinstance(given, Address):
+        cache = request.run.project.local_cache
+        copy = Download.begin(request.run.world, ranks, given, cache, series=request.input_dir is None)
+        request.copies.append(copy)
+        given = copy.local.files
+    elif request.input_dir is None:
         given = agree_on_latest(given, ranks)
     target = Path(os.path.realpath(given))
     save = agree_on_save(target, ranks)
@@ -157,9 +176,12 @@ def _select(request: LoadRequest) -> Reading:
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
         own = recognise(source, request.run.strategy.format)
-    report = RestoreReport(folder, size, absent=manifest.absent if manifest else 0)
+    shown = folder if copy is None else copy.store.address
+    report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0)
     report.reseeded = list(range(size, request.run.world.size))
-    reading = Reading(request, source, own, save is not None and save.whole, FileSnapshot(target, folder), report)
+    reading = Reading(request, source, own, save is not None and save.whole, FileSnapshot(target, folder), report, copy)
+    if copy is not None:
+        copy.fetch(source.files() if request.run.load_state_pre_hooks else reading.read_by(*reading.machine), ranks)
     reading.snapshot.take(reading.read_by(request.run.world.rank))
     return reading
 
@@ -222,7 +244,7 @@ def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[lis
     manifest = source.manifest
     if manifest is None:
         return []
-    machine = range(world.rank - world.local_rank, world.rank - world.local_rank + max(1, world.local_size))
+    machine = reading.machine
     # Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
     read = reading.read_by(*machine) if reading.whole else set(source.files())
     # So that ranks get about as many bytes.
@@ -336,7 +358,15 @@ class Reading:
     whole: bool  # whether all of its files are there with their sizes
     snapshot: FileSnapshot  # what its files were when reading began
     report: RestoreReport
+    copy: Download | None  # what came from a store, where it lies in one
     plans: list[Restoration] = field(default_factory=list)  # how what was compared is restored
+
+    @property
+    def machine(self) -> range:
+        """The ranks of this machine."""
+        world = self.request.run.world
+        first = world.rank - world.local_rank
+        return range(first, first + max(1, world.local_size))
 
     def read_by(self, *ranks: int) -> set[str]:
         """Return the names that ranks read, without the random states of other ranks."""

@@ -11,6 +11,7 @@ import re
 import string
 from pathlib import Path
 
+from accel_core.checkpoint.remote.address import address_of
 from accel_core.errors import expect
 from accel_core.options.engines import PUBLIC, engines
 
@@ -121,10 +122,10 @@ def is_model(name: str) -> bool:
 
 
 def folder_of(given: str | os.PathLike[str]) -> Path:
-    """Return the folder that a user named."""
+    """Return the folder that a user named, or the address in a store."""
     fits = isinstance(given, str | os.PathLike)
     expect(fits, given, "A checkpoint is a folder", "Pass its path as a text or a Path.")
-    return Path(os.path.expanduser(given))
+    return address_of(os.fspath(given)) or Path(os.path.expanduser(given))
 
 
 def engine_of(name: str) -> str | None:

@@ -29,6 +29,8 @@ from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote.address import Address
+from accel_core.checkpoint.remote.upload import Upload
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call
 from accel_core.comm.disagreement import listed_failures, ranks_text
@@ -80,7 +82,8 @@ def save_state(
         given = _target(run.project, output_dir)
     if run.world.is_main:
         logger.info("Saving current state to %s", given)
-    transaction = Transaction.begin(world, ranks, Path(os.path.realpath(given)), run.project, absent)
+    target = given if isinstance(given, Address) else Path(os.path.realpath(given))
+    transaction = Transaction.begin(world, ranks, target, run.project, absent)
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
     try:
         with ranks.together(doing):
@@ -122,7 +125,7 @@ def save_state(
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder to save into."""
     if project.automatic_checkpoint_naming:
-        return project.checkpoints_folder() / f"checkpoint_{project.iteration}"
+        return names.folder_of(project.checkpoints_folder()) / f"checkpoint_{project.iteration}"
     if output_dir is None:
         raise ConfigurationError(
             "save_state was not given a folder; output_dir is None and automatic naming is off. Pass a folder, or use "
@@ -173,12 +176,18 @@ class Transaction:
     writes_shared: bool  # whether this rank writes what all ranks of its disk share
     limit: int | None  # number of numbered checkpoints to keep, `None` for all
     absent: int  # number of ranks of the run that it is made without
+    upload: Upload | None = None  # what goes on where the target is an address in a store
 
     @classmethod
     def begin(cls, world: World, ranks: Ranks, target: Path, project: ProjectConfiguration, absent: int) -> Transaction:
         """Recover what earlier saves left, and make the folder to write into; every rank calls it."""
         doing = f"Preparing the checkpoint {str(target)!r}"
         numbered = project.automatic_checkpoint_naming
+        limit = project.total_limit if numbered else None
+        if isinstance(target, Address):
+            up = Upload.begin(world, ranks, target, project)
+            at = up.identity, up.written_at
+            return cls(world, target, up.local.files, *at, 0, world.is_main, limit, absent, up)
         identity, written_at = ranks.broadcast((names.fresh_id(), time.time_ns()))
         several_disks = world.local_size < world.size
         kept = common_saves(target, ranks, numbered) if several_disks else {}
@@ -198,7 +207,6 @@ class Transaction:
                 )
             staging, committer = found
         shared = world.is_main or (project.save_on_each_node and committer == world.rank)
-        limit = project.total_limit if numbered else None
         return cls(world, target, staging, identity, written_at, committer, shared, limit, absent)
 
     @property
@@ -208,6 +216,8 @@ class Transaction:
 
     def written_by_hooks(self) -> list[str]:
         """Return the names of the files that save hooks wrote; on other ranks than the committer, none."""
+        if self.upload is not None:
+            return self.upload.note_hooked()
         return commit.files_in(self.staging) if self.completes else []
 
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
@@ -230,14 +240,16 @@ class Transaction:
         self._publish(ranks, alone=len({committer for committer, *_ in everybody}) == 1)
         if self.limit is not None:
             if self.completes:
-                commit.prune(self.target, self.limit)
+                self.upload.prune(self.limit) if self.upload else commit.prune(self.target, self.limit)
             # No rank leaves while an old checkpoint is half deleted.
             ranks.exchange(None)
         return self.target
 
     def abandon(self) -> None:
         """Delete what was written; what cannot be deleted now is a leftover for the next save."""
-        if self.completes:
+        if self.upload is not None:
+            self.upload.abandon()
+        elif self.completes:
             commit.undo(self.staging, self.target)
 
     def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
@@ -249,14 +261,15 @@ class Transaction:
         for part in parts:
             if not (threads and part.concurrent):
                 entries += part.write(self.staging, self.world.rank)
-        return entries
+        return entries if self.upload is None else self.upload.send(entries)
 
     def _complete(self, entries: list[Entry], hooked: Sequence[str]) -> None:
         for name in hooked:
             path = self.staging / name
             flush(path)
             entries.append(Entry(name, path.stat().st_size, digest_of(path), self.world.rank))
-        listed, found = {entry.name for entry in entries}, set(commit.files_in(self.staging))
+        listed = {entry.name for entry in entries}
+        found = self.upload.found(entries) if self.upload else set(commit.files_in(self.staging))
         if listed != found:
             raise CheckpointError(
                 f"The parts of a checkpoint have to list what they write; got {sorted(found - listed)[:_SHOWN]} that "
@@ -265,14 +278,14 @@ class Transaction:
             )
         ordered = tuple(sorted(entries, key=lambda entry: entry.name))
         manifest = Manifest(ordered, self.world.size, versions(), self.written_at, self.identity, self.absent)
-        commit.complete(self.staging, self.target, manifest)
+        self.upload.complete(manifest) if self.upload else commit.complete(self.staging, self.target, manifest)
 
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:
         """Commit on every disk. All of them are prepared, so what one disk commits, every disk can be given."""
         try:
             with ranks.together(f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
                 if self.completes:
-                    commit.publish(self.staging, self.target)
+                    self.upload.publish() if self.upload else commit.publish(self.staging, self.target)
         except RemoteRankError as error:
             raise RemoteRankError(
                 f"Rank {self.world.rank} lost another rank while the checkpoint {str(self.target)!r} was put in place, "
@@ -285,3 +298,5 @@ class Transaction:
             if alone and self.completes and self.staging.is_dir():
                 self.abandon()
             raise
+        if self.upload is not None:
+            self.upload.leave(committed=True)

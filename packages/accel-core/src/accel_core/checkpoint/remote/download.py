@@ -1,0 +1,208 @@
+"""A load from an address: which save it is, and its bytes on this machine, each fetched once by one of its ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from accel_core._records import record
+from accel_core.checkpoint import names
+from accel_core.checkpoint.digest import digest_of
+from accel_core.checkpoint.manifest import Entry, Manifest, damaged_file
+from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote import commits
+from accel_core.checkpoint.remote.address import Address
+from accel_core.checkpoint.remote.commits import Commit
+from accel_core.checkpoint.remote.local import LocalFolder, room
+from accel_core.checkpoint.remote.store import PARALLEL, PART, Store
+from accel_core.checkpoint.remote.upload import open_store
+from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
+from accel_core.process.world import World
+
+__all__ = ["Download", "latest"]
+
+logger = logging.getLogger(__name__)
+
+_MISSING = "missing.json"
+_SHOWN = 10
+
+
+@record
+class Download:
+    """A checkpoint of a store as it lies on this machine: files that were not fetched are holes of their size."""
+
+    world: World
+    store: Store
+    commit: Commit
+    local: LocalFolder
+    cached: bool
+
+    @classmethod
+    def begin(cls, world: World, ranks: Ranks, given: Address, cache: str | None, *, series: bool) -> Download:
+        """Agree on a save, and lay out its files on this machine; every rank calls it.
+
+        Args:
+            world: This process among its fellows.
+            ranks: All that load.
+            given: The address of a checkpoint, or of a `series` of numbered ones.
+            cache: `ProjectConfiguration.local_cache`.
+            series: Whether the newest whole one below the address is loaded.
+        """
+        doing = f"Opening the checkpoint {str(given)!r}"
+        with ranks.together(doing):
+            store = open_store(given, ranks)
+            chosen = _choose(store, series) if world.is_main else None
+        address, commit = ranks.broadcast(chosen) or (given, None)
+        if commit is None:
+            raise AssertionError("the main rank chooses a commit or raises")
+        place = Store(Address(address), store.traffic)
+        identity = commit.save if cache is not None else names.fresh_id()
+        local = LocalFolder.of(cache, "loading", ranks.broadcast(identity), place.address.name or given.scheme)
+        made = cls(world, place, commit, local, cache is not None)
+        try:
+            with ranks.together(doing):
+                if world.is_local_main:
+                    local.make()
+                    made._lay_out()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def fetch(self, wanted: Iterable[str], ranks: Ranks) -> None:
+        """Fetch files in parts, of which each rank of this machine takes its share; every rank calls it."""
+        doing = f"Reading the checkpoint {str(self.store.address)!r}"
+        with ranks.together(doing):
+            missing = json.loads((self.local.root / _MISSING).read_bytes())
+            sizes = {name: missing[name] for name in sorted(set(wanted) & missing.keys())}
+            parts = [
+                (name, start, min(start + PART, size))
+                for name, size in sizes.items()
+                for start in range(0, size, PART)
+            ]
+            with room(self.local.root):
+                self._fetch(parts[self.world.local_rank :: max(1, self.world.local_size)])
+
+    def close(self) -> None:
+        """Give back the room on this machine, but for the cache; every rank calls it when all have loaded."""
+        if self.world.is_local_main:
+            if self.cached:
+                self.local.keep_near(self.commit.save)
+            else:
+                self.local.delete()
+
+    def _lay_out(self) -> None:
+        """Write the list of files, and make a hole of its size for every file that is not here already."""
+        raw, manifest = _manifest_of(self.store, self.commit)
+        missing: dict[str, int] = {}
+        for entry in manifest.entries:
+            path = self.local.files / entry.name
+            if _is_here(path, entry):
+                continue
+            missing[entry.name] = entry.size
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            with open(path, "xb") as file:
+                file.truncate(entry.size)
+        (self.local.files / names.MANIFEST_NAME).write_bytes(raw)
+        (self.local.root / _MISSING).write_text(json.dumps(missing))
+
+    def _fetch(self, parts: list[tuple[str, int, int]]) -> None:
+        folder = self.commit.folder
+
+        def fetch(part: tuple[str, int, int]) -> None:
+            name, start, stop = part
+            try:
+                content = self.store.read_range(f"{folder}/{name}", start, stop)
+            except FileNotFoundError as error:
+                raise CheckpointDamagedError(
+                    f"A file of the checkpoint {str(self.store.address)!r} is not in the store; got no {name}, which "
+                    "its manifest lists. Load another checkpoint."
+                ) from error
+            _write_at(self.local.files / name, content, start)
+
+        with self.store.traffic.watched(f"Reading {self.store.address}", sum(stop - start for _, start, stop in parts)):
+            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-download") as pool:
+                for _ in pool.map(fetch, parts):
+                    pass
+
+
+def latest(given: Address, *, series: bool) -> list[Path]:
+    """Return which save a load from an address would take now; empty where there is none."""
+    store = Store(given)
+    places = [store.below(f"checkpoint_{number}") for number in commits.numbered(store)] if series else [store]
+    found = [(place, commits.newest(place)) for place in places]
+    return [place.address / commit.folder for place, commit in found if commit is not None]
+
+
+def _choose(store: Store, series: bool) -> tuple[str, Commit]:
+    """Return the address and the commit to load."""
+    if not series:
+        commit = commits.newest(store)
+        if commit is None:
+            raise CheckpointNotFoundError(
+                f"There is no complete checkpoint at {str(store.address)!r}; got {_what_is(store)} there. Pass an "
+                "address that save_state wrote to."
+            )
+        return str(store.address), commit
+    seen = []
+    for number in reversed(commits.numbered(store)):
+        place = store.below(f"checkpoint_{number}")
+        commit = commits.newest(place)
+        if commit is not None and (problem := _incomplete(place, commit)) is None:
+            return str(place.address), commit
+        seen.append(f"checkpoint_{number}: {_what_is(place) if commit is None else problem}")
+        logger.warning("The checkpoint %s is not complete and left out: %s", place.address, seen[-1])
+    raise CheckpointNotFoundError(
+        f"There is no complete checkpoint_<number> at {str(store.address)!r}; got {'; '.join(seen) or 'none'}. Start "
+        "the run from the beginning."
+    )
+
+
+def _incomplete(store: Store, commit: Commit) -> str | None:
+    """Return what is missing of a save that was committed: somebody deleted it since."""
+    try:
+        _, manifest = _manifest_of(store, commit)
+    except CheckpointDamagedError as error:
+        return str(error)
+    stored = store.sizes(commit.folder)
+    unlike = [each.name for each in manifest.entries if stored.get(each.name) != each.size]
+    # A store may list an object late that it knows by its name at once.
+    sizes = {each.name: each.size for each in manifest.entries}
+    unlike = [name for name in unlike if store.size(f"{commit.folder}/{name}") != sizes[name]]
+    return f"{unlike[:_SHOWN]} are missing, or not of their size" if unlike else None
+
+
+def _manifest_of(store: Store, commit: Commit) -> tuple[bytes, Manifest]:
+    try:
+        return commits.read_manifest(store, commit)
+    except FileNotFoundError as error:
+        place = store.address / commit.folder / names.MANIFEST_NAME
+        raise damaged_file(place, "no manifest, although it was committed") from error
+
+
+def _what_is(store: Store) -> str:
+    """Say what is at an address without a commit."""
+    halves = [f"{len(store.sizes(folder))} files of a save that was not committed" for folder in commits.uncommitted(store)]
+    others = [name for name in store.children() if name not in commits.uncommitted(store)][:_SHOWN]
+    return "; ".join(halves + ([f"{', '.join(others)}, which no save to an address wrote"] if others else [])) or "nothing"
+
+
+def _is_here(path: Path, entry: Entry) -> bool:
+    """Return whether a file of the cache is the one that the manifest lists."""
+    return path.is_file() and path.stat().st_size == entry.size and digest_of(path) == entry.digest
+
+
+def _write_at(path: Path, content: bytes, start: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        view = memoryview(content)
+        while len(view):
+            done = os.pwrite(descriptor, view, start)
+            view, start = view[done:], start + done
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,276 @@
+"""One place in an object store: requests through fsspec, repeated where that can help, with errors that say what to do.
+
+No request is believed before its answer is whole: what is read has the length that was asked for, and what may have
+been written although its answer was lost is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from accel_core.checkpoint import names
+from accel_core.checkpoint.remote.address import Address
+from accel_core.checkpoint.remote.traffic import Traffic
+from accel_core.errors import AccelError, CheckpointError, ConfigurationError, MissingDependencyError
+
+__all__ = ["PART", "Store"]
+
+logger = logging.getLogger(__name__)
+
+PART = 16 << 20
+"""Bytes of a file that go through memory at a time; two parts are under way."""
+
+PARALLEL = 2
+_ATTEMPTS = 6
+_PAUSE = 0.2
+_DELETED = 1000
+_LASTING = (PermissionError, FileNotFoundError, FileExistsError, NotImplementedError)
+_T = TypeVar("_T")
+
+
+class Store:
+    """The objects below an address; names are relative to it."""
+
+    def __init__(self, address: Address, traffic: Traffic | None = None) -> None:
+        self.address = address
+        self.traffic = traffic or Traffic()
+        self._fs, self._root = _opened(address)
+
+    def below(self, name: str) -> Store:
+        """Return the place of a name below this one."""
+        return Store(Address(self.address / name), self.traffic)
+
+    def children(self) -> list[str]:
+        """Return the names of objects and folders directly below; none where nothing is."""
+
+        def listed() -> list[str]:
+            try:
+                return [entry["name"] for entry in self._fs.ls(self._root, detail=True)]
+            except FileNotFoundError as error:
+                if "bucket does not exist" in str(error):  # s3 says so; of a place in it, s3fs gives the name
+                    raise self._named("Listing", error, 1) from error
+                return []
+
+        found = self._attempt("Listing", listed)
+        return sorted({name.rstrip("/").rpartition("/")[2] for name in found})
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the objects below a folder with their sizes; names are relative to the folder."""
+
+        def found() -> dict[str, int]:
+            try:
+                listed = self._fs.find(self._path(folder), detail=True)
+            except FileNotFoundError:
+                return {}
+            return {name: int(entry["size"]) for name, entry in listed.items()}
+
+        root = self._path(folder).strip("/") + "/"
+        return {name.strip("/").removeprefix(root): size for name, size in self._attempt("Listing", found).items()}
+
+    def size(self, name: str) -> int | None:
+        """Return the size of one object, asked for by its name; `None` where it is not."""
+        with contextlib.suppress(FileNotFoundError):
+            return int(self._attempt("Looking at", lambda: self._fs.info(self._path(name)))["size"])
+        return None
+
+    def read(self, name: str) -> bytes:
+        """Return a small object.
+
+        Raises:
+            FileNotFoundError: It is not there.
+        """
+        return self._counted(self._attempt("Reading", lambda: bytes(self._fs.cat_file(self._path(name)))))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Return some bytes of an object.
+
+        Raises:
+            FileNotFoundError: It is not there.
+        """
+
+        def read() -> bytes:
+            found = bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
+            if len(found) != stop - start:
+                raise OSError(f"{len(found)} bytes of {name} instead of {stop - start}")
+            return found
+
+        return self._counted(self._attempt("Reading", read))
+
+    def put(self, path: Path, name: str) -> None:
+        """Write a file of this machine, in parts."""
+        size, target = path.stat().st_size, self._path(name)
+        method = getattr(self._fs, "_put_file", self._fs.put_file)
+        takes = inspect.signature(method).parameters
+        options = {"chunksize": PART, "max_concurrency": PARALLEL}
+        options = {key: value for key, value in options.items() if key in takes}
+
+        def put() -> None:
+            self._fs.put_file(str(path), target, callback=self.traffic.callback(), **options)
+
+        self._attempt("Writing", put)
+        self.traffic.files += 1
+        self.traffic.add(size)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a small object where none is; return whether it was done, which nobody else can have been told."""
+
+        def create() -> bool:
+            try:
+                self._create(name, content)
+            except Exception:
+                # The answer may be lost to a put that was done, by us or by another.
+                found = self._content(name)
+                if found is None:
+                    raise
+                return found == content
+            return True
+
+        return self._attempt("Writing", create)
+
+    def probe(self) -> None:
+        """Make sure that objects can be written, listed and deleted here, and that nothing is overwritten.
+
+        Raises:
+            ConfigurationError: The store cannot do that, or does not let this user.
+        """
+        name = f".accel-probe-{names.fresh_id()}"
+        self.create(name, b"1")
+        try:
+            self._create(name, b"2")
+            overwrites = True
+        except Exception:
+            overwrites = self._content(name) != b"1"
+        self.delete([name])
+        if overwrites:
+            raise ConfigurationError(
+                f"The store of {str(self.address)!r} cannot write an object only where none is (a conditional put); "
+                "got the second of two such puts accepted. Two writers could then mix a checkpoint. Use a store that "
+                "has it, as S3, Google Cloud Storage and Azure do, or a newer version of this one."
+            )
+
+    def delete(self, gone: Iterable[str]) -> None:
+        """Delete objects, in their order; one that is not there is no error."""
+        for name in gone:
+
+            def delete(name: str = name) -> None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(self._path(name))
+
+            self._attempt("Deleting", delete)
+
+    def delete_folder(self, folder: str) -> None:
+        """Delete all objects below a folder, many in a request where the store takes that."""
+        left = [f"{folder}/{name}" for name in self.sizes(folder)]
+        for start in range(0, len(left), _DELETED):
+            paths = [self._path(name) for name in left[start : start + _DELETED]]
+
+            def delete(paths: list[str] = paths) -> None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm(paths)
+
+            self._attempt("Deleting", delete)
+
+    def _create(self, name: str, content: bytes) -> None:
+        self._fs.pipe_file(self._path(name), content, mode="create")
+
+    def _content(self, name: str) -> bytes | None:
+        try:
+            return self._attempt("Reading", lambda: bytes(self._fs.cat_file(self._path(name))))
+        except FileNotFoundError:
+            return None
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _counted(self, content: bytes) -> bytes:
+        self.traffic.add(len(content))
+        return content
+
+    def _attempt(self, doing: str, call: Callable[[], _T]) -> _T:
+        """Do a request, again after a pause where it failed for a reason that may pass."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._fs.invalidate_cache()
+                return call()
+            except AccelError:
+                raise
+            except Exception as error:
+                if isinstance(error, FileNotFoundError) and doing != "Writing":
+                    raise
+                if attempt == _ATTEMPTS - 1 or isinstance(error, _LASTING) or _is_about_credentials(error):
+                    raise self._named(doing, error, attempt + 1) from error
+                self.traffic.retries += 1
+                logger.info("%s %s failed, and is tried again: %s", doing, self.address, error)
+                time.sleep(_PAUSE * 2**attempt * random.uniform(0.5, 1.5))
+        raise AssertionError("every attempt returns or raises")
+
+    def _named(self, doing: str, error: Exception, attempts: int) -> AccelError:
+        """Return the error for a request that failed for good."""
+        at, got = repr(str(self.address)), f"{type(error).__name__}: {error}"
+        if _is_about_credentials(error):
+            return ConfigurationError(
+                f"There are no credentials for the store of {at}; got {got}. Give them to every process, where the "
+                "store's library looks for them: for s3:// in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "~/.aws/credentials or a role of the machine."
+            )
+        if "Skewed" in f"{got} {error.__cause__}" or "difference between the request time" in got:
+            return ConfigurationError(
+                f"The store of {at} refuses requests because this machine's clock is off; got {got}. Set the clock, "
+                "best by NTP."
+            )
+        if isinstance(error, PermissionError):
+            return ConfigurationError(
+                f"{doing} {at} is not allowed; got {got}. Give these credentials the right to list, read, write and "
+                "delete objects there."
+            )
+        if isinstance(error, FileNotFoundError):
+            return ConfigurationError(f"The bucket of {at} is not there; got {got}. Create it, or correct the address.")
+        if isinstance(error, NotImplementedError):
+            return ConfigurationError(
+                f"Checkpoints cannot be kept at {at}: {doing.lower()} is nothing that its store can do; got {got}. "
+                "Use an object store, such as s3://, gs:// or abfs://."
+            )
+        return CheckpointError(
+            f"{doing} {at} failed {attempts} times; got {got}. Check the network and the store, and call again."
+        )
+
+
+def _opened(address: Address) -> tuple[Any, str]:
+    """Return fsspec's file system for an address, and the path of the address in it."""
+    try:
+        fsspec: Any = importlib.import_module("fsspec")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Checkpoints at an address need fsspec; got {str(address)!r}, and fsspec is not installed. Run "
+            "`pip install 'accel-core[remote]'`."
+        ) from error
+    if address.scheme not in fsspec.available_protocols():
+        raise ConfigurationError(
+            f"No store has the scheme {address.scheme!r}; got {str(address)!r}. Write s3://, gs://, abfs://, memory:// "
+            f"or another of fsspec's: {', '.join(sorted(fsspec.available_protocols()))}."
+        )
+    try:
+        fs, root = fsspec.core.url_to_fs(str(address), use_listings_cache=False)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"The library that talks to {address.scheme}:// is not installed; got {str(address)!r}, and fsspec says: "
+            f"{error}. Install it on every machine."
+        ) from error
+    except Exception as error:
+        raise ConfigurationError(
+            f"The store of {str(address)!r} could not be opened; got {type(error).__name__}: {error}. Check the "
+            "address, and the settings of the library that talks to it."
+        ) from error
+    return fs, str(root).rstrip("/")
+
+
+def _is_about_credentials(error: Exception) -> bool:
+    return "credential" in type(error).__name__.lower()

@@ -30,7 +30,7 @@ from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.remote.address import Address
-from accel_core.checkpoint.remote.download import Download, latest
+from accel_core.checkpoint.remote.download import Download
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
 from accel_core.modules.unwrap import extract_model_from_parallel
@@ -120,10 +120,13 @@ class LoadRequest:
     def series(self) -> list[Path]:
         """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
         automatic = self.input_dir is None and self.run.project.automatic_checkpoint_naming
-        folder = self.folder()
-        if isinstance(folder, Address):  # one rank looks at the store
-            return latest(folder, series=automatic) if self.run.world.is_main else []
-        return commit.numbered(folder) if automatic else []
+        return commit.numbered(self.folder()) if automatic else []
+
+    def moved(self, series: list[Path]) -> bool:
+        """Return whether another process saved or deleted since the latest was looked for among `series`."""
+        if self.copies:
+            return self.run.world.is_main and self.copies[-1].is_old()
+        return self.series() != series
 
 
 def _read_and_compare(request: LoadRequest) -> Reading:
@@ -134,7 +137,7 @@ def _read_and_compare(request: LoadRequest) -> Reading:
         try:
             reading = _select(request)
         except CheckpointError:  # the same on every rank, here and below: all of them come to the same question
-            if not any(ranks.exchange(request.series() != series)):
+            if not any(ranks.exchange(request.moved(series))):
                 raise
         else:
             failure: CheckpointError | None = None

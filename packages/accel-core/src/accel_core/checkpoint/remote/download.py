@@ -20,10 +20,10 @@ from accel_core.checkpoint.remote.commits import Commit
 from accel_core.checkpoint.remote.local import LocalFolder, room
 from accel_core.checkpoint.remote.store import PARALLEL, PART, Store
 from accel_core.checkpoint.remote.upload import open_store
-from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
+from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.process.world import World
 
-__all__ = ["Download", "latest"]
+__all__ = ["Download"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,13 @@ class Download:
             else:
                 self.local.delete()
 
+    def is_old(self) -> bool:
+        """Return whether another save counts at the address by now."""
+        try:
+            return commits.newest(self.store) != self.commit
+        except AccelError:  # other ranks wait for the answer, and the error that is asked about says more
+            return False
+
     def _lay_out(self) -> None:
         """Write the list of files, and make a hole of its size for every file that is not here already."""
         raw, manifest = _manifest_of(self.store, self.commit)
@@ -129,14 +136,6 @@ class Download:
             with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-download") as pool:
                 for _ in pool.map(fetch, parts):
                     pass
-
-
-def latest(given: Address, *, series: bool) -> list[Path]:
-    """Return which save a load from an address would take now; empty where there is none."""
-    store = Store(given)
-    places = [store.below(f"checkpoint_{number}") for number in commits.numbered(store)] if series else [store]
-    found = [(place, commits.newest(place)) for place in places]
-    return [place.address / commit.folder for place, commit in found if commit is not None]
 
 
 def _choose(store: Store, series: bool) -> tuple[str, Commit]:

@@ -32,6 +32,7 @@ PARALLEL = 2
 _ATTEMPTS = 6
 _PAUSE = 0.2
 _DELETED = 1000
+_LARGEST = 1 << 30
 _LASTING = (PermissionError, FileNotFoundError, FileExistsError, NotImplementedError)
 _T = TypeVar("_T")
 
@@ -87,7 +88,8 @@ class Store:
         Raises:
             FileNotFoundError: It is not there.
         """
-        return self._counted(self._attempt("Reading", lambda: bytes(self._fs.cat_file(self._path(name)))))
+        # By range, which is one request: for a whole object libraries ask for its size first.
+        return self._attempt("Reading", lambda: bytes(self._fs.cat_file(self._path(name), start=0, end=_LARGEST)))
 
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         """Return some bytes of an object.
@@ -102,7 +104,9 @@ class Store:
                 raise OSError(f"{len(found)} bytes of {name} instead of {stop - start}")
             return found
 
-        return self._counted(self._attempt("Reading", read))
+        content = self._attempt("Reading", read)
+        self.traffic.add(len(content))
+        return content
 
     def put(self, path: Path, name: str) -> None:
         """Write a file of this machine, in parts."""
@@ -183,16 +187,12 @@ class Store:
 
     def _content(self, name: str) -> bytes | None:
         try:
-            return self._attempt("Reading", lambda: bytes(self._fs.cat_file(self._path(name))))
+            return self.read(name)
         except FileNotFoundError:
             return None
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-    def _counted(self, content: bytes) -> bytes:
-        self.traffic.add(len(content))
-        return content
 
     def _attempt(self, doing: str, call: Callable[[], _T]) -> _T:
         """Do a request, again after a pause where it failed for a reason that may pass."""

@@ -1,0 +1,123 @@
+"""Each request of a save or load fails once, or its process is killed there: the old checkpoint or the new one."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from s3_server import FAULTS, FaultyProxy
+from small_run import build, save_when_told, set_to, stored, values
+
+from accel_core.checkpoint.load import load_state
+from accel_core.checkpoint.save import save_state
+from accel_core.errors import CheckpointError, ConfigurationError
+from accel_core.testing.world import server as forking
+
+
+def requests_of_a_save(s3: FaultyProxy, address: str) -> int:
+    """Return how many requests a save over an older one makes, after making it."""
+    run = build(1.0)
+    save_state(run, address)
+    set_to(run, 2.0)
+    s3.begin()
+    save_state(run, address)
+    return len(s3.seen)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_save_survives_the_fault_of_any_request(s3: FaultyProxy, bucket: str, fault: str) -> None:
+    """A request that fails once is made again: the save returns, and what is loaded is the new one, whole."""
+    count = requests_of_a_save(s3, f"{bucket}/count")
+    run = build(1.0)
+    for at in range(count):
+        set_to(run, at + 2.0)
+        s3.begin(fault, at)
+        save_state(run, f"{bucket}/run")
+        s3.begin()
+        assert stored(f"{bucket}/run") == {at + 2.0}, at
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_load_survives_the_fault_of_any_request(s3: FaultyProxy, bucket: str, fault: str) -> None:
+    """A request of a load that fails once is made again, and what is loaded is whole."""
+    save_state(build(3.0), f"{bucket}/run")
+    s3.begin()
+    stored(f"{bucket}/run")
+    for at in range(len(s3.seen)):
+        s3.begin(fault, at)
+        assert stored(f"{bucket}/run") == {3.0}, at
+
+
+@pytest.mark.parametrize("fault", ["500", "lost"])
+def test_a_store_that_fails_for_good_leaves_the_old_or_the_new(s3: FaultyProxy, bucket: str, fault: str) -> None:
+    """Where all requests fail from one on, a save that raises leaves one checkpoint whole, and the next one works."""
+    count = requests_of_a_save(s3, f"{bucket}/count")
+    run = build(1.0)
+    save_state(run, f"{bucket}/run")
+    old, outcomes = 1.0, set()
+    for at in range(count):
+        new = at + 2.0
+        set_to(run, new)
+        s3.begin(fault, at, lasting=True)
+        try:
+            save_state(run, f"{bucket}/run")
+            outcome = "returned"
+        except (CheckpointError, ConfigurationError):
+            outcome = "raised"
+        s3.begin()
+        found = stored(f"{bucket}/run")
+        # A put whose answer is lost may be done: then the new one counts, although the save could not say so.
+        assert found == {new} if outcome == "returned" else found in ({old}, {new}), (at, found)
+        outcomes.add((outcome, found == {new}))
+        (old,) = found
+    assert {("raised", False), ("returned", True)} <= outcomes
+
+
+@pytest.mark.parametrize("fault", ["kill", "killed"])
+def test_a_kill_at_any_request_leaves_the_old_or_the_new(
+    s3: FaultyProxy, bucket: str, tmp_path: Path, fault: str
+) -> None:
+    """A process that is killed before or after any request of a save leaves the old checkpoint or the new one."""
+    run = build(1.0)
+    save_state(run, f"{bucket}/run")
+    context = forking()
+    here, there = context.Pipe()
+    child = context.Process(target=save_when_told, args=(f"{bucket}/run", run.project.run_id, str(tmp_path), there))
+    child.start()
+    old, new, changed, status = 1.0, 1.0, 0, signal.SIGKILL
+    while status == signal.SIGKILL:
+        new += 1.0
+        here.send(new)
+        s3.begin(fault, int(new) - 2, process=here.recv())
+        here.send(None)
+        status = here.recv()
+        s3.begin()
+        found = stored(f"{bucket}/run")
+        assert found in ({old}, {new}), new
+        changed += found == {new}
+        (old,) = found
+    here.send(None)
+    child.join()
+    assert status == 0  # the last request was passed
+    # The commit is a request, and others come after it.
+    assert 1 < changed < new - 2
+    set_to(run, 77.0)
+    save_state(run, f"{bucket}/run")
+    assert stored(f"{bucket}/run") == {77.0}
+    assert not [place for place in (tmp_path / f"accel-{os.getuid()}").iterdir()]  # what the killed staged is gone too
+
+
+def test_a_load_that_cannot_read_changes_nothing(s3: FaultyProxy, bucket: str) -> None:
+    """Where all requests fail from one on, a load raises and the run is what it was."""
+    save_state(build(3.0), f"{bucket}/run")
+    s3.begin()
+    stored(f"{bucket}/run")
+    for at in range(len(s3.seen)):
+        run = build(5.0)
+        s3.begin("500", at, lasting=True)
+        with pytest.raises(CheckpointError, match="failed 6 times"):
+            load_state(run, f"{bucket}/run")
+        assert values(run) == {5.0}

@@ -283,7 +283,7 @@ def _exchange_findings(reading: Reading, plans: list[Restoration]) -> None:
 
 def _call_hooks(reading: Reading) -> list[Restoration]:
     """Let load hooks do their part, and compare the models that they left to be loaded."""
-    run, ranks, folder = reading.request.run, reading.request.ranks, str(reading.report.folder)
+    run, ranks, folder = reading.request.run, reading.request.ranks, str(reading.source.folder)
     models = models_for_hooks(run)
     prepared = dict(zip(map(id, models), run.models, strict=True))
     doing = f"Calling the load hooks for the checkpoint {folder!r}"

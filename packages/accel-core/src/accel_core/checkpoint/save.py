@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,7 +224,8 @@ class Transaction:
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done."""
         try:
-            with ranks.together(f"Writing the checkpoint {str(self.target)!r}"):
+            room = self.upload.local.room() if self.upload else nullcontext()
+            with ranks.together(f"Writing the checkpoint {str(self.target)!r}"), room:
                 entries = self._write(parts, threads)
             shared = [part for part in parts if isinstance(part, SharedPart)]
             everybody = ranks.exchange((self.committer, entries, {part.name: part.note for part in shared}))

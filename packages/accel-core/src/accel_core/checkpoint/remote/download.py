@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote import commits
 from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.commits import Commit
-from accel_core.checkpoint.remote.local import LocalFolder, room
+from accel_core.checkpoint.remote.local import LocalFolder
 from accel_core.checkpoint.remote.store import PARALLEL, PART, Store
 from accel_core.checkpoint.remote.upload import open_store
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.process.world import World
 
-__all__ = ["Download"]
+__all__ = ["Download", "fetch", "make_hole", "parts_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +78,10 @@ class Download:
         doing = f"Reading the checkpoint {str(self.store.address)!r}"
         with ranks.together(doing):
             missing = json.loads((self.local.root / _MISSING).read_bytes())
-            sizes = {name: missing[name] for name in sorted(set(wanted) & missing.keys())}
-            parts = [
-                (name, start, min(start + PART, size))
-                for name, size in sizes.items()
-                for start in range(0, size, PART)
-            ]
-            with room(self.local.root):
-                self._fetch(parts[self.world.local_rank :: max(1, self.world.local_size)])
+            parts = parts_of({name: missing[name] for name in set(wanted) & missing.keys()})
+            mine = parts[self.world.local_rank :: max(1, self.world.local_size)]
+            with self.local.room():
+                fetch(self.store, self.commit.folder, mine, self.local.files)
 
     def close(self) -> None:
         """Give back the room on this machine, but for the cache; every rank calls it when all have loaded."""
@@ -111,31 +107,42 @@ class Download:
             if _is_here(path, entry):
                 continue
             missing[entry.name] = entry.size
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-            with open(path, "xb") as file:
-                file.truncate(entry.size)
+            make_hole(path, entry.size)
         (self.local.files / names.MANIFEST_NAME).write_bytes(raw)
         (self.local.root / _MISSING).write_text(json.dumps(missing))
 
-    def _fetch(self, parts: list[tuple[str, int, int]]) -> None:
-        folder = self.commit.folder
 
-        def fetch(part: tuple[str, int, int]) -> None:
-            name, start, stop = part
-            try:
-                content = self.store.read_range(f"{folder}/{name}", start, stop)
-            except FileNotFoundError as error:
-                raise CheckpointDamagedError(
-                    f"A file of the checkpoint {str(self.store.address)!r} is not in the store; got no {name}, which "
-                    "its manifest lists. Load another checkpoint."
-                ) from error
-            _write_at(self.local.files / name, content, start)
+def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into: Path) -> None:
+    """Fetch parts of files into their places in files that exist; two parts are in memory at most."""
 
-        with self.store.traffic.watched(f"Reading {self.store.address}", sum(stop - start for _, start, stop in parts)):
-            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-download") as pool:
-                for _ in pool.map(fetch, parts):
-                    pass
+    def one(part: tuple[str, int, int]) -> None:
+        name, start, stop = part
+        try:
+            content = store.read_range(f"{folder}/{name}" if folder else name, start, stop)
+        except FileNotFoundError as error:
+            raise CheckpointDamagedError(
+                f"A file of the checkpoint {str(store.address)!r} is not in the store; got no {name}, which is listed "
+                "there. Load another checkpoint."
+            ) from error
+        _write_at(into / name, content, start)
+
+    with store.traffic.watched(f"Reading {store.address}", sum(stop - start for _, start, stop in parts)):
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-download") as pool:
+            for _ in pool.map(one, parts):
+                pass
+
+
+def parts_of(sizes: Mapping[str, int]) -> list[tuple[str, int, int]]:
+    """Return files in parts: name, first byte, and the byte after the last one."""
+    return [(name, at, min(at + PART, size)) for name, size in sorted(sizes.items()) for at in range(0, size, PART)]
+
+
+def make_hole(path: Path, size: int) -> None:
+    """Make an empty file of a size, with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with open(path, "xb") as file:
+        file.truncate(size)
 
 
 def _choose(store: Store, series: bool) -> tuple[str, Commit]:

@@ -16,7 +16,7 @@ from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.errors import CheckpointError
 
-__all__ = ["LocalFolder", "room"]
+__all__ = ["LocalFolder"]
 
 _NEAR = "near"
 _KINDS = re.compile(rf"(saving|loading|{_NEAR})-([a-z]{{{names.ID_LENGTH}}})")
@@ -72,6 +72,20 @@ class LocalFolder:
                 f"{error}. Pass ProjectConfiguration(local_cache=...) with a folder on a disk that has room."
             ) from error
 
+    @contextlib.contextmanager
+    def room(self) -> Iterator[None]:
+        """Say where room is missing, where a disk is full."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise CheckpointError(
+                f"The disk of this machine is full, through which a checkpoint at an address passes; got {error} in "
+                f"{str(self.root)!r}. Make room there, or pass ProjectConfiguration(local_cache=...) with a folder on another "
+                "disk, or set TMPDIR."
+            ) from error
+
     def keep_near(self, identity: str) -> None:
         """Keep the files for a later load, in place of those of any other save."""
         near = self.root.with_name(f"{_NEAR}-{identity}")
@@ -89,6 +103,11 @@ class LocalFolder:
         shutil.rmtree(self.root, ignore_errors=True)
         self.release()
 
+    def leave(self) -> None:
+        """Delete it unless another process uses it."""
+        self.release()
+        _delete_unused(self.root)
+
     def release(self) -> None:
         """Say that it is not used any longer."""
         if self.lock is not None:
@@ -96,21 +115,6 @@ class LocalFolder:
             fcntl.flock(self.lock, fcntl.LOCK_UN)
             os.close(self.lock)
             self.lock = None
-
-
-@contextlib.contextmanager
-def room(folder: Path) -> Iterator[None]:
-    """Say where room is missing, where a disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CheckpointError(
-            f"The disk of this machine is full, through which a checkpoint at an address passes; got {error} in "
-            f"{str(folder)!r}. Make room there, or pass ProjectConfiguration(local_cache=...) with a folder on another "
-            "disk, or set TMPDIR."
-        ) from error
 
 
 def _locked(folder: Path, how: int) -> int | None:

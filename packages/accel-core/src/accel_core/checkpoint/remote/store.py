@@ -33,6 +33,7 @@ _ATTEMPTS = 6
 _PAUSE = 0.2
 _DELETED = 1000
 _LARGEST = 1 << 30
+_STATE = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 _LASTING = (PermissionError, FileNotFoundError, FileExistsError, NotImplementedError)
 _T = TypeVar("_T")
 
@@ -65,16 +66,20 @@ class Store:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the objects below a folder with their sizes; names are relative to the folder."""
+        return {name: size for name, (size, _) in self.states(folder).items()}
 
-        def found() -> dict[str, int]:
+    def states(self, folder: str) -> dict[str, tuple[int, str]]:
+        """Return the objects below a folder with their sizes, and what changes when an object does."""
+
+        def found() -> dict[str, Any]:
             try:
-                listed = self._fs.find(self._path(folder), detail=True)
+                return dict(self._fs.find(self._path(folder), detail=True))
             except FileNotFoundError:
                 return {}
-            return {name: int(entry["size"]) for name, entry in listed.items()}
 
-        root = self._path(folder).strip("/") + "/"
-        return {name.strip("/").removeprefix(root): size for name, size in self._attempt("Listing", found).items()}
+        root, listed = self._path(folder).strip("/") + "/", self._attempt("Listing", found).items()
+        states = {name: [str(each[key]) for key in _STATE if key in each] for name, each in listed}
+        return {n.strip("/").removeprefix(root): (int(each["size"]), str(states[n])) for n, each in listed}
 
     def size(self, name: str) -> int | None:
         """Return the size of one object, asked for by its name; `None` where it is not."""

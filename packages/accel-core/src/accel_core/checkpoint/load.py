@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, names, stateful
+from accel_core.checkpoint import background, commit, names, selection, stateful
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
@@ -182,9 +182,12 @@ def _select(request: LoadRequest) -> Reading:
     shown = folder if copy is None else copy.store.address
     report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0)
     report.reseeded = list(range(size, request.run.world.size))
-    reading = Reading(request, source, own, save is not None and save.whole, FileSnapshot(target, folder), report, copy)
+    whole = save is not None and save.whole
+    reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report, None, copy)
     if copy is not None:
         copy.fetch(source.files() if request.run.load_state_pre_hooks else reading.read_by(*reading.machine), ranks)
+    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
+        reading.part = report.part = selection.selected(source)
     reading.snapshot.take(reading.read_by(request.run.world.rank))
     return reading
 
@@ -216,6 +219,8 @@ def _compare(reading: Reading) -> None:
                 "The ranks disagree on whether load_state restores the position of loaders; got restore_position="
                 f"{restores}, by rank. Pass the same DataLoaderConfiguration and set the same ACCEL_RESTORE_POSITION."
             )
+        if reading.part is not None:
+            return []
         report.findings += stateful.extra_components(run, source)
         return stateful.restorations(run, source, reading.format.optimizer_restorations(run, source))
 
@@ -231,7 +236,10 @@ def _compare(reading: Reading) -> None:
 
 def _model_plans(reading: Reading, models: list[Any]) -> list[Restoration]:
     form, source, run = reading.format, reading.source, reading.request.run
-    return _compared(lambda _: form.model_restorations(run, models, source), reading)
+    plans = _compared(lambda _: form.model_restorations(run, models, source), reading)
+    if reading.part != selection.ADAPTERS:
+        return plans
+    return [selection.fitting(plan, model) for plan, model in zip(plans, models, strict=True)]
 
 
 def _compared(look: Callable[[Exchange], list[Restoration]], reading: Reading) -> list[Restoration]:
@@ -341,6 +349,8 @@ def _log(report: RestoreReport, run: Run) -> None:
             "Loaders begin an epoch after load_state, as in Accelerate; they go on where they were saved with "
             "DataLoaderConfiguration(restore_position=True) or ACCEL_RESTORE_POSITION=1."
         )
+    if report.part is not None and run.world.is_main:
+        logger.info("The checkpoint %s is of the %s alone, and nothing else changed.", report.folder, report.part)
     if report.findings:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
     if report.absent and report.reseeded and run.world.is_main:
@@ -361,6 +371,7 @@ class Reading:
     whole: bool  # whether all of its files are there with their sizes
     snapshot: FileSnapshot  # what its files were when reading began
     report: RestoreReport
+    part: str | None  # which part of a run it is, `None` for all of it
     copy: Download | None  # what came from a store, where it lies in one
     plans: list[Restoration] = field(default_factory=list)  # how what was compared is restored
 

@@ -74,6 +74,7 @@ class RestoreReport:
         partial: Components of which a part was restored (`strict=False`).
         findings: Everything that was not as it should be, on all ranks.
         absent: Number of ranks of the run that were not there when rank 0 saved alone.
+        part: "model" or "adapters" where nothing else was saved (`parts=`).
         reseeded: Ranks whose random states the checkpoint lacks, so that they are derived from those of another rank.
 
     Examples:
@@ -91,6 +92,7 @@ class RestoreReport:
     findings: list[Finding] = field(default_factory=list)
     absent: int = 0
     reseeded: list[int] = field(default_factory=list)
+    part: str | None = None
 
     @property
     def missing(self) -> list[Finding]:

@@ -16,14 +16,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, deferred_delete, names, stateful
+from accel_core.checkpoint import background, commit, deferred_delete, names, selection, stateful
 from accel_core.checkpoint.agreement import common_saves
 from accel_core.checkpoint.digest import digest_of, flush
 from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
@@ -63,6 +63,7 @@ def save_state(
     *,
     safe_serialization: bool = True,
     blocking: bool = True,
+    parts: Iterable[str] | None = None,
     **save_model_func_kwargs: object,
 ) -> Path | background.Handle:
     """Save everything that a run needs to go on, in one step, with the errors that `Accelerator.save_state` lists.
@@ -72,6 +73,9 @@ def save_state(
     on: their random states are then not in the checkpoint.
     """
     background.finish()
+    part = selection.chosen(parts, run, output_dir)
+    if part is not None:
+        run = selection.without_the_rest(run)
     absent = _absent(run)
     world = replace(run.world, size=1) if absent else run.world
     ranks = Ranks(world, "save_state")
@@ -93,14 +97,16 @@ def save_state(
                 hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with ranks.together(doing) as exchange:
+            weights = weights if part is None else selection.restricted(part, run, weights)
             request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization)
-            parts = run.strategy.format.parts(request)
+            pieces = run.strategy.format.parts(request)
             if request.writes:
-                parts += [*stateful.parts(run), stateful.counters_part(run)]
-            parts.append(stateful.random_part(run))
+                rest = [*stateful.parts(run), stateful.counters_part(run)]
+                pieces += rest if part is None else [selection.part(part)]
+            pieces += [stateful.random_part(run)] if part is None else []
             if not blocking:
                 _buffers.begin()
-                parts = [part.snapshot(_buffers) for part in parts]
+                pieces = [each.snapshot(_buffers) for each in pieces]
                 _buffers.end()
     except BaseException:
         transaction.abandon()
@@ -109,7 +115,7 @@ def save_state(
     own = ranks if blocking or absent else Ranks(run.world, "save_state in the background", group_name=BACKGROUND)
 
     def write() -> None:
-        transaction.finish(parts, hooked, own, threads=blocking)
+        transaction.finish(pieces, hooked, own, threads=blocking)
         card.checkpoint(str(given))
         if not blocking:
             # Here, and not where the next save begins: that would keep the run waiting.
@@ -140,7 +146,7 @@ def _refuse_keywords(given: Mapping[str, object]) -> None:
     unknown = sorted(given.keys() - _HARMLESS)
     if unknown:
         raise ConfigurationError(
-            f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which has no "
+            f"save_state takes output_dir, safe_serialization, blocking and parts; got {', '.join(unknown)}, which has no "
             "effect. Pass blocking=False to write in the background, call save_model for weights in several files, "
             "and register_for_checkpointing for objects of your own."
         )

@@ -200,6 +200,8 @@ class Accelerator(FunctionControl):
     def _set_up(self, arguments: Arguments) -> None:
         self._runtime, self.state = resolve(arguments)
         self._arguments = arguments
+        if "://" in (self._runtime.project.project_dir or ""):
+            checkpoint.save.check_project(self._runtime)
         self.gradient_state: GradientState = self._runtime.gradient_state
         self._trigger = Trigger()
 

@@ -31,7 +31,7 @@ from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote.address import Address
-from accel_core.checkpoint.remote.upload import Upload
+from accel_core.checkpoint.remote.upload import Upload, open_store, probe
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call
 from accel_core.comm.disagreement import listed_failures, ranks_text
@@ -42,7 +42,7 @@ from accel_core.mesh.tensor import is_spread
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["Transaction", "save_state"]
+__all__ = ["Transaction", "check_project", "save_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +127,17 @@ def save_state(
         return given
     run.project.iteration += 1
     return background.start(write, given)
+
+
+def check_project(run: Run) -> None:
+    """Make sure that checkpoints can be kept at the address of a project, where it has one; every rank calls it."""
+    folder = names.folder_of(run.project.checkpoints_folder())
+    if isinstance(folder, Address) and run.project.automatic_checkpoint_naming:
+        ranks = Ranks(run.world, "Accelerator")
+        with ranks.together(f"Looking at the address of the project, {str(run.project.project_dir)!r},"):
+            store = open_store(folder / "checkpoint_0", ranks)
+            if run.world.is_local_main:
+                probe(store)
 
 
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:

@@ -16,8 +16,8 @@ class ProjectConfiguration:
     """Folders of a run, and how its checkpoints are named and kept.
 
     Args:
-        project_dir: Folder for everything that the run writes.
-        logging_dir: Folder for trackers that write files; `project_dir` where `None`.
+        project_dir: Folder for everything that the run writes, or an address in an object store for its checkpoints.
+        logging_dir: Folder for trackers that write files; `project_dir` where `None` and that is a folder.
         automatic_checkpoint_naming: Number the checkpoints under `project_dir/checkpoints`.
         total_limit: Number of checkpoints to keep; all where `None`.
         iteration: Number of the next checkpoint.
@@ -62,7 +62,7 @@ class ProjectConfiguration:
             project_dir: The folder, or `None` for none.
         """
         self.project_dir = project_dir
-        if self.logging_dir is None:
+        if self.logging_dir is None and "://" not in (project_dir or ""):  # trackers write to disks alone
             self.logging_dir = project_dir
 
     def checkpoints_folder(self) -> Path:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
+from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import commit as folders
@@ -192,8 +193,9 @@ class Upload:
 _KEPT = "What is of no use there could not be deleted: %s The next save tries again."
 
 
-def open_store(address: Address, ranks: Ranks) -> Store:
+def open_store(place: Path, ranks: Ranks) -> Store:
     """Return the place of a checkpoint, which all ranks reach."""
+    address = Address(place)
     if address.scheme == "memory" and ranks.size > 1:
         raise ConfigurationError(
             f"memory:// is the memory of one process; got {str(address)!r} on {ranks.size} processes. Use a folder "

@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FAULTS = ("500", "reset", "lost", "truncated", "delay")
-"""What may happen to a request: an answer of 500, a cut connection before the request arrives, one after it was done, an
-answer of which half arrives, and one that comes late."""
+"""What may happen to a request: an answer of 500, a cut connection before the request arrives, one after it was done,
+an answer of which half arrives, and one that comes late."""
 
 _DELAY = 0.05
 
@@ -37,10 +37,11 @@ class FaultyProxy(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """Where it is reached."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def begin(self, fault: str = "", at: int = -1, *, process: int = 0, lasting: bool = False) -> None:
-        """Count from here, and let request number `at` fail, or all from there on; "kill" and "killed" end a process."""
+        """Count from here, and let request `at` fail, or all from there on; "kill" and "killed" end a process."""
         with self._lock:
             self.seen: list[tuple[str, str, int]] = []
             self.fault, self.at, self.process, self.lasting = fault, at, process, lasting
@@ -92,7 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
         given = dict(answer.getheaders())
         self._answer(answer.status, given, content, cut=fault == "truncated")
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
+    def __getattr__(self, name: str) -> Any:
+        """Treat every method of HTTP alike."""
+        if name.startswith("do_"):
+            return self._pass
+        raise AttributeError(name)
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes, *, cut: bool = False) -> None:
         head = f"HTTP/1.1 {status} -\r\n"

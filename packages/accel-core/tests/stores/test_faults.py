@@ -107,7 +107,7 @@ def test_a_kill_at_any_request_leaves_the_old_or_the_new(
     set_to(run, 77.0)
     save_state(run, f"{bucket}/run")
     assert stored(f"{bucket}/run") == {77.0}
-    assert not [place for place in (tmp_path / f"accel-{os.getuid()}").iterdir()]  # what the killed staged is gone too
+    assert not list((tmp_path / f"accel-{os.getuid()}").iterdir())  # what the killed staged is gone too
 
 
 def test_a_load_that_cannot_read_changes_nothing(s3: FaultyProxy, bucket: str) -> None:

@@ -386,7 +386,7 @@ def test_a_full_disk_is_named(address: str, monkeypatch: pytest.MonkeyPatch, fre
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     monkeypatch.setattr(HashingFile, "_append", append)
-    with pytest.raises(CheckpointError, match="The disk of this machine is full.*local_cache"):
+    with pytest.raises(CheckpointError, match=r"The disk of this machine is full.*local_cache"):
         save_state(build(1.0), address)
     assert objects(address) == []
 

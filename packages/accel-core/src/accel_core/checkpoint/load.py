@@ -180,7 +180,8 @@ def _select(request: LoadRequest) -> Reading:
         source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
         own = recognise(source, request.run.strategy.format)
     shown = folder if copy is None else copy.store.address
-    report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0)
+    moved = None if copy is None else copy.store.traffic
+    report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0, traffic=moved)
     report.reseeded = list(range(size, request.run.world.size))
     whole = save is not None and save.whole
     reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report, None, copy)

@@ -157,8 +157,8 @@ def _refuse_keywords(given: Mapping[str, object]) -> None:
     unknown = sorted(given.keys() - _HARMLESS)
     if unknown:
         raise ConfigurationError(
-            f"save_state takes output_dir, safe_serialization, blocking and parts; got {', '.join(unknown)}, which has no "
-            "effect. Pass blocking=False to write in the background, call save_model for weights in several files, "
+            f"save_state takes output_dir, safe_serialization, blocking and parts; got {', '.join(unknown)}, which has "
+            "no effect. Pass blocking=False to write in the background, call save_model for weights in several files, "
             "and register_for_checkpointing for objects of your own."
         )
 

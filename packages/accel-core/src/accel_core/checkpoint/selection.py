@@ -119,8 +119,7 @@ def _adapters_of(model: object) -> set[str]:
     """Return the names of the weights of a model's adapters, and of all else that is trained with them."""
     if not is_of_peft(model):
         raise ConfigurationError(
-            f"Adapters are those of models that PEFT made; got a {type(_bare(model)).__name__}. Save "
-            "parts=('model',)."
+            f"Adapters are those of models that PEFT made; got a {type(_bare(model)).__name__}. Save parts=('model',)."
         )
     bare: Any = _bare(model)
     adapters = set(bare.peft_config)

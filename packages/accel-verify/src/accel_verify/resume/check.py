@@ -82,7 +82,7 @@ def _kept(args: argparse.Namespace) -> Iterator[Address | None]:
     below = folder_of(args.store) if args.store else None
     if below is not None and not isinstance(below, Address):
         raise ConfigurationError(
-            f"--store is an address in an object store; got {args.store!r}. Leave it out to save to this machine's disk."
+            f"--store is an address in an object store; got {args.store!r}. Leave it out to save on this machine."
         )
     name = f"check-resume-{fresh_id()}"
     try:

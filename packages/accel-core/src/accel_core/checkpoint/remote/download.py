@@ -78,8 +78,8 @@ class Download:
         doing = f"Reading the checkpoint {str(self.store.address)!r}"
         with ranks.together(doing):
             missing = json.loads((self.local.root / _MISSING).read_bytes())
-            parts = parts_of({name: missing[name] for name in set(wanted) & missing.keys()})
-            mine = parts[self.world.local_rank :: max(1, self.world.local_size)]
+            sizes = {name: missing[name] for name in set(wanted) & missing.keys()}
+            mine = parts_of(sizes, self.world.local_rank, max(1, self.world.local_size))
             with self.local.room():
                 fetch(self.store, self.commit.folder, mine, self.local.files)
 
@@ -89,7 +89,7 @@ class Download:
             if self.cached:
                 self.local.keep_near(self.commit.save)
             else:
-                self.local.delete()
+                self.local.leave()
 
     def is_old(self) -> bool:
         """Return whether another save counts at the address by now."""
@@ -118,7 +118,7 @@ def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into
     def one(part: tuple[str, int, int]) -> None:
         name, start, stop = part
         try:
-            content = store.read_range(f"{folder}/{name}" if folder else name, start, stop)
+            content = store.read(f"{folder}/{name}" if folder else name, start, stop)
         except FileNotFoundError as error:
             raise CheckpointDamagedError(
                 f"A file of the checkpoint {str(store.address)!r} is not in the store; got no {name}, which is listed "
@@ -126,15 +126,26 @@ def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into
             ) from error
         _write_at(into / name, content, start)
 
-    with store.traffic.watched(f"Reading {store.address}", sum(stop - start for _, start, stop in parts)):
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-download") as pool:
-            for _ in pool.map(one, parts):
-                pass
+    total = sum(stop - start for _, start, stop in parts)
+    with store.traffic.watched(f"Reading {store.address}", total), ThreadPoolExecutor(PARALLEL) as pool:
+        for _ in pool.map(one, parts):
+            pass
 
 
-def parts_of(sizes: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Return files in parts: name, first byte, and the byte after the last one."""
-    return [(name, at, min(at + PART, size)) for name, size in sorted(sizes.items()) for at in range(0, size, PART)]
+def parts_of(sizes: Mapping[str, int], rank: int = 0, ranks: int = 1) -> list[tuple[str, int, int]]:
+    """Return what of some files one of several ranks fetches, all about as many bytes, in parts.
+
+    >>> parts_of({"a": 5, "b": 3}, 0, 2), parts_of({"a": 5, "b": 3}, 1, 2)
+    ([('a', 0, 4)], [('a', 4, 5), ('b', 0, 3)])
+    """
+    total = sum(sizes.values())
+    first, last = total * rank // ranks, total * (rank + 1) // ranks
+    parts, begin = [], 0  # `begin` is where a file begins, if all lay one after the other
+    for name, size in sorted(sizes.items()):
+        start, stop = max(first - begin, 0), min(last - begin, size)
+        parts += [(name, at, min(at + PART, stop)) for at in range(start, stop, PART)]
+        begin += size
+    return parts
 
 
 def make_hole(path: Path, size: int) -> None:
@@ -193,9 +204,13 @@ def _manifest_of(store: Store, commit: Commit) -> tuple[bytes, Manifest]:
 
 def _what_is(store: Store) -> str:
     """Say what is at an address without a commit."""
-    halves = [f"{len(store.sizes(folder))} files of a save that was not committed" for folder in commits.uncommitted(store)]
+    halves = [
+        f"{len(store.sizes(folder))} files of a save that was not committed" for folder in commits.uncommitted(store)
+    ]
     others = [name for name in store.children() if name not in commits.uncommitted(store)][:_SHOWN]
-    return "; ".join(halves + ([f"{', '.join(others)}, which no save to an address wrote"] if others else [])) or "nothing"
+    return (
+        "; ".join(halves + ([f"{', '.join(others)}, which no save to an address wrote"] if others else [])) or "nothing"
+    )
 
 
 def _is_here(path: Path, entry: Entry) -> bool:

@@ -18,30 +18,23 @@ from accel_core.errors import CheckpointError
 
 __all__ = ["LocalFolder"]
 
-_NEAR = "near"
-_KINDS = re.compile(rf"(saving|loading|{_NEAR})-([a-z]{{{names.ID_LENGTH}}})")
+_PASSING = re.compile(rf"(saving|loading)-[a-z]{{{names.ID_LENGTH}}}")
+_NEAR = re.compile(rf"near-[a-z]{{{names.ID_LENGTH}}}")
 
 
 @record
 class LocalFolder:
-    """A folder that is used by the ranks of a machine, and deleted by whoever finds that its process has ended."""
+    """A folder that the ranks of a machine use; whoever finds that its processes have ended deletes it."""
 
     root: Path
-    name: str
+    name: str  # last name of the address, which the folder of the files gets
     lock: int | None = None  # held by the first rank of the machine for as long as the folder is used
 
     @classmethod
     def of(cls, cache: str | None, kind: str, identity: str, name: str) -> LocalFolder:
-        """Return the folder of one save or load; without a `cache` it is among temporary files, and goes afterwards.
-
-        Args:
-            cache: `ProjectConfiguration.local_cache`.
-            kind: "saving" or "loading".
-            identity: Id of the save.
-            name: Last name of the address, which the files' own folder gets.
-        """
+        """Return the folder of one save or load, in `ProjectConfiguration.local_cache` or among temporary files."""
         base = Path(cache) if cache is not None else Path(tempfile.gettempdir()) / f"accel-{os.getuid()}"
-        return cls(base / f"{_NEAR if kind == 'loading' and cache is not None else kind}-{identity}", name)
+        return cls(base / f"{'near' if kind == 'loading' and cache is not None else kind}-{identity}", name)
 
     @property
     def files(self) -> Path:
@@ -49,18 +42,12 @@ class LocalFolder:
         return self.root / self.name
 
     def make(self) -> None:
-        """Make it, and delete what processes that ended left beside it; the first rank of a machine calls it."""
+        """Make it, and delete what processes that ended left; the first rank of a machine calls it."""
         try:
             self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.root.parent.stat().st_uid != os.getuid():
-                raise CheckpointError(
-                    f"Files of a checkpoint pass through {str(self.root.parent)!r}; got a folder of another user. Pass "
-                    "ProjectConfiguration(local_cache=...) with a folder of your own."
-                )
-            for place in sorted(self.root.parent.iterdir()):
-                found = _KINDS.fullmatch(place.name)
-                if found and found[1] != _NEAR:
-                    _delete_unused(place)
+                raise PermissionError(f"{str(self.root.parent)!r} belongs to another user")
+            _delete_unused(self.root.parent, _PASSING)
             while self.lock is None:
                 self.files.mkdir(parents=True, exist_ok=True)
                 self.lock = _locked(self.root, fcntl.LOCK_SH)
@@ -69,7 +56,7 @@ class LocalFolder:
         except OSError as error:
             raise CheckpointError(
                 f"Files of a checkpoint at an address pass through {str(self.root)!r}, which could not be made; got "
-                f"{error}. Pass ProjectConfiguration(local_cache=...) with a folder on a disk that has room."
+                f"{error}. Pass ProjectConfiguration(local_cache=...) with a folder of your own."
             ) from error
 
     @contextlib.contextmanager
@@ -82,31 +69,24 @@ class LocalFolder:
                 raise
             raise CheckpointError(
                 f"The disk of this machine is full, through which a checkpoint at an address passes; got {error} in "
-                f"{str(self.root)!r}. Make room there, or pass ProjectConfiguration(local_cache=...) with a folder on another "
-                "disk, or set TMPDIR."
+                f"{str(self.root)!r}. Make room there, or pass ProjectConfiguration(local_cache=...) with a folder on "
+                "another disk, or set TMPDIR."
             ) from error
 
     def keep_near(self, identity: str) -> None:
         """Keep the files for a later load, in place of those of any other save."""
-        near = self.root.with_name(f"{_NEAR}-{identity}")
-        if self.root != near and self.root.is_dir():
+        near = self.root.with_name(f"near-{identity}")
+        if self.root != near:
             with contextlib.suppress(OSError):
                 os.rename(self.root, near)
-        for place in sorted(near.parent.iterdir()):
-            found = _KINDS.fullmatch(place.name)
-            if found and found[1] == _NEAR and place != near:
-                _delete_unused(place)
-        self.release()
-
-    def delete(self) -> None:
-        """Delete it and what is in it."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        self.root = near
+        _delete_unused(near.parent, _NEAR, kept=near)
         self.release()
 
     def leave(self) -> None:
-        """Delete it unless another process uses it."""
+        """Delete it, unless another process uses it."""
         self.release()
-        _delete_unused(self.root)
+        _delete_unused(self.root.parent, re.compile(re.escape(self.root.name)))
 
     def release(self) -> None:
         """Say that it is not used any longer."""
@@ -130,10 +110,11 @@ def _locked(folder: Path, how: int) -> int | None:
     return descriptor
 
 
-def _delete_unused(folder: Path) -> None:
-    """Delete a folder unless a process that lives uses it."""
-    lock = _locked(folder, fcntl.LOCK_EX)
-    if lock is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
+def _delete_unused(base: Path, pattern: re.Pattern[str], kept: Path | None = None) -> None:
+    """Delete folders that no process that lives uses."""
+    for folder in sorted(base.iterdir()) if base.is_dir() else []:
+        lock = _locked(folder, fcntl.LOCK_EX) if pattern.fullmatch(folder.name) and folder != kept else None
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from accel_core.checkpoint import names
 from accel_core.checkpoint.remote.address import Address
@@ -87,25 +87,17 @@ class Store:
             return int(self._attempt("Looking at", lambda: self._fs.info(self._path(name)))["size"])
         return None
 
-    def read(self, name: str) -> bytes:
-        """Return a small object.
-
-        Raises:
-            FileNotFoundError: It is not there.
-        """
-        # By range, which is one request: for a whole object libraries ask for its size first.
-        return self._attempt("Reading", lambda: bytes(self._fs.cat_file(self._path(name), start=0, end=_LARGEST)))
-
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return some bytes of an object.
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return an object, or some bytes of it.
 
         Raises:
             FileNotFoundError: It is not there.
         """
 
         def read() -> bytes:
-            found = bytes(self._fs.cat_file(self._path(name), start=start, end=stop))
-            if len(found) != stop - start:
+            # By range, which is one request: for a whole object libraries ask for its size first.
+            found = bytes(self._fs.cat_file(self._path(name), start=start, end=_LARGEST if stop is None else stop))
+            if stop is not None and len(found) != stop - start:
                 raise OSError(f"{len(found)} bytes of {name} instead of {stop - start}")
             return found
 
@@ -201,20 +193,18 @@ class Store:
 
     def _attempt(self, doing: str, call: Callable[[], _T]) -> _T:
         """Do a request, again after a pause where it failed for a reason that may pass."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._fs.invalidate_cache()
-                return call()
-            except AccelError:
-                raise
-            except Exception as error:
-                if isinstance(error, FileNotFoundError) and doing != "Writing":
-                    raise
-                if attempt == _ATTEMPTS - 1 or isinstance(error, _LASTING) or _is_about_credentials(error):
-                    raise self._named(doing, error, attempt + 1) from error
-                self.traffic.retries += 1
-                logger.info("%s %s failed, and is tried again: %s", doing, self.address, error)
-                time.sleep(_PAUSE * 2**attempt * random.uniform(0.5, 1.5))
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._fs.invalidate_cache()
+            found, error = _tried(call)
+            if error is None:
+                return cast(_T, found)
+            if isinstance(error, AccelError) or (isinstance(error, FileNotFoundError) and doing != "Writing"):
+                raise error
+            if attempt == _ATTEMPTS or isinstance(error, _LASTING) or _is_about_credentials(error):
+                raise self._named(doing, error, attempt) from error
+            self.traffic.retries += 1
+            logger.info("%s %s failed, and is tried again: %s", doing, self.address, error)
+            time.sleep(_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
         raise AssertionError("every attempt returns or raises")
 
     def _named(self, doing: str, error: Exception, attempts: int) -> AccelError:
@@ -246,6 +236,13 @@ class Store:
         return CheckpointError(
             f"{doing} {at} failed {attempts} times; got {got}. Check the network and the store, and call again."
         )
+
+
+def _tried(call: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+    try:
+        return call(), None
+    except Exception as error:
+        return None, error
 
 
 def _opened(address: Address) -> tuple[Any, str]:

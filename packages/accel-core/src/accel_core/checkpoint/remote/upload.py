@@ -147,7 +147,7 @@ class Upload:
         if self.world.is_local_main and self.kept and committed:
             self.local.keep_near(self.identity)
         elif not (self.kept and committed):
-            self.local.delete()
+            self.local.leave()
 
     def abandon(self) -> None:
         """Delete what was written, unless the commit was asked for: it may have been done."""

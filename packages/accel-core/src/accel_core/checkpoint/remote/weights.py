@@ -110,7 +110,7 @@ def put_weights(address: Address, write: Callable[[Path], None]) -> None:
         # A whole file counts before an index, so it goes first, and an index before its shards.
         store.delete(sorted(stale, key=lambda name: ("/" in name or "-of-" in name, name.endswith(".json"), name)))
     finally:
-        local.delete()
+        local.leave()
 
 
 def _is_weights(name: str) -> bool:
@@ -143,5 +143,7 @@ def _objects(address: Address) -> _Found | None:
         alone = name and not name.endswith(".json") and "-of-" not in name
         chosen = {key: state for key, state in states.items() if not alone or key == name}
         if chosen and (not name or name in chosen):
-            return _Found(store, "", {key: size for key, (size, _) in chosen.items()}, str(sorted(chosen.items())), name)
+            return _Found(
+                store, "", {key: size for key, (size, _) in chosen.items()}, str(sorted(chosen.items())), name
+            )
     return None

@@ -10,7 +10,7 @@ from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Manifest, damaged_file
-from accel_core.checkpoint.remote.store import Store
+from accel_core.checkpoint.remote.store import PROBE, Store
 from accel_core.errors import CheckpointError
 
 __all__ = ["Commit", "clear", "folder_name", "is_taken", "newest", "numbered", "read_manifest", "remove", "uncommitted"]
@@ -131,7 +131,8 @@ def is_taken(store: Store, number: int) -> bool:
 def clear(store: Store, commit: Commit) -> None:
     """Delete what a commit made useless: earlier commits, then folders of saves that can no longer commit."""
     children = store.children()
-    store.delete(name for name in children if (found := _COMMIT.fullmatch(name)) and int(found[1]) < commit.number)
+    earlier = [name for name in children if (found := _COMMIT.fullmatch(name)) and int(found[1]) < commit.number]
+    store.delete([*earlier, *(name for name in children if name.startswith(PROBE))])
     for folder in children:
         found = _FOLDER.fullmatch(folder)
         if found and folder != commit.folder and int(found[1]) <= commit.number:

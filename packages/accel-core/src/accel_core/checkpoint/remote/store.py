@@ -21,7 +21,7 @@ from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.traffic import Traffic
 from accel_core.errors import AccelError, CheckpointError, ConfigurationError, MissingDependencyError
 
-__all__ = ["PART", "Store"]
+__all__ = ["PARALLEL", "PART", "PROBE", "Store"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ PART = 16 << 20
 """Bytes of a file that go through memory at a time; two parts are under way."""
 
 PARALLEL = 2
+PROBE = ".accel-probe-"
 _ATTEMPTS = 6
 _PAUSE = 0.2
 _DELETED = 1000
@@ -142,7 +143,7 @@ class Store:
         Raises:
             ConfigurationError: The store cannot do that, or does not let this user.
         """
-        name = f".accel-probe-{names.fresh_id()}"
+        name = f"{PROBE}{names.fresh_id()}"
         self.create(name, b"1")
         try:
             self._create(name, b"2")

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,41 @@ def test_ranks_save_and_load_together(s3: FaultyProxy, bucket: str, tmp_path: Pa
     fetched = [path for method, path, _ in s3.seen if method == "GET" and path.endswith("model.safetensors")]
     assert len(fetched) == 1
     assert list((tmp_path / f"accel-{os.getuid()}").iterdir()) == []
+
+
+@world(2, quiet=15)
+def save_on_machines(variables: dict[str, str], address: str, temporary: str, clash: bool) -> None:
+    """Save and load on two ranks, each on a machine of its own, with files that hooks write on both."""
+    os.environ.update(variables)
+    rank = ensure().rank
+    store._PAUSE, tempfile.tempdir = 0.0, f"{temporary}/{rank}"
+    os.mkdir(f"{temporary}/{rank}")
+    name = "note.txt" if clash else f"note_{rank}.txt"
+    seen: list[list[str]] = []
+    runs = [build(3.0), build(9.0)]
+    for run in runs:
+        run.world = replace(run.world, local_rank=0, local_size=1)
+        run.save_state_pre_hooks[0] = lambda models, weights, folder: Path(folder, name).write_text(f"{rank}")
+        run.load_state_pre_hooks[0] = lambda models, folder: seen.append(sorted(os.listdir(folder)))
+    if clash:
+        with pytest.raises(CheckpointError, match="Hooks of several machines write files of one name"):
+            save_state(runs[0], address)
+        return
+    save_state(runs[0], address)
+    load_state(runs[1], address)
+    assert values(runs[1]) == {3.0}
+    assert {"note_0.txt", "note_1.txt", "random_states_0.pkl", "random_states_1.pkl"} <= set(seen[0])
+
+
+def test_machines_share_nothing_but_the_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
+    """Ranks of machines whose disks the others do not see save one checkpoint, each its own files, and load it."""
+    save_on_machines(settings(s3), f"{bucket}/run", str(tmp_path), False)
+    assert len([path for method, path, _ in s3.seen if method == "PUT" and path.endswith("model.safetensors")]) == 1
+    for rank in (0, 1):
+        assert list((tmp_path / str(rank) / f"accel-{os.getuid()}").iterdir()) == []
+    (tmp_path / "clash").mkdir()
+    save_on_machines(settings(s3), f"{bucket}/clash", str(tmp_path / "clash"), True)
+    assert objects(f"{bucket}/clash") == []
 
 
 @world(2, quiet=15)

@@ -102,7 +102,8 @@ def upload(mib: float, rounds: int) -> dict[str, float]:
     import s3fs
     from boto3.s3.transfer import TransferConfig
 
-    from accel_core.checkpoint.remote import store, traffic
+    from accel_core.checkpoint import traffic
+    from accel_core.checkpoint.remote import store
 
     accelerator, _model, _optimizer = build(mib)
     fs = s3fs.S3FileSystem()

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "accel-core" / "
 from s3_server import FaultyProxy, serving, settings
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.remote import commits, store
-from accel_core.checkpoint.remote.address import Address, address_of
 from accel_core.mesh.tensor import whole
 from accel_core.process.world import ensure
 from accel_core.testing import limits, requires, world

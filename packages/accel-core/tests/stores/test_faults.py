@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from s3_server import FAULTS, FaultyProxy
 from small_run import build, save_when_told, set_to, stored, values
 
+from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.remote.address import Address, address_of
 from accel_core.checkpoint.remote.store import Store
 from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointError, ConfigurationError

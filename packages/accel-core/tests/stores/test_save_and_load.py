@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from s3_server import FaultyProxy, settings
 from small_run import build, set_to, stored, values
 
-from accel_core.checkpoint import background
+from accel_core.checkpoint import background, traffic
+from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.remote import commits, local, store, traffic, upload
-from accel_core.checkpoint.remote.address import Address, address_of
+from accel_core.checkpoint.remote import commits, local, store, upload
 from accel_core.checkpoint.save import save_state
 from accel_core.comm.objects import gather_object
 from accel_core.errors import (

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from s3_server import FaultyProxy
 from small_run import build
 
+from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.remote import store
-from accel_core.checkpoint.remote.address import Address, address_of
 from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.weights import load_model, save_model

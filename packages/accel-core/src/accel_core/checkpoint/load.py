@@ -23,13 +23,13 @@ from typing import Any
 
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, names, selection, stateful
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
-from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.download import Download
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError

@@ -11,7 +11,7 @@ import re
 import string
 from pathlib import Path
 
-from accel_core.checkpoint.remote.address import address_of
+from accel_core.checkpoint.address import address_of
 from accel_core.errors import expect
 from accel_core.options.engines import PUBLIC, engines
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from accel_core._records import record
-from accel_core.checkpoint.remote.traffic import Traffic
+from accel_core.checkpoint.traffic import Traffic
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointError,

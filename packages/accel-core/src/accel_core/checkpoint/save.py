@@ -24,13 +24,13 @@ from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, deferred_delete, names, selection, stateful
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.agreement import common_saves
 from accel_core.checkpoint.digest import digest_of, flush
 from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
-from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.upload import Upload, open_store, probe
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel_core.checkpoint import json_file, names, pickles, tensor_file
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.in_place import model_journal, standing_weights
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.model import compare
 from accel_core.checkpoint.ranks import Ranks
-from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.weights import local_weights, put_weights
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.checkpoint.shards import open_weights

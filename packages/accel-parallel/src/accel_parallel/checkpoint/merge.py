@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from accel_core.checkpoint import names
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.manifest import Manifest
-from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.names import folder_of, fresh_id
-from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.store import Store
 from accel_core.errors import ConfigurationError, LaunchError
 from accel_core.host import environ

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from accel_core.checkpoint import names
-from accel_core.checkpoint.remote.address import Address
-from accel_core.checkpoint.remote.traffic import Traffic
+from accel_core.checkpoint.address import Address
+from accel_core.checkpoint.traffic import Traffic
 from accel_core.errors import AccelError, CheckpointError, ConfigurationError, MissingDependencyError
 
 __all__ = ["PARALLEL", "PART", "PROBE", "Store"]

@@ -12,11 +12,11 @@ from pathlib import Path
 from accel_core._records import record
 from accel_core.checkpoint import commit as folders
 from accel_core.checkpoint import names
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes, flush
 from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote import commits
-from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.commits import Commit
 from accel_core.checkpoint.remote.local import LocalFolder
 from accel_core.checkpoint.remote.store import PARALLEL, PART, Store

@@ -13,10 +13,10 @@ from pathlib import Path
 from accel_core._records import record
 from accel_core.checkpoint import commit as folders
 from accel_core.checkpoint import names
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
 from accel_core.checkpoint.manifest import damaged_file
 from accel_core.checkpoint.remote import commits
-from accel_core.checkpoint.remote.address import Address
 from accel_core.checkpoint.remote.download import fetch, make_hole, parts_of
 from accel_core.checkpoint.remote.local import LocalFolder
 from accel_core.checkpoint.remote.store import Store

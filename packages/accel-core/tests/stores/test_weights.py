@@ -135,3 +135,23 @@ def test_weights_that_are_not_there_or_damaged_are_named(bucket: str, fresh_stat
     at.create(name, bytes(content))
     with pytest.raises(CheckpointDamagedError, match="another digest"):
         local_weights(f"{bucket}/run")
+
+
+def test_weights_that_are_replaced_while_they_are_fetched_are_no_mixture(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """Parts of a file of which some were read before it was replaced and some after it are an error."""
+    at = f"{bucket}/weights"
+    save_model(net(2.0), None, at)
+    read_part, seen = store.Store.read, []
+
+    def replaced(self: store.Store, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        if name == "model.safetensors" and not seen:
+            seen.append(name)
+            save_model(net(3.0), None, at)
+        return read_part(self, name, start, stop)
+
+    monkeypatch.setattr(store.Store, "read", replaced)
+    with pytest.raises(CheckpointError, match="were replaced while they were fetched"):
+        local_weights(at)
+    assert read(at) == {3.0}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import digest_of
-from accel_core.checkpoint.manifest import Entry, Manifest, damaged_file
+from accel_core.checkpoint.manifest import Manifest, damaged_file
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote import commits
 from accel_core.checkpoint.remote.commits import Commit
@@ -43,22 +43,12 @@ class Download:
 
     @classmethod
     def begin(cls, world: World, ranks: Ranks, given: Address, cache: str | None, *, series: bool) -> Download:
-        """Agree on a save, and lay out its files on this machine; every rank calls it.
-
-        Args:
-            world: This process among its fellows.
-            ranks: All that load.
-            given: The address of a checkpoint, or of a `series` of numbered ones.
-            cache: `ProjectConfiguration.local_cache`.
-            series: Whether the newest whole one below the address is loaded.
-        """
+        """Agree on a save, the newest whole one of a `series`, and lay out its files here; every rank calls it."""
         doing = f"Opening the checkpoint {str(given)!r}"
         with ranks.together(doing):
             store = open_store(given, ranks)
             chosen = _choose(store, series) if world.is_main else None
-        address, commit = ranks.broadcast(chosen) or (given, None)
-        if commit is None:
-            raise AssertionError("the main rank chooses a commit or raises")
+        address, commit = cast(tuple[str, Commit], ranks.broadcast(chosen))  # the main rank chose one, or raised
         place = Store(Address(address), store.traffic)
         identity = commit.save if cache is not None else names.fresh_id()
         local = LocalFolder.of(cache, "loading", ranks.broadcast(identity), place.address.name or given.scheme)
@@ -86,10 +76,7 @@ class Download:
     def close(self) -> None:
         """Give back the room on this machine, but for the cache; every rank calls it when all have loaded."""
         if self.world.is_local_main:
-            if self.cached:
-                self.local.keep_near(self.commit.save)
-            else:
-                self.local.leave()
+            self.local.keep_near(self.commit.save) if self.cached else self.local.leave()
 
     def is_old(self) -> bool:
         """Return whether another save counts at the address by now."""
@@ -104,10 +91,10 @@ class Download:
         missing: dict[str, int] = {}
         for entry in manifest.entries:
             path = self.local.files / entry.name
-            if _is_here(path, entry):
-                continue
-            missing[entry.name] = entry.size
-            make_hole(path, entry.size)
+            here = path.is_file() and path.stat().st_size == entry.size and digest_of(path) == entry.digest
+            if not here:  # in the cache
+                missing[entry.name] = entry.size
+                make_hole(path, entry.size)
         (self.local.files / names.MANIFEST_NAME).write_bytes(raw)
         (self.local.root / _MISSING).write_text(json.dumps(missing))
 
@@ -124,7 +111,11 @@ def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into
                 f"A file of the checkpoint {str(store.address)!r} is not in the store; got no {name}, which is listed "
                 "there. Load another checkpoint."
             ) from error
-        _write_at(into / name, content, start)
+        with open(into / name, "r+b", buffering=0) as file:  # a hole was made for it
+            file.seek(start)
+            view = memoryview(content)
+            while len(view):
+                view = view[file.write(view) or 0 :]
 
     total = sum(stop - start for _, start, stop in parts)
     with store.traffic.watched(f"Reading {store.address}", total), ThreadPoolExecutor(PARALLEL) as pool:
@@ -186,10 +177,9 @@ def _incomplete(store: Store, commit: Commit) -> str | None:
         _, manifest = _manifest_of(store, commit)
     except CheckpointDamagedError as error:
         return str(error)
-    stored = store.sizes(commit.folder)
-    unlike = [each.name for each in manifest.entries if stored.get(each.name) != each.size]
+    sizes, stored = {each.name: each.size for each in manifest.entries}, store.sizes(commit.folder)
+    unlike = [name for name, size in sizes.items() if stored.get(name) != size]
     # A store may list an object late that it knows by its name at once.
-    sizes = {each.name: each.size for each in manifest.entries}
     unlike = [name for name in unlike if store.size(f"{commit.folder}/{name}") != sizes[name]]
     return f"{unlike[:_SHOWN]} are missing, or not of their size" if unlike else None
 
@@ -204,26 +194,7 @@ def _manifest_of(store: Store, commit: Commit) -> tuple[bytes, Manifest]:
 
 def _what_is(store: Store) -> str:
     """Say what is at an address without a commit."""
-    halves = [
-        f"{len(store.sizes(folder))} files of a save that was not committed" for folder in commits.uncommitted(store)
-    ]
-    others = [name for name in store.children() if name not in commits.uncommitted(store)][:_SHOWN]
-    return (
-        "; ".join(halves + ([f"{', '.join(others)}, which no save to an address wrote"] if others else [])) or "nothing"
-    )
-
-
-def _is_here(path: Path, entry: Entry) -> bool:
-    """Return whether a file of the cache is the one that the manifest lists."""
-    return path.is_file() and path.stat().st_size == entry.size and digest_of(path) == entry.digest
-
-
-def _write_at(path: Path, content: bytes, start: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        view = memoryview(content)
-        while len(view):
-            done = os.pwrite(descriptor, view, start)
-            view, start = view[done:], start + done
-    finally:
-        os.close(descriptor)
+    folders = commits.uncommitted(store)
+    halves = [f"{len(store.sizes(folder))} files of a save that was not committed" for folder in folders]
+    others = [name for name in store.children() if name not in folders][:_SHOWN]
+    return "; ".join(halves + others) or "nothing"

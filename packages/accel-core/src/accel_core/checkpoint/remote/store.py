@@ -89,11 +89,7 @@ class Store:
         return None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return an object, or some bytes of it.
-
-        Raises:
-            FileNotFoundError: It is not there.
-        """
+        """Return an object, or some bytes of it; a FileNotFoundError says that it is not there."""
 
         def read() -> bytes:
             # By range, which is one request: for a whole object libraries ask for its size first.
@@ -108,16 +104,14 @@ class Store:
 
     def put(self, path: Path, name: str) -> None:
         """Write a file of this machine, in parts."""
-        size, target = path.stat().st_size, self._path(name)
-        method = getattr(self._fs, "_put_file", self._fs.put_file)
-        takes = inspect.signature(method).parameters
-        options = {"chunksize": PART, "max_concurrency": PARALLEL}
-        options = {key: value for key, value in options.items() if key in takes}
-
-        def put() -> None:
-            self._fs.put_file(str(path), target, callback=self.traffic.callback(), **options)
-
-        self._attempt("Writing", put)
+        size, takes = (
+            path.stat().st_size,
+            inspect.signature(getattr(self._fs, "_put_file", self._fs.put_file)).parameters,
+        )
+        wanted = {"chunksize": PART, "max_concurrency": PARALLEL}
+        options: dict[str, Any] = {key: value for key, value in wanted.items() if key in takes}
+        put, moved = self._fs.put_file, self.traffic.callback
+        self._attempt("Writing", lambda: put(str(path), self._path(name), callback=moved(), **options))
         self.traffic.files += 1
         self.traffic.add(size)
 
@@ -128,21 +122,16 @@ class Store:
             try:
                 self._create(name, content)
             except Exception:
-                # The answer may be lost to a put that was done, by us or by another.
-                found = self._content(name)
-                if found is None:
+                # It may be done, its answer lost; or another put was.
+                if self._content(name) is None:
                     raise
-                return found == content
+                return self._content(name) == content
             return True
 
         return self._attempt("Writing", create)
 
     def probe(self) -> None:
-        """Make sure that objects can be written, listed and deleted here, and that nothing is overwritten.
-
-        Raises:
-            ConfigurationError: The store cannot do that, or does not let this user.
-        """
+        """Make sure that objects can be written, read and deleted here, and that a put can refuse to overwrite."""
         name = f"{PROBE}{names.fresh_id()}"
         takes = inspect.signature(getattr(self._fs, "_pipe_file", self._fs.pipe_file)).parameters
         found = "a library without one" if "mode" not in takes else None

@@ -21,7 +21,7 @@ from accel_core.checkpoint.remote.download import fetch, make_hole, parts_of
 from accel_core.checkpoint.remote.local import LocalFolder
 from accel_core.checkpoint.remote.store import Store
 from accel_core.checkpoint.remote.upload import probe
-from accel_core.errors import CheckpointNotFoundError
+from accel_core.errors import CheckpointError, CheckpointNotFoundError
 
 __all__ = ["local_weights", "put_weights"]
 
@@ -46,13 +46,7 @@ class _Found:
 
 
 def local_weights(given: str | os.PathLike[str]) -> Path:
-    """Return where weights lie on this machine; those at an address are fetched, once for its processes.
-
-    They go when the last process that uses them ends.
-
-    Raises:
-        CheckpointNotFoundError: There are none at the address.
-    """
+    """Return where weights lie on this machine; those at an address are fetched, once for its processes."""
     address = names.folder_of(given)
     if not isinstance(address, Address):
         return address
@@ -76,6 +70,12 @@ def local_weights(given: str | os.PathLike[str]) -> Path:
             for name, expected in found.digests.items():
                 if digest_of(local.files / name) != expected:
                     raise damaged_file(address / name, "another digest than its manifest has")
+            again = None if found.digests else _objects(address)
+            if again is not None and again.state != found.state:
+                raise CheckpointError(
+                    f"The weights at {str(address)!r} were replaced while they were fetched; got others at the end. "
+                    "Load them again."
+                )
             (local.root / _WHOLE).touch()
     return local.files / found.name
 
@@ -143,7 +143,6 @@ def _objects(address: Address) -> _Found | None:
         alone = name and not name.endswith(".json") and "-of-" not in name
         chosen = {key: state for key, state in states.items() if not alone or key == name}
         if chosen and (not name or name in chosen):
-            return _Found(
-                store, "", {key: size for key, (size, _) in chosen.items()}, str(sorted(chosen.items())), name
-            )
+            sizes = {key: size for key, (size, _) in chosen.items()}
+            return _Found(store, "", sizes, str(sorted(chosen.items())), name)
     return None

@@ -77,10 +77,7 @@ def merge_folder(
     """Merge on the main process, and remove the folder afterwards where that is asked for."""
     target = names.folder_of(output_path)
     if remove_checkpoint_dir and isinstance(names.folder_of(checkpoint_dir), Address):
-        raise ConfigurationError(
-            f"A checkpoint at an address is not removed by merge-weights; got {checkpoint_dir}. Delete it with a tool "
-            "of the store."
-        )
+        raise ConfigurationError(f"Only folders are removed; got the address {checkpoint_dir}. Delete it in its store.")
     source = local_weights(checkpoint_dir)
     if not source.is_dir():
         raise CheckpointNotFoundError(

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from s3_server import FaultyProxy, settings
 from small_run import build, set_to, stored, values
 
+from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import background, traffic
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.digest import HashingFile
@@ -30,7 +31,9 @@ from accel_core.errors import (
     ConfigurationError,
     MissingDependencyError,
 )
+from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import ensure
+from accel_core.state import reset_all
 from accel_core.testing import world
 
 
@@ -287,6 +290,32 @@ def test_a_bucket_that_is_not_there_is_named(s3: FaultyProxy, fresh_state: None)
     for call in (save_state, load_state):
         with pytest.raises(ConfigurationError, match="The bucket of 's3://nobody-made-it/run' is not there"):
             call(build(1.0), "s3://nobody-made-it/run")
+
+
+def test_a_project_in_a_store_is_looked_at_when_the_accelerator_is_made(
+    s3: FaultyProxy, bucket: str, fresh_state: None
+) -> None:
+    """What cannot be saved to is refused before the first step; trackers are given no address for their files."""
+    for address, words in (
+        ("s3://nobody-made-it/run", "The bucket of"),
+        ("s3x://bucket/run", "No store has the scheme"),
+    ):
+        project = ProjectConfiguration(address, automatic_checkpoint_naming=True)
+        with pytest.raises(ConfigurationError, match=words):
+            Accelerator(cpu=True, project_config=project)
+        reset_all()
+    project = ProjectConfiguration(f"{bucket}/run", automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    assert accelerator.logging_dir is None
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    before = model.weight.detach().clone()
+    given = accelerator.save_state()
+    with torch.no_grad():
+        model.weight.zero_()
+    report = accelerator.load_state()
+    assert (str(report.folder), torch.equal(model.weight, before)) == (str(given), True)
+    assert report.traffic is not None
+    assert report.traffic.bytes > 0
 
 
 @pytest.mark.parametrize(("denied", "doing"), [("PUT", "Writing"), ("DELETE", "Deleting"), ("GET", "Listing")])

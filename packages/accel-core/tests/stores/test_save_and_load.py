@@ -98,6 +98,18 @@ def test_a_series_keeps_the_newest(address: str, fresh_state: None) -> None:
     assert whole(f"{address}/checkpoints") == [2, 3]
 
 
+def test_the_folder_of_a_save_is_an_ordinary_checkpoint(address: str, tmp_path: Path, fresh_state: None) -> None:
+    """Copied to a disk with the store's own tool, it is loaded like any folder."""
+    import fsspec
+
+    save_state(build(3.0), address)
+    commit = commits.newest(place(address))
+    assert commit is not None
+    fs, root = fsspec.core.url_to_fs(f"{address}/{commit.folder}")
+    fs.get(root, str(tmp_path / "copied"), recursive=True)
+    assert stored(tmp_path / "copied") == {3.0}
+
+
 def test_a_save_in_the_background_reaches_the_store(bucket: str, fresh_state: None) -> None:
     """`blocking=False` uploads while the run goes on, with the values of the call."""
     run = build(4.0)
@@ -179,7 +191,7 @@ def save_on_machines(variables: dict[str, str], address: str, temporary: str, cl
     os.mkdir(f"{temporary}/{rank}")
     name = "note.txt" if clash else f"note_{rank}.txt"
     seen: list[list[str]] = []
-    runs = [build(3.0), build(9.0)]
+    runs = [build(3.0), build(9.0), build(9.0)]
     for run in runs:
         run.world = replace(run.world, local_rank=0, local_size=1)
         run.save_state_pre_hooks[0] = lambda models, weights, folder: Path(folder, name).write_text(f"{rank}")
@@ -192,6 +204,13 @@ def save_on_machines(variables: dict[str, str], address: str, temporary: str, cl
     load_state(runs[1], address)
     assert values(runs[1]) == {3.0}
     assert {"note_0.txt", "note_1.txt", "random_states_0.pkl", "random_states_1.pkl"} <= set(seen[0])
+    # Without hooks, which may read anything, the random states of the other rank are not fetched, and not there.
+    runs[2].load_state_pre_hooks.clear()
+    runs[2].project.local_cache = f"{temporary}/{rank}/near"
+    load_state(runs[2], address)
+    assert values(runs[2]) == {3.0}
+    kept = sorted(path.name for path in Path(runs[2].project.local_cache).rglob("random_states_*"))
+    assert kept == [f"random_states_{rank}.pkl"]
 
 
 def test_machines_share_nothing_but_the_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:

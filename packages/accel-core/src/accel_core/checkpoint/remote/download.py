@@ -72,6 +72,9 @@ class Download:
             mine = parts_of(sizes, self.world.local_rank, max(1, self.world.local_size))
             with self.local.room():
                 fetch(self.store, self.commit.folder, mine, self.local.files)
+            if self.world.is_local_main:
+                for name in missing.keys() - sizes.keys():  # a hole is not to be taken for zeros
+                    (self.local.files / name).unlink()
 
     def close(self) -> None:
         """Give back the room on this machine, but for the cache; every rank calls it when all have loaded."""

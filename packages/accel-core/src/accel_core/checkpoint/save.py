@@ -81,9 +81,11 @@ def save_state(
     ranks = Ranks(world, "save_state")
     with ranks.together("Preparing a checkpoint") as exchange:
         _refuse_keywords(save_model_func_kwargs)
+        told = exchange((part, run.project.iteration))
+        selection.refuse_difference([each for each, _ in told])
         if run.project.automatic_checkpoint_naming:
             # A rank that was absent from a save did not count it.
-            run.project.iteration = max(exchange(run.project.iteration))
+            run.project.iteration = max(number for _, number in told)
         given = _target(run.project, output_dir)
     if run.world.is_main:
         logger.info("Saving current state to %s", given)

@@ -60,6 +60,14 @@ def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | N
     return given[0]
 
 
+def refuse_difference(parts: Sequence[str | None]) -> None:
+    """Refuse a save of different parts on different ranks."""
+    if len(set(parts)) > 1:
+        raise ConfigurationError(
+            f"The ranks save different parts of a run; got parts of {list(parts)}, by rank. Pass the same on all ranks."
+        )
+
+
 def without_the_rest(run: _R) -> _R:
     """Return a run that is nothing but its models, and numbers no checkpoints."""
     project = copy.copy(run.project)

@@ -81,9 +81,12 @@ def main() -> None:
     """Train, or go on from the saved state, then test on the held-out digits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/digits"), help="where states, logs and weights go")
+    parser.add_argument(
+        "--state", help="where the state of mid-way goes instead: a folder, or an address as s3://bucket/it"
+    )
     parser.add_argument("--resume", action="store_true", help="start from the state that was saved mid-way")
     args = parser.parse_args()
-    state, saved = args.folder / "state", args.folder / "model"
+    state, saved = args.state or args.folder / "state", args.folder / "model"
     preempted = args.folder / "preempted"
     preemption.watch()
 

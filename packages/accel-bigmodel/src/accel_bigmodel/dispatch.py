@@ -26,6 +26,7 @@ from accel_bigmodel.offload.reuse import offload_once
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_bigmodel.placement import TiedTensors, as_device, in_normal_mode, retie_parameters
 from accel_core._records import record
+from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.errors import ConfigurationError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
@@ -507,6 +508,7 @@ def load_checkpoint_and_dispatch(
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
     """
     _check_pages(prefetch, keep_pages)
+    checkpoint = local_weights(checkpoint)
     options = LoadOptions(
         offload_folder, dtype, offload_buffers=offload_buffers, strict=strict, must_fill=device_map is not None,
         dequantize=dequantize,

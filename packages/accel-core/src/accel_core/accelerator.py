@@ -200,6 +200,8 @@ class Accelerator(FunctionControl):
     def _set_up(self, arguments: Arguments) -> None:
         self._runtime, self.state = resolve(arguments)
         self._arguments = arguments
+        if "://" in (self._runtime.project.project_dir or ""):
+            checkpoint.save.check_project(self._runtime)
         self.gradient_state: GradientState = self._runtime.gradient_state
         self._trigger = Trigger()
 
@@ -1374,6 +1376,7 @@ class Accelerator(FunctionControl):
         safe_serialization: bool = True,
         *,
         blocking: bool = True,
+        parts: Iterable[str] | None = None,
         **save_model_func_kwargs: object,
     ) -> Any:
         """Save models, optimizers, schedules, data positions, random states and registered objects.
@@ -1381,14 +1384,15 @@ class Accelerator(FunctionControl):
         Every process calls it. Where each holds whole models and optimizers, the main one may call it alone.
 
         Args:
-            output_dir: The folder; with `automatic_checkpoint_naming`, `checkpoints/checkpoint_<iteration>` of the
-                project folder instead.
+            output_dir: The folder, or an address in an object store (`s3://bucket/run/7`); with
+                `automatic_checkpoint_naming`, `checkpoints/checkpoint_<iteration>` of the project folder instead.
             safe_serialization: Weights as safetensors.
             blocking: Return when the checkpoint is complete; else return a handle at once and write meanwhile.
+            parts: `("model",)` for the models alone, `("adapters",)` for the adapters of PEFT models; by default all.
             **save_model_func_kwargs: Passed to what writes the models.
 
         Returns:
-            The folder, or with `blocking=False` a handle with `wait()`.
+            The folder or address, or with `blocking=False` a handle with `wait()`.
 
         Examples:
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -1402,6 +1406,7 @@ class Accelerator(FunctionControl):
                 output_dir,
                 safe_serialization=safe_serialization,
                 blocking=blocking,
+                parts=parts,
                 **save_model_func_kwargs,
             )
 
@@ -1416,7 +1421,7 @@ class Accelerator(FunctionControl):
         """Restore what `save_state` saved.
 
         Args:
-            input_dir: The folder; `None` takes the latest complete automatically named one.
+            input_dir: The folder or address; `None` takes the latest complete automatically named one.
             load_kwargs: Passed to what reads optimizers and schedules.
             strict: Refuse a checkpoint that is not whole or does not fit, on all processes and before anything changes.
             **load_model_func_kwargs: Passed to what loads the models.

@@ -20,6 +20,7 @@ from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
 from accel_core.comm.objects import gather_object
 from accel_core.errors import (
+    AccelError,
     CheckpointDamagedError,
     CheckpointError,
     CheckpointMismatchError,
@@ -47,6 +48,13 @@ def build(seed: int) -> BareRun:
 def raised(call: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
     """Return class and text of the error that a call raises."""
     with pytest.raises(CheckpointError) as caught:
+        call(*args, **kwargs)
+    return type(caught.value).__name__, str(caught.value)
+
+
+def raised_anything(call: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
+    """Return class and text of the error of any kind that a call raises."""
+    with pytest.raises(AccelError) as caught:
         call(*args, **kwargs)
     return type(caught.value).__name__, str(caught.value)
 
@@ -447,3 +455,26 @@ def test_the_middle_of_an_epoch_is_resumed_exactly(tmp_path: Path) -> None:
     second = train(accelerator, model, optimizer, loader)
     assert [first + rest, second] == straight
     assert torch.equal(accelerator.unwrap_model(model).layer.weight, weight)
+
+
+@world(2)
+def test_ranks_that_save_different_parts_are_refused(tmp_path: Path) -> None:
+    """Where one rank saves the model alone and another one all, every rank raises the same and nothing is written."""
+    run = build(1)
+    kind, text = raised_anything(save_state, run, tmp_path / "part", parts=("model",) if run.world.rank else None)
+    assert kind == "ConfigurationError"
+    assert "got parts of [None, 'model'], by rank" in text
+    assert len(set(everywhere(text))) == 1
+    assert not (tmp_path / "part").exists()
+
+
+@world(2)
+def test_ranks_save_a_part_together(tmp_path: Path) -> None:
+    """A model alone is saved and loaded by several ranks, whose random states stay as they are."""
+    save_state(build(1), tmp_path / "part", parts=("model",))
+    other = build(2)
+    before = torch.get_rng_state()
+    assert load_state(other, tmp_path / "part").restored == ["model 0"]
+    assert torch.equal(other.models[0].weight, build(1).models[0].weight)
+    torch.set_rng_state(before)
+    assert sorted(os.listdir(tmp_path / "part")) == ["accel_manifest.json", "accel_parts.json", "model.safetensors"]

@@ -34,6 +34,8 @@ _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_")
 class EngineFormat(PlainFormat):
     """Stores engines in DeepSpeed's files, one part per rank, and models that are only evaluated as whole weights."""
 
+    has_models_apart = False
+
     def __init__(self, engine_of: Callable[[Any], Engine | None], in_turn: bool) -> None:
         self._engine_of = engine_of
         self._in_turn = in_turn

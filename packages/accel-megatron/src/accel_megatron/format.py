@@ -45,6 +45,8 @@ _CONTENT = {
 class EngineFormat(PlainFormat):
     """An engine in megatron-core's own files."""
 
+    has_models_apart = False
+
     def weights(self, run: Run) -> list[dict[str, Any]]:
         """Return no weights: no rank holds a whole engine."""
         return []

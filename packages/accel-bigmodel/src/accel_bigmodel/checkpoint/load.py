@@ -20,6 +20,7 @@ from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
 from accel_core._records import record
+from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
@@ -188,6 +189,7 @@ def load_checkpoint_in_model(
         >>> load_checkpoint_in_model(model, "checkpoint", device_map={"": "cpu"})
         LoadedKeys(missing_keys=[], unexpected_keys=[])
     """
+    checkpoint = local_weights(checkpoint)
     placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
     options = LoadOptions(
         offload_folder,

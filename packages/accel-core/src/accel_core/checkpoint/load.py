@@ -22,13 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, names, stateful
+from accel_core.checkpoint import background, commit, names, selection, stateful
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
+from accel_core.checkpoint.remote.download import Download
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
 from accel_core.modules.unwrap import extract_model_from_parallel
@@ -60,12 +62,19 @@ def load_state(
     background.finish()
     options = placement(load_model_func_kwargs.pop("map_location", None), run.world) | (load_kwargs or {})
     ranks = Ranks(run.world, "load_state")
-    reading = _read_and_compare(LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict))
-    if run.world.is_main:
-        logger.info("Loading states from %s", reading.report.folder)
-    if run.load_state_pre_hooks:
-        reading.plans = _call_hooks(reading) + reading.plans
-    _apply(reading)
+    request = LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict)
+    try:
+        reading = _read_and_compare(request)
+        if run.world.is_main:
+            logger.info("Loading states from %s", reading.report.folder)
+        if run.load_state_pre_hooks:
+            reading.plans = _call_hooks(reading) + reading.plans
+        _apply(reading)
+    finally:
+        for copy in request.copies:
+            copy.close()
+    if reading.copy is not None:
+        run.project.run_id = reading.copy.commit.run  # which goes on
     number = reading.snapshot.target.name.rpartition("_")[2]
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         # The next save comes after this one, wherever a crash left its files.
@@ -96,6 +105,7 @@ class LoadRequest:
     model_kwargs: dict[str, Any]  # what the user passes to `load_state_dict` of models
     ranks: Ranks
     strict: bool
+    copies: list[Download] = field(default_factory=list)  # what came from a store, until it is loaded
 
     def folder(self) -> Path:
         """Return the folder to load, or the folder in which to look for the latest checkpoint."""
@@ -105,12 +115,18 @@ class LoadRequest:
             raise ConfigurationError(
                 "load_state was not given a folder; input_dir is None and automatic naming is off. Pass a folder."
             )
-        return self.run.project.checkpoints_folder()
+        return names.folder_of(self.run.project.checkpoints_folder())
 
     def series(self) -> list[Path]:
         """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
         automatic = self.input_dir is None and self.run.project.automatic_checkpoint_naming
         return commit.numbered(self.folder()) if automatic else []
+
+    def moved(self, series: list[Path]) -> bool:
+        """Return whether another process saved or deleted since the latest was looked for among `series`."""
+        if self.copies:
+            return self.run.world.is_main and self.copies[-1].is_old()
+        return self.series() != series
 
 
 def _read_and_compare(request: LoadRequest) -> Reading:
@@ -121,7 +137,7 @@ def _read_and_compare(request: LoadRequest) -> Reading:
         try:
             reading = _select(request)
         except CheckpointError:  # the same on every rank, here and below: all of them come to the same question
-            if not any(ranks.exchange(request.series() != series)):
+            if not any(ranks.exchange(request.moved(series))):
                 raise
         else:
             failure: CheckpointError | None = None
@@ -146,7 +162,13 @@ def _select(request: LoadRequest) -> Reading:
     with ranks.together(f"Opening the checkpoint {str(request.input_dir)!r}"):
         _check_keywords(request)
         given = request.folder()
-    if request.input_dir is None:
+    copy: Download | None = None
+    if isinstance(given, Address):
+        cache = request.run.project.local_cache
+        copy = Download.begin(request.run.world, ranks, given, cache, series=request.input_dir is None)
+        request.copies.append(copy)
+        given = copy.local.files
+    elif request.input_dir is None:
         given = agree_on_latest(given, ranks)
     target = Path(os.path.realpath(given))
     save = agree_on_save(target, ranks)
@@ -157,9 +179,16 @@ def _select(request: LoadRequest) -> Reading:
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
         own = recognise(source, request.run.strategy.format)
-    report = RestoreReport(folder, size, absent=manifest.absent if manifest else 0)
+    shown = folder if copy is None else copy.store.address
+    moved = None if copy is None else copy.store.traffic
+    report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0, traffic=moved)
     report.reseeded = list(range(size, request.run.world.size))
-    reading = Reading(request, source, own, save is not None and save.whole, FileSnapshot(target, folder), report)
+    whole = save is not None and save.whole
+    reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report, None, copy)
+    if copy is not None:
+        copy.fetch(source.files() if request.run.load_state_pre_hooks else reading.read_by(*reading.machine), ranks)
+    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
+        reading.part = report.part = selection.selected(source)
     reading.snapshot.take(reading.read_by(request.run.world.rank))
     return reading
 
@@ -191,6 +220,8 @@ def _compare(reading: Reading) -> None:
                 "The ranks disagree on whether load_state restores the position of loaders; got restore_position="
                 f"{restores}, by rank. Pass the same DataLoaderConfiguration and set the same ACCEL_RESTORE_POSITION."
             )
+        if reading.part is not None:
+            return []
         report.findings += stateful.extra_components(run, source)
         return stateful.restorations(run, source, reading.format.optimizer_restorations(run, source))
 
@@ -206,7 +237,10 @@ def _compare(reading: Reading) -> None:
 
 def _model_plans(reading: Reading, models: list[Any]) -> list[Restoration]:
     form, source, run = reading.format, reading.source, reading.request.run
-    return _compared(lambda _: form.model_restorations(run, models, source), reading)
+    plans = _compared(lambda _: form.model_restorations(run, models, source), reading)
+    if reading.part != selection.ADAPTERS:
+        return plans
+    return [selection.fitting(plan, model) for plan, model in zip(plans, models, strict=True)]
 
 
 def _compared(look: Callable[[Exchange], list[Restoration]], reading: Reading) -> list[Restoration]:
@@ -222,7 +256,7 @@ def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[lis
     manifest = source.manifest
     if manifest is None:
         return []
-    machine = range(world.rank - world.local_rank, world.rank - world.local_rank + max(1, world.local_size))
+    machine = reading.machine
     # Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
     read = reading.read_by(*machine) if reading.whole else set(source.files())
     # So that ranks get about as many bytes.
@@ -258,7 +292,7 @@ def _exchange_findings(reading: Reading, plans: list[Restoration]) -> None:
 
 def _call_hooks(reading: Reading) -> list[Restoration]:
     """Let load hooks do their part, and compare the models that they left to be loaded."""
-    run, ranks, folder = reading.request.run, reading.request.ranks, str(reading.report.folder)
+    run, ranks, folder = reading.request.run, reading.request.ranks, str(reading.source.folder)
     models = models_for_hooks(run)
     prepared = dict(zip(map(id, models), run.models, strict=True))
     doing = f"Calling the load hooks for the checkpoint {folder!r}"
@@ -316,6 +350,8 @@ def _log(report: RestoreReport, run: Run) -> None:
             "Loaders begin an epoch after load_state, as in Accelerate; they go on where they were saved with "
             "DataLoaderConfiguration(restore_position=True) or ACCEL_RESTORE_POSITION=1."
         )
+    if report.part is not None and run.world.is_main:
+        logger.info("The checkpoint %s is of the %s alone, and nothing else changed.", report.folder, report.part)
     if report.findings:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
     if report.absent and report.reseeded and run.world.is_main:
@@ -336,7 +372,16 @@ class Reading:
     whole: bool  # whether all of its files are there with their sizes
     snapshot: FileSnapshot  # what its files were when reading began
     report: RestoreReport
+    part: str | None  # which part of a run it is, `None` for all of it
+    copy: Download | None  # what came from a store, where it lies in one
     plans: list[Restoration] = field(default_factory=list)  # how what was compared is restored
+
+    @property
+    def machine(self) -> range:
+        """The ranks of this machine."""
+        world = self.request.run.world
+        first = world.rank - world.local_rank
+        return range(first, first + max(1, world.local_size))
 
     def read_by(self, *ranks: int) -> set[str]:
         """Return the names that ranks read, without the random states of other ranks."""

@@ -11,6 +11,7 @@ import re
 import string
 from pathlib import Path
 
+from accel_core.checkpoint.address import address_of
 from accel_core.errors import expect
 from accel_core.options.engines import PUBLIC, engines
 
@@ -58,6 +59,7 @@ SAFE_WEIGHTS_PATTERN_NAME = "model{suffix}.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
 PROGRESS_NAME = "accel_progress.json"
 MANIFEST_NAME = "accel_manifest.json"
+PARTS_NAME = "accel_parts.json"
 
 JOURNAL_NAME = ".accel-saving"
 """Folder inside a target in which a save gathers its files."""
@@ -72,7 +74,7 @@ _MODELS = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
 _PARTS = re.compile(
     rf"({_MODELS.pattern}|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin"
     r"|sampler(_\d+)?\.bin|dl_state_dict(_\d+)?\.bin|scaler\.pt|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl"
-    r"|accel_progress\.json|accel_manifest\.json)"
+    r"|accel_progress\.json|accel_parts\.json|accel_manifest\.json)"
 )
 _SHARDS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
@@ -121,10 +123,10 @@ def is_model(name: str) -> bool:
 
 
 def folder_of(given: str | os.PathLike[str]) -> Path:
-    """Return the folder that a user named."""
+    """Return the folder that a user named, or the address in a store."""
     fits = isinstance(given, str | os.PathLike)
     expect(fits, given, "A checkpoint is a folder", "Pass its path as a text or a Path.")
-    return Path(os.path.expanduser(given))
+    return address_of(os.fspath(given)) or Path(os.path.expanduser(given))
 
 
 def engine_of(name: str) -> str | None:

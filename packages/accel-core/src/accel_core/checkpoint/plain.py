@@ -24,6 +24,9 @@ __all__ = ["PLAIN", "PlainFormat", "load", "models_for_hooks", "parts", "save"]
 class PlainFormat:
     """Whole models and optimizers, written by one rank and read by all."""
 
+    has_models_apart = True
+    """Whether models can be saved without their optimizers."""
+
     def weights(self, run: Run) -> list[dict[str, Any]]:
         """Return whole state dicts of the models; every rank calls it."""
         return [run.strategy.state_dict(own) for own in run.models]

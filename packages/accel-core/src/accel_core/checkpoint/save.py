@@ -16,19 +16,22 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, deferred_delete, names, stateful
+from accel_core.checkpoint import background, commit, deferred_delete, names, selection, stateful
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.agreement import common_saves
 from accel_core.checkpoint.digest import digest_of, flush
 from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote.upload import Upload, open_store, probe
 from accel_core.checkpoint.staging import Buffers
 from accel_core.comm import roll_call
 from accel_core.comm.disagreement import listed_failures, ranks_text
@@ -39,7 +42,7 @@ from accel_core.mesh.tensor import is_spread
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["Transaction", "save_state"]
+__all__ = ["Transaction", "check_project", "save_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ def save_state(
     *,
     safe_serialization: bool = True,
     blocking: bool = True,
+    parts: Iterable[str] | None = None,
     **save_model_func_kwargs: object,
 ) -> Path | background.Handle:
     """Save everything that a run needs to go on, in one step, with the errors that `Accelerator.save_state` lists.
@@ -69,18 +73,24 @@ def save_state(
     on: their random states are then not in the checkpoint.
     """
     background.finish()
+    part = selection.chosen(parts, run, output_dir)
+    if part is not None:
+        run = selection.without_the_rest(run)
     absent = _absent(run)
     world = replace(run.world, size=1) if absent else run.world
     ranks = Ranks(world, "save_state")
     with ranks.together("Preparing a checkpoint") as exchange:
         _refuse_keywords(save_model_func_kwargs)
+        told = exchange((part, run.project.iteration))
+        selection.refuse_difference([each for each, _ in told])
         if run.project.automatic_checkpoint_naming:
             # A rank that was absent from a save did not count it.
-            run.project.iteration = max(exchange(run.project.iteration))
+            run.project.iteration = max(number for _, number in told)
         given = _target(run.project, output_dir)
     if run.world.is_main:
         logger.info("Saving current state to %s", given)
-    transaction = Transaction.begin(world, ranks, Path(os.path.realpath(given)), run.project, absent)
+    target = given if isinstance(given, Address) else Path(os.path.realpath(given))
+    transaction = Transaction.begin(world, ranks, target, run.project, absent)
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
     try:
         with ranks.together(doing):
@@ -89,14 +99,16 @@ def save_state(
                 hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with ranks.together(doing) as exchange:
+            weights = weights if part is None else selection.restricted(part, run, weights)
             request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization)
-            parts = run.strategy.format.parts(request)
+            pieces = run.strategy.format.parts(request)
             if request.writes:
-                parts += [*stateful.parts(run), stateful.counters_part(run)]
-            parts.append(stateful.random_part(run))
+                rest = [*stateful.parts(run), stateful.counters_part(run)]
+                pieces += rest if part is None else [selection.part(part)]
+            pieces += [stateful.random_part(run)] if part is None else []
             if not blocking:
                 _buffers.begin()
-                parts = [part.snapshot(_buffers) for part in parts]
+                pieces = [each.snapshot(_buffers) for each in pieces]
                 _buffers.end()
     except BaseException:
         transaction.abandon()
@@ -105,7 +117,7 @@ def save_state(
     own = ranks if blocking or absent else Ranks(run.world, "save_state in the background", group_name=BACKGROUND)
 
     def write() -> None:
-        transaction.finish(parts, hooked, own, threads=blocking)
+        transaction.finish(pieces, hooked, own, threads=blocking)
         card.checkpoint(str(given))
         if not blocking:
             # Here, and not where the next save begins: that would keep the run waiting.
@@ -119,10 +131,21 @@ def save_state(
     return background.start(write, given)
 
 
+def check_project(run: Run) -> None:
+    """Make sure that checkpoints can be kept at the address of a project, where it has one; every rank calls it."""
+    folder = names.folder_of(run.project.checkpoints_folder())
+    if isinstance(folder, Address) and run.project.automatic_checkpoint_naming:
+        ranks = Ranks(run.world, "Accelerator")
+        with ranks.together(f"Looking at the address of the project, {str(run.project.project_dir)!r},"):
+            store = open_store(folder / "checkpoint_0", ranks)
+            if run.world.is_local_main:
+                probe(store)
+
+
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder to save into."""
     if project.automatic_checkpoint_naming:
-        return project.checkpoints_folder() / f"checkpoint_{project.iteration}"
+        return names.folder_of(project.checkpoints_folder()) / f"checkpoint_{project.iteration}"
     if output_dir is None:
         raise ConfigurationError(
             "save_state was not given a folder; output_dir is None and automatic naming is off. Pass a folder, or use "
@@ -136,8 +159,8 @@ def _refuse_keywords(given: Mapping[str, object]) -> None:
     unknown = sorted(given.keys() - _HARMLESS)
     if unknown:
         raise ConfigurationError(
-            f"save_state takes output_dir, safe_serialization and blocking; got {', '.join(unknown)}, which has no "
-            "effect. Pass blocking=False to write in the background, call save_model for weights in several files, "
+            f"save_state takes output_dir, safe_serialization, blocking and parts; got {', '.join(unknown)}, which has "
+            "no effect. Pass blocking=False to write in the background, call save_model for weights in several files, "
             "and register_for_checkpointing for objects of your own."
         )
 
@@ -173,12 +196,18 @@ class Transaction:
     writes_shared: bool  # whether this rank writes what all ranks of its disk share
     limit: int | None  # number of numbered checkpoints to keep, `None` for all
     absent: int  # number of ranks of the run that it is made without
+    upload: Upload | None = None  # what goes on where the target is an address in a store
 
     @classmethod
     def begin(cls, world: World, ranks: Ranks, target: Path, project: ProjectConfiguration, absent: int) -> Transaction:
         """Recover what earlier saves left, and make the folder to write into; every rank calls it."""
         doing = f"Preparing the checkpoint {str(target)!r}"
         numbered = project.automatic_checkpoint_naming
+        limit = project.total_limit if numbered else None
+        if isinstance(target, Address):
+            up = Upload.begin(world, ranks, target, project)
+            at = up.identity, up.written_at
+            return cls(world, target, up.local.files, *at, 0, world.is_main, limit, absent, up)
         identity, written_at = ranks.broadcast((names.fresh_id(), time.time_ns()))
         several_disks = world.local_size < world.size
         kept = common_saves(target, ranks, numbered) if several_disks else {}
@@ -198,7 +227,6 @@ class Transaction:
                 )
             staging, committer = found
         shared = world.is_main or (project.save_on_each_node and committer == world.rank)
-        limit = project.total_limit if numbered else None
         return cls(world, target, staging, identity, written_at, committer, shared, limit, absent)
 
     @property
@@ -208,12 +236,15 @@ class Transaction:
 
     def written_by_hooks(self) -> list[str]:
         """Return the names of the files that save hooks wrote; on other ranks than the committer, none."""
+        if self.upload is not None:
+            return self.upload.note_hooked()
         return commit.files_in(self.staging) if self.completes else []
 
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> Path:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done."""
         try:
-            with ranks.together(f"Writing the checkpoint {str(self.target)!r}"):
+            room = self.upload.local.room() if self.upload else nullcontext()
+            with ranks.together(f"Writing the checkpoint {str(self.target)!r}"), room:
                 entries = self._write(parts, threads)
             shared = [part for part in parts if isinstance(part, SharedPart)]
             everybody = ranks.exchange((self.committer, entries, {part.name: part.note for part in shared}))
@@ -230,14 +261,16 @@ class Transaction:
         self._publish(ranks, alone=len({committer for committer, *_ in everybody}) == 1)
         if self.limit is not None:
             if self.completes:
-                commit.prune(self.target, self.limit)
+                self.upload.prune(self.limit) if self.upload else commit.prune(self.target, self.limit)
             # No rank leaves while an old checkpoint is half deleted.
             ranks.exchange(None)
         return self.target
 
     def abandon(self) -> None:
         """Delete what was written; what cannot be deleted now is a leftover for the next save."""
-        if self.completes:
+        if self.upload is not None:
+            self.upload.abandon()
+        elif self.completes:
             commit.undo(self.staging, self.target)
 
     def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
@@ -249,14 +282,15 @@ class Transaction:
         for part in parts:
             if not (threads and part.concurrent):
                 entries += part.write(self.staging, self.world.rank)
-        return entries
+        return entries if self.upload is None else self.upload.send(entries)
 
     def _complete(self, entries: list[Entry], hooked: Sequence[str]) -> None:
         for name in hooked:
             path = self.staging / name
             flush(path)
             entries.append(Entry(name, path.stat().st_size, digest_of(path), self.world.rank))
-        listed, found = {entry.name for entry in entries}, set(commit.files_in(self.staging))
+        listed = {entry.name for entry in entries}
+        found = self.upload.found(entries) if self.upload else set(commit.files_in(self.staging))
         if listed != found:
             raise CheckpointError(
                 f"The parts of a checkpoint have to list what they write; got {sorted(found - listed)[:_SHOWN]} that "
@@ -265,14 +299,14 @@ class Transaction:
             )
         ordered = tuple(sorted(entries, key=lambda entry: entry.name))
         manifest = Manifest(ordered, self.world.size, versions(), self.written_at, self.identity, self.absent)
-        commit.complete(self.staging, self.target, manifest)
+        self.upload.complete(manifest) if self.upload else commit.complete(self.staging, self.target, manifest)
 
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:
         """Commit on every disk. All of them are prepared, so what one disk commits, every disk can be given."""
         try:
             with ranks.together(f"Putting the checkpoint {str(self.target)!r} in place", _AFTER_COMMIT):
                 if self.completes:
-                    commit.publish(self.staging, self.target)
+                    self.upload.publish() if self.upload else commit.publish(self.staging, self.target)
         except RemoteRankError as error:
             raise RemoteRankError(
                 f"Rank {self.world.rank} lost another rank while the checkpoint {str(self.target)!r} was put in place, "
@@ -285,3 +319,5 @@ class Transaction:
             if alone and self.completes and self.staging.is_dir():
                 self.abandon()
             raise
+        if self.upload is not None:
+            self.upload.leave(committed=True)

@@ -12,11 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel_core.checkpoint import json_file, names, pickles, tensor_file
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.in_place import model_journal, standing_weights
 from accel_core.checkpoint.manifest import Entry, Manifest, versions
 from accel_core.checkpoint.model import compare
 from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote.weights import local_weights, put_weights
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight, bytes_of, in_file_order
@@ -63,7 +65,7 @@ def save_model(
     """
     world = ensure()
     limit, folder = convert_file_size_to_int(max_shard_size), names.folder_of(save_directory)
-    writes = world.is_local_main if save_on_each_node else world.is_main
+    writes = world.is_local_main if save_on_each_node and not isinstance(folder, Address) else world.is_main
     state = dict(weights_of(model) if weights is None else weights)
     first_only = not save_on_each_node or world.local_size == world.size
     turns = _Turns(state, limit, safe_serialization, first_only=first_only)
@@ -116,6 +118,9 @@ class _Turns:
 
 def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) -> None:
     """Write files of weights and their index into a folder, in place of weights of the same format: all or none."""
+    if isinstance(folder, Address):
+        put_weights(folder, partial(write_shards, shards=shards, safe=safe))
+        return
     if folder.is_file():
         raise CheckpointError(
             f"Weights are saved into a folder; got the file {str(folder)!r}. Pass the folder that is to hold them."
@@ -170,7 +175,7 @@ def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
 
 def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> RestoreReport:
     """Read weights into a model, after all of them were found to fit."""
-    weights = open_weights(standing_weights(Path(path)))
+    weights = open_weights(standing_weights(local_weights(path)))
     plan = compare(model, weights, "model")
     report = RestoreReport(Path(path), 1, findings=plan.findings)
     error = report.error()

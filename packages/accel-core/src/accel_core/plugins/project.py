@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from accel_core._records import record
@@ -15,12 +16,14 @@ class ProjectConfiguration:
     """Folders of a run, and how its checkpoints are named and kept.
 
     Args:
-        project_dir: Folder for everything that the run writes.
-        logging_dir: Folder for trackers that write files; `project_dir` where `None`.
+        project_dir: Folder for everything that the run writes, or an address in an object store for its checkpoints.
+        logging_dir: Folder for trackers that write files; `project_dir` where `None` and that is a folder.
         automatic_checkpoint_naming: Number the checkpoints under `project_dir/checkpoints`.
         total_limit: Number of checkpoints to keep; all where `None`.
         iteration: Number of the next checkpoint.
         save_on_each_node: Save on the main process of every machine instead of on the first machine only.
+        local_cache: Folder of this machine through which checkpoints at addresses (`s3://…`) pass, and which keeps the
+            newest; temporary files that are deleted where `None`.
 
     Raises:
         ConfigurationError: `total_limit` is no number, or below 0.
@@ -38,6 +41,7 @@ class ProjectConfiguration:
     total_limit: int | None = None
     iteration: int = 0
     save_on_each_node: bool = False
+    local_cache: str | None = None
 
     def __post_init__(self) -> None:
         """Fill the logging folder."""
@@ -47,6 +51,8 @@ class ProjectConfiguration:
             raise ConfigurationError(
                 f"total_limit must be a non-negative integer; got total_limit={limit!r}. Write None to keep all."
             )
+        self.run_id = os.urandom(8).hex()
+        """Which run writes its checkpoints to an address; a load from one continues the run that saved there."""
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | None = None) -> None:
@@ -56,7 +62,7 @@ class ProjectConfiguration:
             project_dir: The folder, or `None` for none.
         """
         self.project_dir = project_dir
-        if self.logging_dir is None:
+        if self.logging_dir is None and "://" not in (project_dir or ""):  # trackers write to disks alone
             self.logging_dir = project_dir
 
     def checkpoints_folder(self) -> Path:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from accel_core.checkpoint import names
+from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.manifest import Manifest
+from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.checkpoint.weights import split, write_shards
@@ -73,7 +75,10 @@ def merge_folder(
     checkpoint_dir: str, output_path: str, safe_serialization: bool, remove_checkpoint_dir: bool, max_shard_size: str
 ) -> None:
     """Merge on the main process, and remove the folder afterwards where that is asked for."""
-    source, target = Path(checkpoint_dir), Path(output_path)
+    target = names.folder_of(output_path)
+    if remove_checkpoint_dir and isinstance(names.folder_of(checkpoint_dir), Address):
+        raise ConfigurationError(f"Only folders are removed; got the address {checkpoint_dir}. Delete it in its store.")
+    source = local_weights(checkpoint_dir)
     if not source.is_dir():
         raise CheckpointNotFoundError(
             f"The folder of weights to merge does not exist; got {checkpoint_dir}. Check the path."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accel_core.checkpoint.address import Address
+from accel_core.checkpoint.names import folder_of, fresh_id
+from accel_core.checkpoint.remote.store import Store
 from accel_core.errors import ConfigurationError, LaunchError
 from accel_core.host import environ
 from accel_core.host.ports import get_free_port
@@ -50,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
             f"The interruption has to be inside the run; got --at {args.at} of --steps {args.steps}. "
             "Choose 0 < at < steps."
         )
-    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder:
+    with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="accel-check-resume-") as folder, _kept(args) as kept:
         place = Path(folder)
-        saved, project = str(place / "state"), place / "interrupted project"
+        saves = place if kept is None else kept
+        saved, project = str(saves / "state"), saves / "interrupted project"
         straight = _records(args, place / "straight", 0, args.steps, "-", "-", place / "straight project")
         before = _records(args, place / "before", 0, args.at, saved, "-", project)
         after = _records(args, place / "after", args.at, args.steps, "-", saved, project)
@@ -69,6 +74,22 @@ def run(args: argparse.Namespace) -> int:
         f"process{'es' if args.num_processes > 1 else ''}: {', '.join(ASPECTS)}; {way}"
     )
     return 0
+
+
+@contextlib.contextmanager
+def _kept(args: argparse.Namespace) -> Iterator[Address | None]:
+    """Return a place of its own below the address of `--store`, and delete what was saved there afterwards."""
+    below = folder_of(args.store) if args.store else None
+    if below is not None and not isinstance(below, Address):
+        raise ConfigurationError(
+            f"--store is an address in an object store; got {args.store!r}. Leave it out to save on this machine."
+        )
+    name = f"check-resume-{fresh_id()}"
+    try:
+        yield None if below is None else Address(below / name)
+    finally:
+        if below is not None:
+            Store(below).delete_folder(name)
 
 
 def _way(*, restores: bool) -> str:
@@ -105,7 +126,8 @@ def _records(
 ) -> list[list[dict[str, Any]]]:
     """Run the script from one step to another on all ranks, and return the records of each rank."""
     place.mkdir()
-    project.mkdir(exist_ok=True)
+    if not isinstance(project, Address):
+        project.mkdir(exist_ok=True)
     port = get_free_port()
     ranks = range(args.num_processes)
     words = [str(first), str(last), save, load, str(project), args.script, *args.script_arguments]

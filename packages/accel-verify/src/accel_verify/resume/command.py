@@ -15,6 +15,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--num-processes", type=int, default=1, help="Processes of each run.")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
+    parser.add_argument(
+        "--store", metavar="ADDRESS", help="Save the interrupted run below an address, as s3://bucket/tests."
+    )
     parser.add_argument("--timeout", type=float, default=3600.0, help="Seconds after which a run is ended.")
 
 

@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -74,7 +75,8 @@ class ResumeRecorder:
     def _move(self, project: ProjectConfiguration) -> None:
         if project.automatic_checkpoint_naming:
             if project.logging_dir == project.project_dir:  # it follows, as where the script left it unset
-                project.logging_dir = self._project
+                logs = os.path.dirname(self._record.name)  # where the project goes to a store
+                project.logging_dir = logs if "://" in self._project else self._project
             project.project_dir = self._project
 
     def _watched(self, begin: Callable[[object], Iterator[object]], loader: object) -> Iterator[object]:

@@ -1,0 +1,152 @@
+"""Which save counts at an address."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+
+from accel_core._records import record
+from accel_core.checkpoint import names
+from accel_core.checkpoint.digest import digest_of_bytes
+from accel_core.checkpoint.manifest import Manifest, damaged_file
+from accel_core.checkpoint.remote.store import PROBE, Store
+from accel_core.errors import CheckpointError
+
+__all__ = ["Commit", "clear", "folder_name", "is_taken", "newest", "numbered", "read_manifest", "remove", "uncommitted"]
+
+_COMMIT = re.compile(r"accel_commit-(\d{8,})\.json")
+_FOLDER = re.compile(rf"(\d{{8,}})-[a-z]{{{names.ID_LENGTH}}}")
+_NUMBERED = re.compile(r"checkpoint_(0|[1-9]\d*)")
+_LOOKS = 10
+
+
+@record(frozen=True)
+class Commit:
+    """What says that a save at an address counts."""
+
+    number: int  # one above that of the save before it at this address
+    save: str  # id of the save
+    manifest: str  # digest of its manifest's bytes
+    run: str  # the run that saved it
+
+    @property
+    def name(self) -> str:
+        """The name of its object."""
+        return _commit_name(self.number)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the save's files."""
+        return folder_name(self.number, self.save)
+
+    def encode(self) -> bytes:
+        """Return the bytes of its object."""
+        data = asdict(self)
+        return json.dumps(data | {"digest": digest_of_bytes(json.dumps(data).encode())}).encode()
+
+
+def folder_name(number: int, save: str) -> str:
+    """Return the folder of the files of a save."""
+    return f"{number:08d}-{save}"
+
+
+def _commit_name(number: int) -> str:
+    return f"accel_commit-{number:08d}.json"
+
+
+def _read(store: Store, number: int) -> Commit | None:
+    try:
+        raw = store.read(_commit_name(number))
+    except FileNotFoundError:
+        return None
+    try:
+        data = json.loads(raw)
+        commit = Commit(**{key: data[key] for key in ("number", "save", "manifest", "run")})
+        whole = commit.encode() == raw and commit.number == number and _FOLDER.fullmatch(commit.folder) is not None
+    except (ValueError, TypeError, KeyError) as error:
+        raise damaged_file(store.address / _commit_name(number), f"{type(error).__name__}: {error}") from error
+    if not whole:
+        raise damaged_file(store.address / _commit_name(number), "bytes that do not fit their own checksum")
+    return commit
+
+
+def newest(store: Store) -> Commit | None:
+    """Return the commit that counts at an address; `None` where there is none."""
+    for _ in range(_LOOKS):
+        highest = max(_numbers(store), default=0)
+        # A store may list an object late that it returns by name at once.
+        following = _read(store, highest + 1)
+        while following is not None:
+            highest, latest = highest + 1, following
+            following = _read(store, highest + 1)
+            if following is None:
+                return latest
+        if not highest:
+            return None
+        found = _read(store, highest)
+        if found is not None:
+            return found
+        # Another save came between the two requests, and deleted the commit before its own.
+    raise CheckpointError(
+        f"What counts at {str(store.address)!r} could not be read; got another commit at each of {_LOOKS} looks. Save "
+        "less often, or load a numbered checkpoint."
+    )
+
+
+def _numbers(store: Store) -> list[int]:
+    return sorted(int(found[1]) for found in map(_COMMIT.fullmatch, store.children()) if found)
+
+
+def read_manifest(store: Store, commit: Commit) -> tuple[bytes, Manifest]:
+    """Return the list of the files of a save, as bytes and read.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        CheckpointDamagedError: It is not the one that was committed.
+    """
+    place = store.address / commit.folder / names.MANIFEST_NAME
+    raw = store.read(f"{commit.folder}/{names.MANIFEST_NAME}")
+    if digest_of_bytes(raw) != commit.manifest:
+        raise damaged_file(place, "another digest than its commit says")
+    return raw, Manifest.decode(raw, place)
+
+
+def numbered(store: Store) -> list[int]:
+    """Return the numbers of the checkpoints of a series, rising."""
+    found = {int(each[1]) for each in map(_NUMBERED.fullmatch, store.children()) if each}
+    following = max(found, default=-1) + 1
+    # As above: the first commit of the next one is asked for by name.
+    while _read(store.below(f"checkpoint_{following}"), 1) is not None:
+        found.add(following)
+        following += 1
+    return sorted(found)
+
+
+def is_taken(store: Store, number: int) -> bool:
+    """Return whether a commit of this number was made."""
+    return _read(store, number) is not None
+
+
+def clear(store: Store, commit: Commit) -> None:
+    """Delete what a commit made useless: earlier commits, then folders of saves that can no longer commit."""
+    children = store.children()
+    earlier = [name for name in children if (found := _COMMIT.fullmatch(name)) and int(found[1]) < commit.number]
+    store.delete([*earlier, *(name for name in children if name.startswith(PROBE))])
+    for folder in children:
+        found = _FOLDER.fullmatch(folder)
+        if found and folder != commit.folder and int(found[1]) <= commit.number:
+            store.delete_folder(folder)
+
+
+def uncommitted(store: Store) -> list[str]:
+    """Return the folders of saves at an address without a commit."""
+    return [name for name in store.children() if _FOLDER.fullmatch(name)]
+
+
+def remove(store: Store) -> None:
+    """Delete the checkpoint at an address, its commit first: from the first moment on nothing takes it for one."""
+    # Rising, so that no earlier commit comes to count.
+    store.delete(map(_commit_name, _numbers(store)))
+    for folder in uncommitted(store):
+        store.delete_folder(folder)

@@ -1,0 +1,203 @@
+"""A load from an address: which save it is, and its bytes on this machine, each fetched once by one of its ranks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+from accel_core._records import record
+from accel_core.checkpoint import names
+from accel_core.checkpoint.address import Address
+from accel_core.checkpoint.digest import digest_of
+from accel_core.checkpoint.manifest import Manifest, damaged_file
+from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote import commits
+from accel_core.checkpoint.remote.commits import Commit
+from accel_core.checkpoint.remote.local import LocalFolder
+from accel_core.checkpoint.remote.store import PARALLEL, PART, Store
+from accel_core.checkpoint.remote.upload import open_store
+from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointNotFoundError
+from accel_core.process.world import World
+
+__all__ = ["Download", "fetch", "make_hole", "parts_of"]
+
+logger = logging.getLogger(__name__)
+
+_MISSING = "missing.json"
+_SHOWN = 10
+
+
+@record
+class Download:
+    """A checkpoint of a store as it lies on this machine: files that were not fetched are holes of their size."""
+
+    world: World
+    store: Store
+    commit: Commit
+    local: LocalFolder
+    cached: bool
+
+    @classmethod
+    def begin(cls, world: World, ranks: Ranks, given: Address, cache: str | None, *, series: bool) -> Download:
+        """Agree on a save, the newest whole one of a `series`, and lay out its files here; every rank calls it."""
+        doing = f"Opening the checkpoint {str(given)!r}"
+        with ranks.together(doing):
+            store = open_store(given, ranks)
+            chosen = _choose(store, series) if world.is_main else None
+        address, commit = cast(tuple[str, Commit], ranks.broadcast(chosen))  # the main rank chose one, or raised
+        place = Store(Address(address), store.traffic)
+        identity = commit.save if cache is not None else names.fresh_id()
+        local = LocalFolder.of(cache, "loading", ranks.broadcast(identity), place.address.name or given.scheme)
+        made = cls(world, place, commit, local, cache is not None)
+        try:
+            with ranks.together(doing):
+                if world.is_local_main:
+                    local.make()
+                    made._lay_out()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def fetch(self, wanted: Iterable[str], ranks: Ranks) -> None:
+        """Fetch files in parts, of which each rank of this machine takes its share; every rank calls it."""
+        doing = f"Reading the checkpoint {str(self.store.address)!r}"
+        with ranks.together(doing):
+            missing = json.loads((self.local.root / _MISSING).read_bytes())
+            sizes = {name: missing[name] for name in set(wanted) & missing.keys()}
+            mine = parts_of(sizes, self.world.local_rank, max(1, self.world.local_size))
+            with self.local.room():
+                fetch(self.store, self.commit.folder, mine, self.local.files)
+            if self.world.is_local_main:
+                for name in missing.keys() - sizes.keys():  # a hole is not to be taken for zeros
+                    (self.local.files / name).unlink()
+
+    def close(self) -> None:
+        """Give back the room on this machine, but for the cache; every rank calls it when all have loaded."""
+        if self.world.is_local_main:
+            self.local.keep_near(self.commit.save) if self.cached else self.local.leave()
+
+    def is_old(self) -> bool:
+        """Return whether another save counts at the address by now."""
+        try:
+            return commits.newest(self.store) != self.commit
+        except AccelError:  # other ranks wait for the answer, and the error that is asked about says more
+            return False
+
+    def _lay_out(self) -> None:
+        """Write the list of files, and make a hole of its size for every file that is not here already."""
+        raw, manifest = _manifest_of(self.store, self.commit)
+        missing: dict[str, int] = {}
+        for entry in manifest.entries:
+            path = self.local.files / entry.name
+            here = path.is_file() and path.stat().st_size == entry.size and digest_of(path) == entry.digest
+            if not here:  # in the cache
+                missing[entry.name] = entry.size
+                make_hole(path, entry.size)
+        (self.local.files / names.MANIFEST_NAME).write_bytes(raw)
+        (self.local.root / _MISSING).write_text(json.dumps(missing))
+
+
+def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into: Path) -> None:
+    """Fetch parts of files into their places in files that exist; two parts are in memory at most."""
+
+    def one(part: tuple[str, int, int]) -> None:
+        name, start, stop = part
+        try:
+            content = store.read(f"{folder}/{name}" if folder else name, start, stop)
+        except FileNotFoundError as error:
+            raise CheckpointDamagedError(
+                f"A file of the checkpoint {str(store.address)!r} is not in the store; got no {name}, which is listed "
+                "there. Load another checkpoint."
+            ) from error
+        with open(into / name, "r+b", buffering=0) as file:  # a hole was made for it
+            file.seek(start)
+            view = memoryview(content)
+            while len(view):
+                view = view[file.write(view) or 0 :]
+
+    total = sum(stop - start for _, start, stop in parts)
+    with store.traffic.watched(f"Reading {store.address}", total), ThreadPoolExecutor(PARALLEL) as pool:
+        for _ in pool.map(one, parts):
+            pass
+
+
+def parts_of(sizes: Mapping[str, int], rank: int = 0, ranks: int = 1) -> list[tuple[str, int, int]]:
+    """Return what of some files one of several ranks fetches, all about as many bytes, in parts.
+
+    >>> parts_of({"a": 5, "b": 3}, 0, 2), parts_of({"a": 5, "b": 3}, 1, 2)
+    ([('a', 0, 4)], [('a', 4, 5), ('b', 0, 3)])
+    """
+    total = sum(sizes.values())
+    first, last = total * rank // ranks, total * (rank + 1) // ranks
+    parts, begin = [], 0  # `begin` is where a file begins, if all lay one after the other
+    for name, size in sorted(sizes.items()):
+        start, stop = max(first - begin, 0), min(last - begin, size)
+        parts += [(name, at, min(at + PART, stop)) for at in range(start, stop, PART)]
+        begin += size
+    return parts
+
+
+def make_hole(path: Path, size: int) -> None:
+    """Make an empty file of a size, with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with open(path, "xb") as file:
+        file.truncate(size)
+
+
+def _choose(store: Store, series: bool) -> tuple[str, Commit]:
+    """Return the address and the commit to load."""
+    if not series:
+        commit = commits.newest(store)
+        if commit is None:
+            raise CheckpointNotFoundError(
+                f"There is no complete checkpoint at {str(store.address)!r}; got {_what_is(store)} there. Pass an "
+                "address that save_state wrote to."
+            )
+        return str(store.address), commit
+    seen = []
+    for number in reversed(commits.numbered(store)):
+        place = store.below(f"checkpoint_{number}")
+        commit = commits.newest(place)
+        if commit is not None and (problem := _incomplete(place, commit)) is None:
+            return str(place.address), commit
+        seen.append(f"checkpoint_{number}: {_what_is(place) if commit is None else problem}")
+        logger.warning("The checkpoint %s is not complete and left out: %s", place.address, seen[-1])
+    raise CheckpointNotFoundError(
+        f"There is no complete checkpoint_<number> at {str(store.address)!r}; got {'; '.join(seen) or 'none'}. Start "
+        "the run from the beginning."
+    )
+
+
+def _incomplete(store: Store, commit: Commit) -> str | None:
+    """Return what is missing of a save that was committed: somebody deleted it since."""
+    try:
+        _, manifest = _manifest_of(store, commit)
+    except CheckpointDamagedError as error:
+        return str(error)
+    sizes, stored = {each.name: each.size for each in manifest.entries}, store.sizes(commit.folder)
+    unlike = [name for name, size in sizes.items() if stored.get(name) != size]
+    # A store may list an object late that it knows by its name at once.
+    unlike = [name for name in unlike if store.size(f"{commit.folder}/{name}") != sizes[name]]
+    return f"{unlike[:_SHOWN]} are missing, or not of their size" if unlike else None
+
+
+def _manifest_of(store: Store, commit: Commit) -> tuple[bytes, Manifest]:
+    try:
+        return commits.read_manifest(store, commit)
+    except FileNotFoundError as error:
+        place = store.address / commit.folder / names.MANIFEST_NAME
+        raise damaged_file(place, "no manifest, although it was committed") from error
+
+
+def _what_is(store: Store) -> str:
+    """Say what is at an address without a commit."""
+    folders = commits.uncommitted(store)
+    halves = [f"{len(store.sizes(folder))} files of a save that was not committed" for folder in folders]
+    others = [name for name in store.children() if name not in folders][:_SHOWN]
+    return "; ".join(halves + others) or "nothing"

@@ -1,0 +1,148 @@
+"""Weights at an address: those that `save_model` writes, of other tools, and of checkpoints of whole runs."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from dataclasses import field
+from pathlib import Path
+
+from accel_core._records import record
+from accel_core.checkpoint import commit as folders
+from accel_core.checkpoint import names
+from accel_core.checkpoint.address import Address
+from accel_core.checkpoint.digest import digest_of, digest_of_bytes
+from accel_core.checkpoint.manifest import damaged_file
+from accel_core.checkpoint.remote import commits
+from accel_core.checkpoint.remote.download import fetch, make_hole, parts_of
+from accel_core.checkpoint.remote.local import LocalFolder
+from accel_core.checkpoint.remote.store import Store
+from accel_core.checkpoint.remote.upload import probe
+from accel_core.errors import CheckpointError, CheckpointNotFoundError
+
+__all__ = ["local_weights", "put_weights"]
+
+_SHARDS = "weights-"
+_WHOLE = ".whole"
+_OF_RUNS = (
+    *(names.OPTIMIZER_NAME, names.SCHEDULER_NAME, names.SAMPLER_NAME, names.DATALOADER_NAME, names.RNG_STATE_NAME),
+    *(names.CUSTOM_NAME, names.SCALER_NAME),
+)
+
+
+@record(frozen=True)
+class _Found:
+    """Objects of weights: names below a folder of a store, with their sizes."""
+
+    store: Store
+    folder: str
+    sizes: dict[str, int]
+    state: str  # another one where any of them is another
+    name: str = ""  # the one that was asked for, where it is not all
+    digests: dict[str, str] = field(default_factory=dict)  # as far as they are known
+
+
+def local_weights(given: str | os.PathLike[str]) -> Path:
+    """Return where weights lie on this machine; those at an address are fetched, once for its processes."""
+    address = names.folder_of(given)
+    if not isinstance(address, Address):
+        return address
+    found = _of_run(address) or _objects(address)
+    if found is None:
+        raise CheckpointNotFoundError(
+            f"There are no weights at {str(address)!r}; got nothing there. Pass the address of a file of weights, of a "
+            "folder with some, or of a checkpoint."
+        )
+    digest = digest_of_bytes(f"{address} {found.state}".encode())
+    identity = "".join(chr(ord("a") + int(digit, 16)) for digit in digest[: names.ID_LENGTH])
+    local = LocalFolder.of(None, "loading", identity, address.name or "weights")
+    local.make()
+    atexit.register(local.leave)
+    with open(local.root / ".fetching", "w") as lock, local.room():
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first process fetches, the others wait for it
+        if not (local.root / _WHOLE).exists():
+            for name, size in found.sizes.items():
+                make_hole(local.files / name, size)
+            fetch(found.store, found.folder, parts_of(found.sizes), local.files)
+            for name, expected in found.digests.items():
+                if digest_of(local.files / name) != expected:
+                    raise damaged_file(address / name, "another digest than its manifest has")
+            again = None if found.digests else _objects(address)
+            if again is not None and again.state != found.state:
+                raise CheckpointError(
+                    f"The weights at {str(address)!r} were replaced while they were fetched; got others at the end. "
+                    "Load them again."
+                )
+            (local.root / _WHOLE).touch()
+    return local.files / found.name
+
+
+def put_weights(address: Address, write: Callable[[Path], None]) -> None:
+    """Write weights to an address in place of those of the same format: readers find the old ones or the new ones.
+
+    One file is put under its name. Shards are put into a folder of their own, and count from the put of their index on.
+    """
+    store = Store(address)
+    probe(store)
+    identity = names.fresh_id()
+    local = LocalFolder.of(None, "saving", identity, address.name or "weights")
+    local.make()
+    try:
+        with local.room():
+            write(local.files)
+        written = folders.files_in(local.files)
+        before = store.sizes("")
+        index = next((name for name in written if name.endswith(".json")), None)
+        for name in written if index is None else set(written) - {index}:
+            store.put(local.files / name, name if index is None else f"{_SHARDS}{identity}/{name}")
+        if index is not None:
+            content = json.loads((local.files / index).read_text())
+            table = content["weight_map"]
+            content["weight_map"] = {name: f"{_SHARDS}{identity}/{file}" for name, file in table.items()}
+            (local.files / index).write_text(json.dumps(content))
+            store.put(local.files / index, index)
+        standing = {index} if index is not None else set(written)
+        suffix = ".safetensors" if any(".safetensors" in name for name in written) else ".bin"
+        stale = {name for name in before if suffix in name and _is_weights(name)} - standing
+        # A whole file counts before an index, so it goes first, and an index before its shards.
+        store.delete(sorted(stale, key=lambda name: ("/" in name or "-of-" in name, name.endswith(".json"), name)))
+    finally:
+        local.leave()
+
+
+def _is_weights(name: str) -> bool:
+    folder, _, file = name.rpartition("/")
+    return names.is_shard(file) and (not folder or folder.startswith(_SHARDS))
+
+
+def _of_run(address: Address) -> _Found | None:
+    """Return the weights of a checkpoint that `save_state` wrote, or those in one folder of it."""
+    for place, folder in ((address, ""), (Address(address.parent), f"{address.name}/")):
+        store = Store(place) if len(place.parts) > 1 else None
+        commit = commits.newest(store) if store else None
+        if store and commit:
+            _, manifest = commits.read_manifest(store, commit)
+            kept = [each for each in manifest.entries if not each.name.startswith(_OF_RUNS)]
+            inside = {each.name.removeprefix(folder): each for each in kept if each.name.startswith(folder)}
+            sizes = {name: each.size for name, each in inside.items()}
+            digests = {name: each.digest for name, each in inside.items()}
+            at = f"{commit.folder}/{folder}".rstrip("/")
+            return _Found(store, at, sizes, commit.save, digests=digests) if sizes else None
+    return None
+
+
+def _objects(address: Address) -> _Found | None:
+    """Return weights that lie at an address as in a folder, or the one file that it names."""
+    for place, name in ((address, ""), (Address(address.parent), address.name)):
+        store = Store(place)
+        # What is further below is not of these weights, but for shards that their index names.
+        states = {key: state for key, state in store.states("").items() if "/" not in key or key.startswith(_SHARDS)}
+        alone = name and not name.endswith(".json") and "-of-" not in name
+        chosen = {key: state for key, state in states.items() if not alone or key == name}
+        if chosen and (not name or name in chosen):
+            sizes = {key: size for key, (size, _) in chosen.items()}
+            return _Found(store, "", sizes, str(sorted(chosen.items())), name)
+    return None

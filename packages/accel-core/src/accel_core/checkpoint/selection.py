@@ -1,0 +1,135 @@
+"""Checkpoints of a part of a run: its models alone, or only the adapters of models of PEFT."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import nn
+
+from accel_core.checkpoint import names
+from accel_core.checkpoint.format import Part, Run, Source
+from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.plain import PlainFormat
+from accel_core.checkpoint.report import Finding, Restoration
+from accel_core.errors import CheckpointDamagedError, ConfigurationError
+from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
+
+__all__ = ["ADAPTERS", "MODEL", "chosen", "part", "restricted", "selected", "without_the_rest"]
+
+MODEL, ADAPTERS = "model", "adapters"
+_MISSING = " is not in the checkpoint"
+_R = TypeVar("_R", bound=Run)
+
+
+def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | None:
+    """Return which part of a run is saved; `None` for all of it.
+
+    Raises:
+        ConfigurationError: It is no such part, has no folder of its own, or cannot be saved alone in this run.
+    """
+    if parts is None:
+        return None
+    given = [parts] if isinstance(parts, str) else list(parts)
+    if given not in ([MODEL], [ADAPTERS]):
+        raise ConfigurationError(
+            f"save_state saves a part of a run as parts=('model',) or parts=('adapters',); got {given!r}. Leave parts "
+            "out to save all."
+        )
+    if output_dir is None:
+        raise ConfigurationError(
+            f"A part of a run is saved into a folder of its own; got parts={tuple(given)} and no folder. Pass "
+            "output_dir: numbered checkpoints are those from which a run goes on."
+        )
+    form = type(run.strategy.format)
+    if not getattr(form, "has_models_apart", False):
+        raise ConfigurationError(
+            f"This engine writes models together with their optimizers; got parts={tuple(given)}. Leave parts out, or "
+            "call save_model for weights alone."
+        )
+    if given == [ADAPTERS]:
+        if form is not PlainFormat:
+            raise ConfigurationError(
+                "Adapters are saved alone where every rank holds whole models; got a strategy that shards them. Save "
+                "parts=('model',), or the adapters with PEFT's save_pretrained."
+            )
+        for model in run.models:
+            _adapters_of(model)
+    return given[0]
+
+
+def refuse_difference(parts: Sequence[str | None]) -> None:
+    """Refuse a save of different parts on different ranks."""
+    if len(set(parts)) > 1:
+        raise ConfigurationError(
+            f"The ranks save different parts of a run; got parts of {list(parts)}, by rank. Pass the same on all ranks."
+        )
+
+
+def without_the_rest(run: _R) -> _R:
+    """Return a run that is nothing but its models, and numbers no checkpoints."""
+    project = copy.copy(run.project)
+    project.automatic_checkpoint_naming = False
+    empty: dict[str, Any] = {"optimizers": [], "schedulers": [], "dataloaders": [], "custom_objects": []}
+    return replace(run, project=project, **empty)  # type: ignore[type-var]
+
+
+def restricted(part: str, run: Run, weights: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what of the models' weights is saved."""
+    if part == MODEL:
+        return list(weights)
+    kept = [_adapters_of(model) for model in run.models]
+    return [{n: v for n, v in each.items() if n in own} for each, own in zip(weights, kept, strict=True)]
+
+
+def part(name: str) -> Part:
+    """Return the file that says which part of a run a checkpoint is."""
+    return FilePart(names.PARTS_NAME, "json", {"parts": [name]})
+
+
+def selected(source: Source) -> str | None:
+    """Return which part of a run a checkpoint is; `None` for all of it."""
+    if source.manifest is None or names.PARTS_NAME not in source.manifest:
+        return None
+    found = source.read(names.PARTS_NAME)
+    if not isinstance(found, Mapping) or found.get("parts") not in ([MODEL], [ADAPTERS]):
+        raise CheckpointDamagedError(
+            f"The file {names.PARTS_NAME} of {str(source.folder)!r} does not say which part of a run is saved there; "
+            f"got {found!r}. Load another checkpoint."
+        )
+    return str(found["parts"][0])
+
+
+def fitting(plan: Restoration, model: object) -> Restoration:
+    """Return how adapters are restored: what a model has besides them is not missed."""
+    own = _adapters_of(model) if is_of_peft(model) else None
+
+    def is_missed(found: Finding) -> bool:
+        return own is None or found.kind != "missing" or found.detail.removesuffix(_MISSING) in own
+
+    plan.findings = [found for found in plan.findings if is_missed(found)]
+    return plan
+
+
+def is_of_peft(model: object) -> bool:
+    """Return whether PEFT made a model: it has adapters under names that are in its `peft_config`."""
+    return isinstance(getattr(_bare(model), "peft_config", None), Mapping)
+
+
+def _bare(model: Any) -> nn.Module:
+    bare: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
+    return bare
+
+
+def _adapters_of(model: object) -> set[str]:
+    """Return the names of the weights of a model's adapters, and of all else that is trained with them."""
+    if not is_of_peft(model):
+        raise ConfigurationError(
+            f"Adapters are those of models that PEFT made; got a {type(_bare(model)).__name__}. Save parts=('model',)."
+        )
+    bare: Any = _bare(model)
+    adapters = set(bare.peft_config)
+    parameters = [(canonical_name(name), each) for name, each in bare.named_parameters()]
+    return {name for name, each in parameters if each.requires_grad or not adapters.isdisjoint(name.split("."))}

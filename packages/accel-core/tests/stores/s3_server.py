@@ -1,0 +1,153 @@
+"""An S3 server on this machine (moto's), behind a proxy that lets single requests fail."""
+
+import contextlib
+import http.client
+import logging
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FAULTS = ("500", "reset", "lost", "truncated", "delay")
+"""What may happen to a request: an answer of 500, a cut connection before the request arrives, one after it was done,
+an answer of which half arrives, and one that comes late."""
+
+_DELAY = 0.05
+
+
+class FaultyProxy(ThreadingHTTPServer):
+    """Passes requests on to a server, but for those that are to fail.
+
+    Attributes:
+        seen: Method, path and size of the answer's body, of every request since `begin`.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, upstream: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = upstream
+        self._lock = threading.Lock()
+        self.begin()
+
+    @property
+    def url(self) -> str:
+        """Where it is reached."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def begin(self, fault: str = "", at: int = -1, *, process: int = 0, lasting: bool = False) -> None:
+        """Count from here, and let request `at` fail, or all from there on; "kill" and "killed" end a process."""
+        with self._lock:
+            self.seen: list[tuple[str, str, int]] = []
+            self.fault, self.at, self.process, self.lasting = fault, at, process, lasting
+
+    def count(self, method: str, path: str, size: int) -> str:
+        """Count a request, and return what happens to it."""
+        with self._lock:
+            number = len(self.seen)
+            self.seen.append((method, path, size))
+            return self.fault if number == self.at or (self.lasting and number >= self.at >= 0) else ""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of connections that a test or a killed client cut."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyProxy
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fault = self.server.count(self.command, self.path, len(body))
+        if fault == "kill":
+            os.kill(self.server.process, signal.SIGKILL)
+            return self._cut()
+        if fault == "500":
+            return self._answer(500, {"Content-Type": "application/xml"}, b"<Error><Code>InternalError</Code></Error>")
+        if fault == "denied":
+            return self._answer(403, {"Content-Type": "application/xml"}, b"<Error><Code>AccessDenied</Code></Error>")
+        if fault == "skewed":
+            raw = b"<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>"
+            return self._answer(403, {"Content-Type": "application/xml"}, raw)
+        if fault == "reset":
+            return self._cut()
+        if fault == "delay":
+            time.sleep(_DELAY)
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
+        try:
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+            upstream.request(self.command, self.path, body, headers)
+            answer = upstream.getresponse()
+            content = answer.read()
+        finally:
+            upstream.close()
+        if fault == "killed":
+            os.kill(self.server.process, signal.SIGKILL)
+        if fault in ("lost", "killed"):
+            return self._cut()
+        given = dict(answer.getheaders())
+        self._answer(answer.status, given, content, cut=fault == "truncated")
+
+    def __getattr__(self, name: str) -> Any:
+        """Treat every method of HTTP alike."""
+        if name.startswith("do_"):
+            return self._pass
+        raise AttributeError(name)
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, *, cut: bool = False) -> None:
+        head = f"HTTP/1.1 {status} -\r\n"
+        kept = {n: v for n, v in headers.items() if n.lower() not in ("connection", "transfer-encoding")}
+        if self.command != "HEAD":
+            kept = {n: v for n, v in kept.items() if n.lower() != "content-length"} | {"Content-Length": len(content)}
+        raw = (head + "".join(f"{name}: {value}\r\n" for name, value in kept.items()) + "\r\n").encode()
+        raw += b"" if self.command == "HEAD" else content
+        if cut:
+            # Half of the body, or of the head where there is none.
+            self.wfile.write(raw[: len(raw) - len(content) + len(content) // 2 if content else len(raw) // 2])
+            return self._cut()
+        self.wfile.write(raw)
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[FaultyProxy]:
+    """Run the server and the proxy in threads of this process."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    proxy = FaultyProxy(server.get_host_and_port()[1])
+    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+        server.stop()
+
+
+def settings(proxy: FaultyProxy) -> dict[str, str]:
+    """Return the variables with which clients find the proxy."""
+    return {
+        "AWS_ENDPOINT_URL": proxy.url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "1",
+    }

@@ -1,0 +1,526 @@
+"""Saving whole runs to stores and loading them: several ranks, series, other writers, caches, what is refused."""
+
+import errno
+import json
+import logging
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from s3_server import FaultyProxy, settings
+from small_run import build, set_to, stored, values
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint import background, traffic
+from accel_core.checkpoint.address import Address, address_of
+from accel_core.checkpoint.digest import HashingFile
+from accel_core.checkpoint.load import load_state
+from accel_core.checkpoint.remote import commits, local, store, upload
+from accel_core.checkpoint.save import save_state
+from accel_core.comm.objects import gather_object
+from accel_core.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    MissingDependencyError,
+)
+from accel_core.plugins.project import ProjectConfiguration
+from accel_core.process.world import ensure
+from accel_core.state import reset_all
+from accel_core.testing import world
+
+
+def objects(address: str) -> list[str]:
+    """Return the names of all objects at an address, without folders of saves."""
+    import fsspec
+
+    fs, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
+    return sorted(name.rpartition("/")[2] for name in fs.find(root))
+
+
+def place(address: str) -> store.Store:
+    """Return the place of an address."""
+    found = address_of(address)
+    assert isinstance(found, Address)
+    return store.Store(found)
+
+
+def whole(series: str) -> list[int]:
+    """Return the numbers of a series that have a commit."""
+    at = place(series)
+    return [number for number in commits.numbered(at) if commits.newest(at.below(f"checkpoint_{number}"))]
+
+
+def memory_address(tmp_path: Path) -> str:
+    """Return an address in this process's memory that no other test has."""
+    return f"memory://{tmp_path.name}/run"
+
+
+@pytest.fixture(params=["s3", "memory"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return an address in each of two stores."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if request.param == "s3":
+        return str(request.getfixturevalue("bucket")) + "/run"
+    return memory_address(tmp_path)
+
+
+def test_a_run_comes_back_from_a_store(address: str, fresh_state: None) -> None:
+    """What was saved to an address is loaded from it, into the same values, and the paths that come back say where."""
+    given = save_state(build(3.0), address)
+    assert str(given) == address
+    run = build(9.0)
+    report = load_state(run, given)
+    assert values(run) == {3.0}
+    assert (str(report.folder), report.findings) == (address, [])
+
+
+def test_a_series_keeps_the_newest(address: str, fresh_state: None) -> None:
+    """Numbered checkpoints go to the project's address, `total_limit` of them stay, and the newest is loaded."""
+    project = {"project_dir": address, "automatic_checkpoint_naming": True, "total_limit": 2}
+    run = build(1.0, **project)
+    for value in (1.0, 2.0, 3.0):
+        set_to(run, value)
+        given = save_state(run)
+    assert str(given) == f"{address}/checkpoints/checkpoint_2"
+    assert whole(f"{address}/checkpoints") == [1, 2]
+    again = build(9.0, **project)
+    assert str(load_state(again).folder) == str(given)
+    assert (values(again), again.project.iteration) == ({3.0}, 3)
+    save_state(again)
+    assert whole(f"{address}/checkpoints") == [2, 3]
+
+
+def test_the_folder_of_a_save_is_an_ordinary_checkpoint(address: str, tmp_path: Path, fresh_state: None) -> None:
+    """Copied to a disk with the store's own tool, it is loaded like any folder."""
+    import fsspec
+
+    save_state(build(3.0), address)
+    commit = commits.newest(place(address))
+    assert commit is not None
+    fs, root = fsspec.core.url_to_fs(f"{address}/{commit.folder}")
+    fs.get(root, str(tmp_path / "copied"), recursive=True)
+    assert stored(tmp_path / "copied") == {3.0}
+
+
+def test_a_save_in_the_background_reaches_the_store(bucket: str, fresh_state: None) -> None:
+    """`blocking=False` uploads while the run goes on, with the values of the call."""
+    run = build(4.0)
+    handle = save_state(run, f"{bucket}/run", blocking=False)
+    set_to(run, 5.0)
+    assert isinstance(handle, background.Handle)
+    assert str(handle.wait()) == f"{bucket}/run"
+    assert stored(f"{bucket}/run") == {4.0}
+
+
+def test_nothing_is_left_of_the_save_before(address: str, fresh_state: None) -> None:
+    """After a save over another one, the address holds one commit, one manifest and the files of the manifest."""
+    run = build(1.0)
+    save_state(run, address)
+    first = objects(address)
+    set_to(run, 2.0)
+    save_state(run, address)
+    assert len(objects(address)) == len(first)
+    assert stored(address) == {2.0}
+
+
+def test_the_second_of_two_writers_is_refused(bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+    """A save during which another one committed is refused, whenever that was, and the other one stands."""
+    run, other = build(1.0), build(1.0)
+    save_state(run, f"{bucket}/run")
+    other.project.run_id = run.project.run_id
+    for step in ("found", "complete", "publish"):
+        set_to(other, 7.0 + len(step))
+        before = getattr(upload.Upload, step)
+
+        def meanwhile(self: upload.Upload, *given: object, before: object = before, step: str = step) -> object:
+            monkeypatch.setattr(upload.Upload, step, before)
+            save_state(other, f"{bucket}/run")
+            return before(self, *given)  # type: ignore[operator]
+
+        monkeypatch.setattr(upload.Upload, step, meanwhile)
+        with pytest.raises(CheckpointError, match="Another writer saved to"):
+            save_state(run, f"{bucket}/run")
+        assert stored(f"{bucket}/run") == {7.0 + len(step)}
+        assert len([name for name in objects(f"{bucket}/run") if name == "model.safetensors"]) == 1
+
+
+@world(2, quiet=15)
+def save_on_ranks(variables: dict[str, str], address: str, temporary: str) -> None:
+    """Save and load on two ranks, whose random states are their own; each says what it moved."""
+    os.environ.update(variables)
+    tempfile.tempdir, store._PAUSE = temporary, 0.0
+    run = build(3.0)
+    rank = run.world.rank
+    torch.manual_seed(rank + 100)
+    expected = torch.rand(1, generator=torch.Generator().manual_seed(rank + 100))
+    save_state(run, address)
+    again = build(9.0)
+    report = load_state(again, address)
+    assert values(again) == {3.0}
+    assert torch.equal(torch.rand(1), expected)
+    assert report.world_size == 2
+    handle = save_state(run, address, blocking=False)
+    assert isinstance(handle, background.Handle)
+    handle.wait()
+
+
+def test_ranks_save_and_load_together(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
+    """Each rank uploads its own files, and each file is fetched once for all ranks of a machine."""
+    save_on_ranks(settings(s3), f"{bucket}/run", str(tmp_path))
+    found = objects(f"{bucket}/run")
+    assert {"random_states_0.pkl", "random_states_1.pkl", "model.safetensors"} <= set(found)
+    fetched = [path for method, path, _ in s3.seen if method == "GET" and path.endswith("model.safetensors")]
+    assert len(fetched) == 1
+    assert list((tmp_path / f"accel-{os.getuid()}").iterdir()) == []
+
+
+@world(2, quiet=15)
+def save_on_machines(variables: dict[str, str], address: str, temporary: str, clash: bool) -> None:
+    """Save and load on two ranks, each on a machine of its own, with files that hooks write on both."""
+    os.environ.update(variables)
+    rank = ensure().rank
+    store._PAUSE, tempfile.tempdir = 0.0, f"{temporary}/{rank}"
+    os.mkdir(f"{temporary}/{rank}")
+    name = "note.txt" if clash else f"note_{rank}.txt"
+    seen: list[list[str]] = []
+    runs = [build(3.0), build(9.0), build(9.0)]
+    for run in runs:
+        run.world = replace(run.world, local_rank=0, local_size=1)
+        run.save_state_pre_hooks[0] = lambda models, weights, folder: Path(folder, name).write_text(f"{rank}")
+        run.load_state_pre_hooks[0] = lambda models, folder: seen.append(sorted(os.listdir(folder)))
+    if clash:
+        with pytest.raises(CheckpointError, match="Hooks of several machines write files of one name"):
+            save_state(runs[0], address)
+        return
+    save_state(runs[0], address)
+    load_state(runs[1], address)
+    assert values(runs[1]) == {3.0}
+    assert {"note_0.txt", "note_1.txt", "random_states_0.pkl", "random_states_1.pkl"} <= set(seen[0])
+    # Without hooks, which may read anything, the random states of the other rank are not fetched, and not there.
+    runs[2].load_state_pre_hooks.clear()
+    runs[2].project.local_cache = f"{temporary}/{rank}/near"
+    load_state(runs[2], address)
+    assert values(runs[2]) == {3.0}
+    kept = sorted(path.name for path in Path(runs[2].project.local_cache).rglob("random_states_*"))
+    assert kept == [f"random_states_{rank}.pkl"]
+
+
+def test_machines_share_nothing_but_the_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
+    """Ranks of machines whose disks the others do not see save one checkpoint, each its own files, and load it."""
+    save_on_machines(settings(s3), f"{bucket}/run", str(tmp_path), False)
+    assert len([path for method, path, _ in s3.seen if method == "PUT" and path.endswith("model.safetensors")]) == 1
+    for rank in (0, 1):
+        assert list((tmp_path / str(rank) / f"accel-{os.getuid()}").iterdir()) == []
+    (tmp_path / "clash").mkdir()
+    save_on_machines(settings(s3), f"{bucket}/clash", str(tmp_path / "clash"), True)
+    assert objects(f"{bucket}/clash") == []
+
+
+@world(2, quiet=15)
+def fail_on_one_rank(variables: dict[str, str], address: str, temporary: str) -> None:
+    """Save where one rank has no credentials: all ranks raise the same."""
+    os.environ.update(variables)
+    tempfile.tempdir, store._PAUSE = temporary, 0.0
+    if ensure().rank == 1:
+        del os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    os.environ["HOME"] = temporary
+    with pytest.raises(ConfigurationError) as caught:
+        save_state(build(5.0), address)
+    assert "There are no credentials for the store" in str(caught.value)
+    assert len(set(gather_object([str(caught.value)]))) == 1
+
+
+def test_ranks_agree_on_what_fails_on_one(s3: FaultyProxy, bucket: str, tmp_path: Path, fresh_state: None) -> None:
+    """A rank that cannot write makes the save fail on all ranks, with the same error and nothing committed."""
+    save_state(build(1.0), f"{bucket}/run")
+    run_id = commits.newest(place(f"{bucket}/run"))
+    assert run_id is not None
+    fail_on_one_rank(settings(s3), f"{bucket}/other", str(tmp_path))
+    assert objects(f"{bucket}/other") == []
+
+
+def test_a_cache_keeps_the_newest_near(s3: FaultyProxy, bucket: str, tmp_path: Path, fresh_state: None) -> None:
+    """With `local_cache`, a load fetches no file that this machine saved or loaded before and that is whole."""
+    cache = str(tmp_path / "near")
+    run = build(3.0, local_cache=cache)
+    save_state(run, f"{bucket}/run")
+    s3.begin()
+    assert stored(f"{bucket}/run", local_cache=cache) == {3.0}
+    assert [path for _, path, _ in s3.seen if path.endswith((".safetensors", ".bin"))] == []
+    kept = next(Path(cache).rglob("model.safetensors"))
+    kept.write_bytes(bytes(kept.stat().st_size))  # damaged meanwhile
+    assert stored(f"{bucket}/run", local_cache=cache) == {3.0}
+    assert len([path for _, path, _ in s3.seen if path.endswith(".safetensors")]) == 1
+    set_to(run, 4.0)
+    save_state(run, f"{bucket}/run")
+    assert len(list(Path(cache).iterdir())) == 1
+
+
+def test_files_of_hooks_are_saved_and_fetched(bucket: str, fresh_state: None) -> None:
+    """What a save hook writes is part of the checkpoint, and a load hook finds it."""
+    run, seen = build(3.0), []
+    run.save_state_pre_hooks[0] = lambda models, weights, folder: Path(folder, "note.txt").write_text("kept")
+    save_state(run, f"{bucket}/run")
+    run.load_state_pre_hooks[0] = lambda models, folder: seen.append(Path(folder, "note.txt").read_text())
+    load_state(run, f"{bucket}/run")
+    assert seen == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ("s3x://bucket/run", ConfigurationError, "No store has the scheme 's3x'"),
+        ("gs://bucket/run", MissingDependencyError, "gcsfs"),
+        ("s3://bucket/../run", ConfigurationError, "without '..'"),
+        ("s3://", ConfigurationError, "a scheme, a bucket"),
+        ("simplecache::s3://bucket/run", ConfigurationError, "several schemes"),
+    ],
+)
+def test_addresses_that_cannot_be_are_refused(
+    given: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """An address that no store can have is refused by name, and no folder of that name is made."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store, "_PAUSE", 0.0)
+    with pytest.raises(error, match=words):
+        save_state(build(1.0), given)
+    with pytest.raises((error, CheckpointNotFoundError)):
+        load_state(build(1.0), given)
+    assert [each.name for each in tmp_path.iterdir() if not each.name.startswith("accel-")] == []
+
+
+def test_fsspec_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+    """Without fsspec, an address is refused with what to install."""
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'accel-core\[remote\]'"):
+        save_state(build(1.0), "s3://bucket/run")
+
+
+def test_a_bucket_that_is_not_there_is_named(s3: FaultyProxy, fresh_state: None) -> None:
+    """Saving to or loading from a bucket that nobody made says so."""
+    for call in (save_state, load_state):
+        with pytest.raises(ConfigurationError, match="The bucket of 's3://nobody-made-it/run' is not there"):
+            call(build(1.0), "s3://nobody-made-it/run")
+
+
+def test_a_project_in_a_store_is_looked_at_when_the_accelerator_is_made(
+    s3: FaultyProxy, bucket: str, fresh_state: None
+) -> None:
+    """What cannot be saved to is refused before the first step; trackers are given no address for their files."""
+    for address, words in (
+        ("s3://nobody-made-it/run", "The bucket of"),
+        ("s3x://bucket/run", "No store has the scheme"),
+    ):
+        project = ProjectConfiguration(address, automatic_checkpoint_naming=True)
+        with pytest.raises(ConfigurationError, match=words):
+            Accelerator(cpu=True, project_config=project)
+        reset_all()
+    project = ProjectConfiguration(f"{bucket}/run", automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    assert accelerator.logging_dir is None
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    before = model.weight.detach().clone()
+    given = accelerator.save_state()
+    with torch.no_grad():
+        model.weight.zero_()
+    report = accelerator.load_state()
+    assert (str(report.folder), torch.equal(model.weight, before)) == (str(given), True)
+    assert report.traffic is not None
+    assert report.traffic.bytes > 0
+
+
+@pytest.mark.parametrize(("denied", "doing"), [("PUT", "Writing"), ("DELETE", "Deleting"), ("GET", "Listing")])
+def test_what_is_not_allowed_is_found_before_anything_is_staged(
+    s3: FaultyProxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str, doing: str,
+    fresh_state: None,
+) -> None:  # fmt: skip
+    """Writing, deleting and listing are tried with a small object before anything is collected."""
+    count = s3.count
+    monkeypatch.setattr(s3, "count", lambda method, *rest: "denied" if method == denied else count(method, *rest))
+    with pytest.raises(ConfigurationError, match=f"{doing} .* is not allowed.*the right to list, read, write"):
+        save_state(build(1.0), f"{bucket}/run")
+    assert not (tmp_path / f"accel-{os.getuid()}").exists()
+
+
+def test_a_clock_that_is_off_is_named(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
+    """What a store says of a wrong clock comes with what to do."""
+    s3.begin("skewed", 0, lasting=True)
+    with pytest.raises(ConfigurationError, match="this machine's clock is off"):
+        save_state(build(1.0), f"{bucket}/run")
+
+
+def test_a_store_without_conditional_puts_is_refused(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """A store that lets a second put replace the first is refused: two writers could mix a checkpoint there."""
+    overwrite = lambda self, name, content: self._fs.pipe_file(self._path(name), content)  # noqa: E731
+    monkeypatch.setattr(store.Store, "_create", overwrite)
+    with pytest.raises(ConfigurationError, match="conditional put"):
+        save_state(build(1.0), f"{bucket}/run")
+    assert objects(bucket) == []
+
+
+def test_a_library_without_conditional_puts_is_refused(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """A library of the store that is too old for conditional puts is refused before anything is written."""
+    import s3fs
+
+    async def old(self: object, path: str, data: bytes, **kwargs: object) -> None:
+        raise AssertionError("nothing is written")
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", old)
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(ConfigurationError, match=r"conditional put.*a library without one.*December 2024"):
+        save_state(build(1.0), f"{bucket}/run")
+    assert objects(bucket) == []
+
+
+def test_the_checkpoint_of_another_run_is_not_replaced(address: str, fresh_state: None) -> None:
+    """A run that did not load a checkpoint does not save over it; one that did, does."""
+    save_state(build(1.0), address)
+    run = build(2.0)
+    with pytest.raises(ConfigurationError, match="is of another run"):
+        save_state(run, address)
+    assert stored(address) == {1.0}
+    load_state(run, address)
+    set_to(run, 2.0)
+    save_state(run, address)
+    assert stored(address) == {2.0}
+
+
+def test_a_number_that_is_taken_is_refused(address: str, fresh_state: None) -> None:
+    """A run that begins anew in the address of another one's series says so and replaces nothing."""
+    project = {"project_dir": address, "automatic_checkpoint_naming": True}
+    save_state(build(1.0, **project))
+    with pytest.raises(ConfigurationError, match="exists already, and automatic naming would overwrite it"):
+        save_state(build(2.0, **project))
+    assert stored(None, **project) == {1.0}
+
+
+def test_half_a_checkpoint_is_no_checkpoint(address: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+    """Files without a commit are not loaded, the error counts them, and the next save deletes them."""
+
+    def stop(self: upload.Upload) -> None:
+        self.asked = True  # so that what is there stays, as after a kill
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upload.Upload, "publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            save_state(build(1.0), address)
+    half = objects(address)
+    with pytest.raises(CheckpointNotFoundError, match=f"got {len(half)} files of a save that was not committed there"):
+        load_state(build(2.0), address)
+    save_state(build(3.0), address)
+    assert len(objects(address)) == len(half) + 1
+    assert stored(address) == {3.0}
+
+
+def test_what_lost_a_file_is_left_out_of_a_series(address: str, fresh_state: None) -> None:
+    """The newest checkpoint of which somebody deleted a file is not loaded, and the one before is."""
+    project = {"project_dir": address, "automatic_checkpoint_naming": True}
+    run = build(1.0, **project)
+    save_state(run)
+    set_to(run, 2.0)
+    damaged = place(str(save_state(run)))
+    commit = commits.newest(damaged)
+    assert commit is not None
+    damaged.delete([f"{commit.folder}/model.safetensors"])
+    assert stored(None, **project) == {1.0}
+    with pytest.raises(CheckpointDamagedError, match=r"model\.safetensors"):
+        load_state(build(5.0), damaged.address)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "accel_manifest.json"])
+def test_bytes_that_changed_in_the_store_are_found(address: str, name: str, fresh_state: None) -> None:
+    """A file with a changed byte, or a manifest of another save, is an error by name and changes nothing."""
+    save_state(build(1.0), address)
+    at = place(address)
+    commit = commits.newest(at)
+    assert commit is not None
+    path = f"{commit.folder}/{name}"
+    content = bytearray(at.read(path))
+    content[-3] ^= 1
+    at.delete([path])
+    assert at.create(path, bytes(content))
+    run = build(2.0)
+    with pytest.raises(CheckpointDamagedError, match=name):
+        load_state(run, address)
+    assert values(run) == {2.0}
+
+
+def test_a_store_that_lists_late_is_asked_by_name(
+    address: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """Where listings lack what was written last, the newest commit is found all the same, and so is the next number."""
+    project = {"project_dir": address, "automatic_checkpoint_naming": True}
+    run, series = build(1.0), build(1.0, **project)
+    save_state(run, address)
+    save_state(series)
+    seen = {at: place(at).children() for at in (address, f"{address}/checkpoints")}
+    children, sizes = store.Store.children, store.Store.sizes
+    monkeypatch.setattr(store.Store, "children", lambda self: seen.get(str(self.address), children(self)))
+    monkeypatch.setattr(store.Store, "sizes", lambda self, folder: dict(list(sizes(self, folder).items())[:-1]))
+    for value in (2.0, 3.0):
+        set_to(run, value)
+        save_state(run, address)
+        assert stored(address) == {value}
+        set_to(series, value)
+        save_state(series)
+        assert stored(None, **project) == {value}
+
+
+def test_a_full_disk_is_named(address: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+    """Where staging fills the disk, the error says which folder and how to choose another; nothing is committed."""
+
+    def append(self: HashingFile, part: memoryview) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    monkeypatch.setattr(HashingFile, "_append", append)
+    with pytest.raises(CheckpointError, match=r"The disk of this machine is full.*local_cache"):
+        save_state(build(1.0), address)
+    assert objects(address) == []
+
+
+def test_a_stall_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no byte moves for a while, a warning says so; where some do, how fast."""
+    monkeypatch.setattr(traffic, "_REPORTED", 0.05)
+    moved = traffic.Traffic()
+    with caplog.at_level(logging.INFO), moved.watched("Writing s3://bucket/run", 100):
+        import time
+
+        time.sleep(0.2)
+        moved.add(50 << 20)
+        time.sleep(0.1)
+    assert any(each.levelname == "WARNING" and "stands still" in each.message for each in caplog.records)
+    assert any("50 of" in each.message and "MiB/s" in each.message for each in caplog.records)
+    assert moved.stalled > 0
+
+
+def test_a_folder_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
+    """Only folders whose process has ended are deleted."""
+    first = local.LocalFolder.of(str(tmp_path), "saving", "abcdefghijkl", "run")
+    first.make()
+    (first.files / "kept").write_text("")
+    second = local.LocalFolder.of(str(tmp_path), "saving", "bcdefghijklm", "run")
+    second.make()
+    assert (first.files / "kept").exists()
+    first.release()
+    local.LocalFolder.of(str(tmp_path), "saving", "cdefghijklmn", "run").make()
+    assert not first.root.exists()
+    assert second.files.is_dir()
+
+
+def test_a_commit_is_read_as_it_was_written() -> None:
+    """The bytes of a commit have its fields and a digest of them."""
+    raw = commits.Commit(3, "abcdefghijkl", "0" * 32, "run").encode()
+    assert json.loads(raw)["number"] == 3

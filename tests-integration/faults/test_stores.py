@@ -1,0 +1,195 @@
+"""Runs whose checkpoints lie in an object store: sharded ones, killed ones, and the commands that read them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "accel-core" / "tests" / "stores"))
+from s3_server import FaultyProxy, serving, settings
+
+from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.address import Address, address_of
+from accel_core.checkpoint.remote import commits, store
+from accel_core.comm.objects import gather_object
+from accel_core.mesh.tensor import whole
+from accel_core.testing import limits, requires, world
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+ROOT = Path(__file__).parents[2]
+STEPS = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from accel_core.accelerator import Accelerator
+
+accelerator = Accelerator(cpu=True)
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for (batch,) in loader:
+    accelerator.backward(model(batch).pow(2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[FaultyProxy]:
+    """Run one server for the tests of this file."""
+    pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs")
+    with serving() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bucket(s3: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Return the address of a fresh bucket, which clients in this process and its children find."""
+    import s3fs
+
+    for name, value in settings(s3).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = f"bucket-{abs(hash(str(tmp_path))):x}"
+    s3fs.S3FileSystem().mkdir(name)
+    s3.begin()
+    return f"s3://{name}"
+
+
+def sharded(seed: int) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
+    """Return a model that FSDP2 shards, after one step."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(2, 256)).pow(2).mean())
+    optimizer.step()
+    return accelerator, model, optimizer
+
+
+def fingerprint(model: nn.Module) -> float:
+    """Return a number that follows from all weights; every rank calls it."""
+    return sum(float(whole(value).double().abs().sum()) for value in model.state_dict().values())
+
+
+def save_sharded(variables: dict[str, str], temporary: str, address: str, told: Path) -> None:
+    """Save a sharded run, and note what its weights are."""
+    os.environ.update(variables)
+    tempfile.tempdir = temporary
+    accelerator, model, _ = sharded(1)
+    found = fingerprint(model)
+    accelerator.save_state(address)
+    accelerator.save_state(f"{address}-model", parts=("model",))
+    if accelerator.is_main_process:
+        told.write_text(repr(found))
+
+
+def load_sharded(variables: dict[str, str], temporary: str, address: str, told: Path) -> None:
+    """Load it on any number of ranks."""
+    os.environ.update(variables)
+    tempfile.tempdir = temporary
+    accelerator, model, _ = sharded(2)
+    for at in (address, f"{address}-model"):
+        report = accelerator.load_state(at)
+        assert report.traffic is not None
+        moved = gather_object([report.traffic.bytes])
+        if accelerator.is_main_process and at == address:
+            told.with_suffix(".moved").write_text(json.dumps(moved))
+        assert fingerprint(model) == pytest.approx(float(told.read_text()), rel=1e-9)
+        with torch.no_grad():
+            for value in model.parameters():
+                value.zero_()
+
+
+@pytest.mark.parametrize(("saving", "loading"), [(2, 2), (1, 4)])
+def test_sharded_runs_come_back_on_other_numbers_of_ranks(
+    s3: FaultyProxy, bucket: str, tmp_path: Path, saving: int, loading: int
+) -> None:
+    """Ranks upload their shards, and those that load fetch each byte of the files once for all of a machine."""
+    arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told"
+    world(saving, quiet=20)(save_sharded)(*arguments)
+    world(loading, quiet=20)(load_sharded)(*arguments)
+    found = address_of(bucket)
+    assert isinstance(found, Address)
+    stored = store.Store(found).sizes("run")
+    total = sum(size for name, size in stored.items() if "/" in name and "accel_manifest" not in name)
+    moved = json.loads((tmp_path / "told.moved").read_text())
+    assert total <= sum(moved)
+    assert max(moved) <= 1.05 * total / loading
+
+
+@pytest.mark.full("another case of a grid")
+def test_check_resume_saves_to_a_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
+    """`check-resume --store` saves the interrupted run at an address, passes, and leaves nothing there."""
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    command = [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", "--at", "2", "--steps", "4"]
+    done = limits.run([*command, "--store", f"{bucket}/checked", str(script)], quiet=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical" in done.stdout
+    assert any("check-resume-" in path for _, path, _ in s3.seen)
+    found = address_of(bucket)
+    assert isinstance(found, Address)
+    assert store.Store(found).sizes("") == {}
+
+
+def test_merge_weights_reads_and_writes_stores(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
+    """`merge-weights` reads the shards of a checkpoint at an address, and writes whole weights to another."""
+    arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told"
+    world(2, quiet=20)(save_sharded)(*arguments)
+    found = address_of(bucket)
+    assert isinstance(found, Address)
+    merge = [
+        sys.executable,
+        "-m",
+        "accel_launch",
+        "merge-weights",
+        f"{bucket}/run/pytorch_model_fsdp_0",
+        f"{bucket}/merged",
+    ]
+    done = limits.run(merge, quiet=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert store.Store(found).sizes("merged").keys() == {"model.safetensors"}
+
+
+@requires("sklearn", "tensorboard")
+@pytest.mark.full("a whole training")
+def test_an_example_that_is_killed_goes_on_from_a_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
+    """`train_digits.py` is killed after its save to `s3://`, resumed, and ends with the weights of a run in one go."""
+    launch = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", "2"]
+    command = [*launch, str(ROOT / "examples" / "train_digits.py"), "--folder", str(tmp_path / "run")]
+    straight = limits.run([*command, "--state", f"{bucket}/straight"], quiet=120)
+    assert straight.returncode == 0, straight.stderr
+    killed = subprocess.Popen(
+        [*command, "--state", f"{bucket}/killed"], stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    found = address_of(f"{bucket}/killed")
+    assert isinstance(found, Address)
+    deadline = limits.Deadline(120)
+    while commits.newest(store.Store(found)) is None:
+        assert killed.poll() is None
+        assert not deadline.is_over
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    resumed = limits.run([*command, "--state", f"{bucket}/killed", "--resume"], quiet=120)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "equal to the uninterrupted run" in resumed.stdout
+    accuracy = [re.search(r"test accuracy +(\S+)", each.stdout) for each in (straight, resumed)]
+    assert None not in accuracy
+    assert len({found[1] for found in accuracy if found}) == 1
+    print(resumed.stdout)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from accel_core._records import record
 from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError, expect, expect_flags
-from accel_core.host import environ
+from accel_core.host import environ, installed
 from accel_core.optim.accumulation import Accumulation
 from accel_core.options.engines import engines, load, require
 from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
@@ -174,9 +174,7 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
     """Put a strategy and everything around it together."""
     parts = strategy.parts
     settings = handlers.get("TrackerKwargs")
-    # Loaded where it is asked for.
-    kind: type[Runtime] = load("accel_core.metering:MeteredRuntime") if "MeterKwargs" in handlers else Runtime
-    return kind(
+    return _runtime(handlers)(
         world=parts.world,
         strategy=strategy,
         gradient_state=parts.accumulation.gradient_state,
@@ -187,6 +185,28 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
     )
+
+
+def _runtime(handlers: dict[str, Any]) -> type[Runtime]:
+    """Return the class of the runtime: that which a handler asks for, or ACCELERATE_RUNTIME; loaded where asked for.
+
+    Raises:
+        ConfigurationError: Two are asked for, or a name is unknown.
+    """
+    wanted = {handler.runtime: name for name, handler in handlers.items() if handler.runtime}
+    named = environ.text("ACCELERATE_RUNTIME")
+    if named:
+        known = installed.points_of("accel.runtimes")
+        if named not in known:
+            raise ConfigurationError(
+                f"ACCELERATE_RUNTIME has to name an installed runtime; got {named!r}, and installed are {sorted(known)}. "
+                "Install the package that provides it, or unset the variable."
+            )
+        wanted.setdefault(known[named], f"ACCELERATE_RUNTIME={named}")
+    if len(wanted) > 1:
+        raise ConfigurationError(f"A run has one runtime; got {' and '.join(wanted.values())}. Leave one out.")
+    kind: type[Runtime] = load(next(iter(wanted))) if wanted else Runtime
+    return kind
 
 
 def _publish(
@@ -378,7 +398,7 @@ def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ..
     """
     for argument in given.plugins:
         require(argument.removesuffix("_plugin"), f"the argument {argument}")
-    foreign = [handler for handler in handlers.values() if not isinstance(handler, _BUILT_IN)]
+    foreign = [each for each in handlers.values() if not isinstance(each, _BUILT_IN) and not each.runtime]
     return _listed(*given.plugins.values(), *foreign)
 
 

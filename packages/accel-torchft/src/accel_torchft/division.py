@@ -1,0 +1,176 @@
+"""Which samples a replica reads: the rest of an epoch, divided anew whenever others are there than before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from accel_core.data.loader import PreparedLoader
+from accel_core.data.samplers import BatchSamplerShard
+from accel_core.data.shard import StepCounts
+from accel_core.errors import StateError
+
+if TYPE_CHECKING:
+    from accel_torchft.runtime import ReplicatedRuntime
+
+__all__ = ["Reader", "ReplicaShard"]
+
+_END = object()
+
+
+class ReplicaShard(BatchSamplerShard):
+    """A part of a batch sampler without the repeats that fill up its last batch.
+
+    A batch that would be of repeats alone is kept, as all ranks make equally many steps, and counts for nothing.
+    """
+
+    trims: bool = True
+
+    @classmethod
+    def of(cls, shard: BatchSamplerShard) -> ReplicaShard:
+        """Return one that shares out the same batches."""
+        made = object.__new__(cls)
+        made.__dict__.update(shard.__dict__)
+        return made
+
+    def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[list[int]]:
+        """Return this rank's batches from a position on."""
+        for step, batch in enumerate(super().from_offset(offset, counts)):
+            real = counts[step].real[self.process_index] if step in counts else 0
+            yield batch[:real] if real and self.trims else batch
+
+
+class Reader:
+    """Passes the batches of loaders on: those that are trained with in step with the other replicas.
+
+    Attributes:
+        positions: Where each loader stands behind the last step that was made, by its number in the run.
+    """
+
+    def __init__(self, runtime: ReplicatedRuntime) -> None:
+        self._runtime = runtime
+        self.positions: dict[int, dict[str, Any]] = {}
+        self.is_open = False  # whether a step was begun
+        self.is_made = True  # whether the last step was made
+        self.is_fed = False  # whether a backward pass followed the last batch
+        self.weight = 0.0  # samples of the step so far, on this replica
+        self.share = 1.0  # what the loss of this rank counts, against those of the others of its replica
+        self._reading: PreparedLoader | None = None
+
+    def read(self, loader: PreparedLoader, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches: where models train, those of this replica, until all replicas have read all; else all.
+
+        Raises:
+            StateError: Batches are read in a way in which replicas would lose some.
+        """
+        runtime = self._runtime
+        if not torch.is_grad_enabled() or not any(model.training for model in runtime.models):
+            self._divide(loader, 0, 1, trains=False)
+            yield from batches
+            return
+        number = next(at for at, each in enumerate(runtime.dataloaders) if each is loader)
+        epoch, replicas = loader.iteration, runtime.replicas
+        if self._reading is not None:
+            raise StateError(
+                "One loader at a time feeds the steps of replicas; got two that are read while models train. Read the "
+                "other one under torch.no_grad(), or make one loader of both."
+            )
+        if not replicas.is_connected and replicas.published(number) > epoch:
+            replicas.skipped += 1
+            loader.set_epoch(epoch + 1)  # the others have read it before this replica came
+            return
+        self._reading = loader
+        try:
+            yield from self._train(loader, number, epoch)
+        finally:
+            self._reading, self.is_open = None, False
+
+    def _train(self, loader: PreparedLoader, number: int, epoch: int) -> Iterator[Any]:
+        replicas, stream = self._runtime.replicas, None
+        self.positions[number] = loader.cursor.state_dict()
+        self.is_open = False
+        while True:
+            if not self.is_open:
+                if stream is not None and self.is_made:
+                    self.positions[number] = loader.cursor.state_dict()
+                place = replicas.place
+                over = self.positions[number]["epoch"] > epoch
+                if not self._runtime.meet(patient=over):
+                    break
+                position = self.positions[number]
+                if position["epoch"] > epoch:
+                    if replicas.close():
+                        break
+                    continue
+                if stream is None or not self.is_made or replicas.healed or place != replicas.place:
+                    if stream is not None:
+                        stream.close()
+                    self._divide(loader, *replicas.place, trains=True)
+                    loader.cursor.load_state_dict(position)
+                    stream = loader._read()
+                    replicas.publish({at: each["epoch"] for at, each in self.positions.items()})
+                self.is_open, self.is_made, self.is_fed, self.weight = True, False, True, 0.0
+            elif not self.is_fed:
+                raise StateError(
+                    "A batch that is read while models train is trained with; got a second one without a backward pass "
+                    "of the first. Call model.eval() to evaluate, or accelerator.backward for every batch."
+                )
+            batch = next(stream, _END)
+            if batch is _END:
+                if self.weight:
+                    raise StateError(
+                        "An epoch ends with a step of a prepared optimizer; got batches without one. Pass the optimizer "
+                        "to prepare(), and call its step() behind each backward pass."
+                    )
+                self.is_open, self.is_made = False, True
+                continue
+            self._count(loader)
+            self.is_fed = False
+            yield batch
+        self._finish(loader, stream, epoch, self.positions[number])
+
+    def commit(self) -> bool:
+        """Return whether the step is made, and end it."""
+        made = self._runtime.replicas.commit()
+        if self._runtime.replicas.is_decided:
+            self.is_open, self.is_made = False, made
+        return bool(made)
+
+    def _finish(
+        self, loader: PreparedLoader, stream: Iterator[Any] | None, epoch: int, position: dict[str, Any]
+    ) -> None:
+        """Leave a loader where the next epoch begins."""
+        for _ in stream or ():
+            raise AssertionError("a position behind the epoch has no batch before it")
+        if loader.iteration > epoch:
+            return
+        if position["epoch"] == epoch + 1:
+            loader.cursor.load_state_dict(position)
+        else:
+            loader.cursor.rewind()
+            loader.set_epoch(epoch + 1)
+
+    def _divide(self, loader: PreparedLoader, place: int, count: int, *, trains: bool) -> None:
+        """Give each rank of this replica its part of the data, or of all of it where the replica reads alone."""
+        shard, layout = loader.shard, self._runtime.layout
+        if not isinstance(shard, ReplicaShard):
+            return
+        shard.num_processes, shard.process_index = count * layout.replicas, place * layout.replicas + layout.part
+        shard.trims, shard.even_batches = trains, trains or (self._runtime.data.even_batches and layout.replicas > 1)
+        parts = tuple(place * layout.replicas + part for part in layout.parts)
+        loader.settings = dataclasses.replace(loader.settings, parts=parts)
+
+    def _count(self, loader: PreparedLoader) -> None:
+        """Note how many samples this replica reads in a batch, and which share of them is this rank's."""
+        counts, spec, layout = loader.counts, loader.spec, self._runtime.layout
+        if counts is None:
+            self.weight += (spec.step_samples or spec.ranks) // spec.ranks * layout.replicas
+            self.share = 1.0
+            return
+        first = spec.rank - layout.part
+        real = counts.real[first : first + layout.replicas]
+        self.weight += sum(real)
+        self.share = real[layout.part] * layout.replicas / sum(real) if sum(real) else 0.0

@@ -1,0 +1,17 @@
+"""Settings of the launcher for replicas."""
+
+from accel_launch.settings.model import ELASTIC, Setting
+from accel_launch.settings.rules import COUNT
+
+__all__ = ["SETTINGS"]
+
+SETTINGS = (
+    Setting(
+        "replicas",
+        ELASTIC,
+        "Number of replicas, each of --num-processes ranks, of which some may die while the others train on.",
+        int,
+        rule=COUNT,
+    ),
+    Setting("min_replicas", ELASTIC, "With fewer replicas no step is made.", int, default=1, rule=COUNT),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ class Reader:
         self.is_open = False  # whether a step was begun
         self.is_made = True  # whether the last step was made
         self.is_fed = False  # whether a backward pass followed the last batch
+        self.is_passing = False  # whether the last batch is of an epoch that is over
+        self.where = 0  # position behind the last step, of which replicas make sure that all have the same
         self.weight = 0.0  # samples of the step so far, on this replica
         self.share = 1.0  # what the loss of this rank counts, against those of the others of its replica
         self._reading: PreparedLoader | None = None
@@ -71,7 +74,12 @@ class Reader:
             self._divide(loader, 0, 1, trains=False)
             yield from batches
             return
-        number = next(at for at, each in enumerate(runtime.dataloaders) if each is loader)
+        number = next((at for at, each in enumerate(runtime.dataloaders) if each is loader), None)
+        if number is None:
+            raise StateError(
+                "Replicas know where the loaders of prepare() stand; got another one, as of skip_first_batches. Read the "
+                "prepared one: behind load_state it goes on where it stood."
+            )
         epoch, replicas = loader.iteration, runtime.replicas
         if self._reading is not None:
             raise StateError(
@@ -79,8 +87,9 @@ class Reader:
                 "other one under torch.no_grad(), or make one loader of both."
             )
         if not replicas.is_connected and replicas.published(number) > epoch:
-            replicas.skipped += 1
-            loader.set_epoch(epoch + 1)  # the others have read it before this replica came
+            replicas.skipped += 1  # the others have read it before this replica came
+            yield from self._pass(loader, epoch)
+            loader.set_epoch(epoch + 1)
             return
         self._reading = loader
         try:
@@ -88,8 +97,26 @@ class Reader:
         finally:
             self._reading, self.is_open = None, False
 
+    def _pass(self, loader: PreparedLoader, epoch: int) -> Iterator[Any]:
+        """Yield one batch of an epoch that is over, for scripts that look at their last batch; no step is made of it."""
+        loader.cursor.rewind()
+        loader.set_epoch(epoch)
+        self._divide(loader, *self._runtime.replicas.place, trains=True)
+        stream = loader._read()
+        self.is_passing = True
+        try:
+            for batch in itertools.islice(stream, 1):
+                loader.end_of_dataloader = True  # so that its gradients are cleared
+                yield batch
+        finally:
+            self.is_passing = False
+            stream.close()
+            loader.cursor.rewind()
+
     def _train(self, loader: PreparedLoader, number: int, epoch: int) -> Iterator[Any]:
         replicas, stream = self._runtime.replicas, None
+        if loader.pending is None:
+            loader.forget_position()  # of an iteration that was broken off, which begins anew
         self.positions[number] = loader.cursor.state_dict()
         self.is_open = False
         while True:
@@ -113,6 +140,7 @@ class Reader:
                     stream = loader._read()
                     replicas.publish({at: each["epoch"] for at, each in self.positions.items()})
                 self.is_open, self.is_made, self.is_fed, self.weight = True, False, True, 0.0
+                self.where = number << 56 | (position["epoch"] & 0xFFFF) << 40 | position["offset"] & (1 << 40) - 1
             elif not self.is_fed:
                 raise StateError(
                     "A batch that is read while models train is trained with; got a second one without a backward pass "
@@ -130,10 +158,14 @@ class Reader:
             self._count(loader)
             self.is_fed = False
             yield batch
+        if stream is None:
+            yield from self._pass(loader, epoch)
         self._finish(loader, stream, epoch, self.positions[number])
 
     def commit(self) -> bool:
         """Return whether the step is made, and end it."""
+        if self.is_passing:
+            return False
         made = self._runtime.replicas.commit()
         if self._runtime.replicas.is_decided:
             self.is_open, self.is_made = False, made

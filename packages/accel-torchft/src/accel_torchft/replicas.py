@@ -37,8 +37,8 @@ __all__ = ["QuorumLost", "Replicas"]
 
 _logger = get_logger(__name__)
 _BUCKET = 1 << 25  # bytes of gradients that are averaged at once
-_STEP, _CLOSING = range(2)
-_COLUMNS = 4  # of what a replica tells the others: its history, the weight of its samples, its number, what it does
+_CLOSING = -1
+_COLUMNS = 4  # what a replica tells the others: its history, the weight of its samples, its number, where it stands
 _PATIENCE = 5.0  # seconds of waiting after which a line says for whom
 _PAUSE, _LOOK = 0.2, 0.02
 
@@ -159,6 +159,8 @@ class Replicas:
             self._give_up(failures[0])
             return False
         self.place = manager.participating_rank(), manager.num_participants()
+        if self.place[1] < len(self.living) and self._channel.broadcast((self._folder / "finished").exists()):
+            raise QuorumLost("the others came to the end of the script")
         return bool(self.place[1] >= self._fewest)
 
     def _give_up(self, why: str) -> None:
@@ -204,12 +206,19 @@ class Replicas:
             replica_id=f"replica{self.number}",
             checkpoint_transport=Transport(timeout, self._host),
         )
-        # One that left and comes again stands where it stood; those that are further heal it.
-        self._manager.load_state_dict({"step": self.step, "batches_committed": 0})
+        self._show_step()
         atexit.register(self.leave)
         if self._is_fresh and self.life == 0:
             self._await_start()
         return self._manager
+
+    def _show_step(self) -> None:
+        """Tell torchft where this replica stands: those that are furthest heal the others.
+
+        Before the first step one alone is furthest, as otherwise processes of one replica would be healed from several.
+        """
+        step = self.step + self.size if self.step else self.size - self.number
+        self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def leave(self) -> None:
         """Take part no more, until the next `meet`."""
@@ -220,7 +229,7 @@ class Replicas:
                 self._group.abort()
             manager.shutdown(wait=False)
 
-    def average(self, parameters: Sequence[torch.nn.Parameter], weight: float) -> None:
+    def average(self, parameters: Sequence[torch.nn.Parameter], weight: float, where: int) -> None:
         """Average gradients over the replicas of this step, each by the weight of its samples.
 
         Raises:
@@ -232,7 +241,7 @@ class Replicas:
                 "optimizer's step. Call accelerator.backward for all losses first, and then the optimizers."
             )
         self._averaged = True
-        rows = self._tell(weight, [parameter.grad is not None for parameter in parameters], _STEP)
+        rows = self._tell(weight, [parameter.grad is not None for parameter in parameters], where)
         if rows is None or len(rows) == 1:
             return
         total = math.fsum(_number(row[1]) for row in rows)
@@ -275,11 +284,11 @@ class Replicas:
                 [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in bucket]), bucket, strict=True)],
             )
 
-    def _tell(self, weight: float, has: Sequence[bool], kind: int) -> list[list[int]] | None:
+    def _tell(self, weight: float, has: Sequence[bool], where: int) -> list[list[int]] | None:
         """Tell the others what this replica stands for; return what each told, or `None` where the step is lost."""
         rank, count = self.place
         table = torch.zeros(count * _COLUMNS + len(has), dtype=torch.int64)
-        own = torch.tensor([self._chain, _bits(weight), self.number, kind])
+        own = torch.tensor([self._chain, _bits(weight), self.number, where])
         table[rank * _COLUMNS : (rank + 1) * _COLUMNS] = own
         table[count * _COLUMNS :] = torch.tensor(has, dtype=torch.int64)
         sent = table.to(self._world.device)
@@ -290,14 +299,13 @@ class Replicas:
         values = sent.tolist()
         self._holders = values[count * _COLUMNS :]
         rows = self._told = [values[at * _COLUMNS : (at + 1) * _COLUMNS] for at in range(count)]
-        first = rows[0]
-        if any(row[0] != first[0] for row in rows):
-            # Two groups went on without each other. One of them takes over the state of the other.
-            if self._chain != first[0]:
+        stands = [(row[0], row[3]) for row in rows]
+        if len({*stands}) > 1:
+            self._manager.report_error(RuntimeError("replicas stand at different places, or have different histories"))
+            most = max(stands, key=stands.count)  # of equals, the first
+            if _CLOSING not in {place for _, place in stands} and stands[rank] != most:
+                # Others went on without this one, or otherwise: it takes over their state.
                 self._manager.load_state_dict({"step": 0, "batches_committed": 0})
-            self._manager.report_error(RuntimeError("replicas have different histories"))
-        elif any(row[3] != first[3] for row in rows):
-            self._manager.report_error(RuntimeError("replicas are at different ends of an epoch"))
         living = sorted(row[2] for row in rows)
         if living != self.living:
             lead(living[0] == self.number)
@@ -339,8 +347,8 @@ class Replicas:
         total = math.fsum(_number(row[1]) for row in self._told)
         self.samples += total
         self._advance()
-        if self._is_new:
-            self._is_new = False
+        self.has_changed, self._is_new = self._is_new, False
+        if self.has_changed:
             self.waited = time.monotonic() - self._made_at
             self._write(f"made-{self.number}-{self.life}", "")
             event = {"when": time.time(), "living": self.living, "step": self.step, "waited": self.waited}
@@ -355,8 +363,10 @@ class Replicas:
         """Add a step to the history, which tells apart steps of the same number that other replicas made."""
         words = struct.pack(f"<{1 + 2 * len(self._told)}q", self._chain, *(v for row in self._told for v in row[1:3]))
         self._chain = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
-        self.step = self._manager.current_step()
+        self.step += 1
+        self._show_step()
 
+    has_changed = False
     _is_new = False
     _is_made = False
     _holders: Sequence[int] = ()

@@ -190,7 +190,7 @@ class ReplicatedRuntime(Runtime):
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients, and average them over replicas where the step ends."""
-        if self.replicas is None:
+        if self.replicas is None or self.reader.is_passing:
             super().backward(loss, weight, arguments)
             return
         reader = self.reader
@@ -207,10 +207,16 @@ class ReplicatedRuntime(Runtime):
         reader.is_fed = True
         if self.gradient_state.sync_gradients:
             amount = reader.weight if weight is None else self.accumulation.amount
-            self.replicas.average(self._parameters(), amount)
+            self.replicas.average(self._parameters(), amount, reader.where)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
-        found = {id(each): each for model in self.models for each in model.parameters() if each.requires_grad}
+        found = {id(each): each for model in self.models for each in model.parameters()}
+        for optimizer in self.optimizers:
+            if any(id(each) not in found for group in optimizer.param_groups for each in group["params"]):
+                raise PreparationError(
+                    "Replicas average the gradients of prepared models; got an optimizer with a parameter of another "
+                    "one. Pass all models to prepare()."
+                )
         return list(found.values())
 
     def timed(self, part: str) -> AbstractContextManager[None]:
@@ -241,5 +247,10 @@ class ReplicatedRuntime(Runtime):
 
     def _follow(self) -> None:
         """Let schedules move as far as samples were read, and trackers know who trains."""
+        replicas = self.replicas
         for scheduler in self.schedulers:
-            scheduler._replicas = len(self.replicas.living) * self.layout.replicas
+            scheduler._replicas = len(replicas.living) * self.layout.replicas
+        if replicas.has_changed:
+            self.hub.log_at_last_step(
+                {"replicas/living": len(replicas.living), "replicas/waited": replicas.waited}, replicas.step
+            )

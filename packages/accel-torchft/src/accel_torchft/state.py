@@ -23,6 +23,7 @@ def capture(runtime: Runtime) -> dict[str, Any]:
     Buffers are, as a forward pass changes them while they are sent.
     """
     run = runtime.to_save()
+    _part(run.models)
     return {
         "models": [
             {name: local_memory(each).detach() for name, each in model.named_parameters()}
@@ -46,6 +47,7 @@ def restore(runtime: Runtime, state: dict[str, Any]) -> None:
         CheckpointMismatchError: That replica has other objects.
     """
     run = runtime.to_save()
+    _part(run.models)
     for kind, own in (("models", run.models), ("optimizers", run.optimizers), ("schedulers", run.schedulers)):
         _check(kind, len(state[kind]), len(own))
     _check("registered objects", len(state["custom"]), len(run.custom_objects))
@@ -65,6 +67,13 @@ def restore(runtime: Runtime, state: dict[str, Any]) -> None:
         run.scaler.load_state_dict(state["scaler"])
     rng.restore(state["random"], run.world)
     runtime.step, run.project.iteration = state["step"], state["saves"]
+
+
+def _part(models: list[torch.nn.Module]) -> None:
+    """Let go of what a forward pass without a backward pass left whole of parameters in shards."""
+    for module in (each for model in models for each in model.modules()):
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            module.reshard()  # type: ignore[operator]
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -18,9 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from accel_core.accelerator import Accelerator
+from accel_core.mesh.tensor import whole
 from accel_torchft.kwargs import FaultToleranceKwargs
 
-BATCH, PATIENCE = 4, 0.3
+BATCH, LOOK, PATIENCE = 4, 0.05, 0.5
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -98,6 +99,12 @@ def main() -> None:
         if f"{replicas.number}:{replicas.life}:{own}:{when}" in kills and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def starts(number: int) -> int:
+        return len([*folder.glob(f"start-{number}-*")])
+
+    if rank == 0:
+        (folder / f"start-{replicas.number}-{replicas.life}").touch()
+    started: dict[int, int] = {}
     for _ in range(epochs):
         for index in loader:
             loss = model(index)
@@ -116,17 +123,21 @@ def main() -> None:
             counter.zero_grad()
             adam.zero_grad()
             own += 1
-            if len(replicas.living) < replicas.size:
-                time.sleep(PATIENCE)  # until the one that died is back
+            missing = {*range(replicas.size)} - {*replicas.living} if replicas.living else ()
+            for number in range(replicas.size):  # one that died is waited for until it is about to come
+                while number in missing and starts(number) == started.get(number, 1):
+                    time.sleep(LOOK)
+            started.update({number: starts(number) for number in replicas.living})
+            time.sleep(PATIENCE if missing else 0)
         model.eval()
         with torch.no_grad():
             model(index)
         model.train()
-    weights = accelerator.get_state_dict(model)
+    weights = {key: whole(each.detach()) for key, each in accelerator.unwrap_model(model).named_parameters()}
     sums = next(iter(counter.state.values()))["sum"]
     found = {
         "weights": weights,
-        "sums": sums.full_tensor() if hasattr(sums, "full_tensor") else sums,
+        "sums": whole(sums),
         "schedule": schedule.get_last_lr(),
         "epochs": schedule.state_dict()["last_epoch"],
         "random": torch.rand(1),

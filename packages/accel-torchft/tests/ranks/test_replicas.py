@@ -21,7 +21,7 @@ def launched(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epoch
     """Run the program under replicas; return what each rank of each found."""
     command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "-n", ranks, "--replicas", replicas]
     command += [PROGRAM, folder, SAMPLES, epochs, *words]
-    ended = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=110)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {path.stem.removeprefix("found-"): torch.load(path) for path in sorted(folder.glob("found-*.pt"))}
     assert len(found) == ranks * replicas, ended.stderr
@@ -59,7 +59,7 @@ def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int
     """Check that every sample was trained with once an epoch, and that all replicas end with one state."""
     found.pop("report")
     first = found["0-0"]
-    weights, steps = plain(folder, len(found) // 2)
+    weights, steps = plain(folder, sum(name.startswith("0-") for name in found))
     assert sorted(itertools.chain(*steps.values())) == sorted([*range(SAMPLES)] * epochs)
     assert first["samples"] == SAMPLES * epochs
     assert first["weights"]["times"].tolist() == [epochs] * SAMPLES
@@ -86,3 +86,18 @@ def test_no_sample_is_lost_or_repeated_where_a_replica_dies_twice(tmp_path: Path
     assert "was made without 1; the others waited" in report
     assert found["0-0"]["lost"] > 0
     check(found, tmp_path, 3, {1: 2})
+
+
+@pytest.mark.full("more axes at once")
+@pytest.mark.parametrize("inside", ["ddp", "fsdp2"])
+def test_replicas_of_several_ranks_end_equal(inside: str, tmp_path: Path) -> None:
+    """A replica of two ranks, with whole models or shards, loses one of them, and comes back as a whole."""
+    found = launched(tmp_path, "1:0:3:before", inside, ranks=2)
+    check(found, tmp_path, 3, {1: 1})
+
+
+@pytest.mark.full("another case of a grid")
+def test_three_replicas_with_workers_of_which_the_first_dies(tmp_path: Path) -> None:
+    """Batches that workers read ahead are read again by those that live; who prints is another one meanwhile."""
+    found = launched(tmp_path, "0:0:2:before,2:0:4:behind", "workers", replicas=3)
+    check(found, tmp_path, 3, {0: 1, 2: 1})

@@ -13,6 +13,7 @@ killed in the middle of an epoch.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -190,7 +191,7 @@ def steps(kind: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         times.append(time.perf_counter())
-    taken = [after - before for before, after in zip(times[20:], times[21:])]
+    taken = [after - before for before, after in itertools.pairwise(times[20:])]
     if accelerator.is_main_process:
         print("median", statistics.median(taken))
 
@@ -216,7 +217,7 @@ def row_of_steps(rounds: int = 3) -> str:
 
     pairs = [(measure("replicas", "-n", "1", "--replicas", "2"), measure("ddp", "-n", "2")) for _ in range(rounds)]
     ratio = statistics.median(ours / plain for ours, plain in pairs)
-    ours, plain = (statistics.median(each) * 1e3 for each in zip(*pairs))
+    ours, plain = (statistics.median(each) * 1e3 for each in zip(*pairs, strict=True))
     return f"| step ÷ plain DDP, 2 processes | {ratio:.3f} ({ours:.1f} ms) | {plain:.1f} ms | ≤ 1.10 |"
 
 
@@ -297,10 +298,10 @@ def row_alone(samples: int = 2400) -> str:
         made = [index for number in (0, 1) for _, indices in read(number) for index in indices]
         house.shutdown()
     never, again = samples - len({*made}), len(made) - len({*made})
-    waited = next(b - a for a, b in zip([when, *after], after) if b - a > 0.5)
+    waited = next(b - a for a, b in itertools.pairwise([when, *after]) if b - a > 0.5)
     return (
         f"| an epoch of {samples} samples, one of two replicas killed in its middle: samples never trained with; "
-        f"trained with twice; next step after | 0; 0 (rows above) | torchft alone: {never}; {again}; {waited:.2f} s | – |"
+        f"trained with twice; next step after | 0; 0; as above | torchft alone: {never}; {again}; {waited:.2f} s | – |"
     )
 
 

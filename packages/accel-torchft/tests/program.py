@@ -2,9 +2,9 @@
 
     program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [workers]
 
-KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own, `before`
-its gradients are exchanged, `within` the step behind that, or `behind` the step. Beside the counts a small model is
-trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
+KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
+`before` its gradients are exchanged, `within` the step behind that, or `behind` the step. Beside the counts a small
+model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
 """
 
 import os
@@ -46,6 +46,7 @@ class Model(nn.Module):
         self.layer = nn.Linear(4, 2, dtype=torch.float64)
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
         inputs = torch.stack([torch.sin(index * (k + 1.0)) for k in range(4)], dim=1).double()
         wanted = torch.stack([inputs.sum(1), inputs.prod(1)], dim=1)
         return self.times[index].mean() + (self.layer(inputs) - wanted).pow(2).mean()

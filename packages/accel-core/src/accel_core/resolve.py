@@ -78,6 +78,9 @@ _BUILT_IN = (
 )
 
 
+_RUNTIMES = {"meter": "accel_core.metering:MeteredRuntime"}
+
+
 @record(frozen=True)
 class Arguments:
     """What the constructor of an Accelerator was given, plugins of engines by argument; see there for each."""
@@ -191,22 +194,24 @@ def _runtime(handlers: dict[str, Any]) -> type[Runtime]:
     """Return the class of the runtime: that which a handler asks for, or ACCELERATE_RUNTIME; loaded where asked for.
 
     Raises:
-        ConfigurationError: Two are asked for, or a name is unknown.
+        ConfigurationError: Two are asked for, or one that no package announces.
     """
     wanted = {handler.runtime: name for name, handler in handlers.items() if handler.runtime}
     named = environ.text("ACCELERATE_RUNTIME")
     if named:
-        known = installed.points_of("accel.runtimes")
-        if named not in known:
-            raise ConfigurationError(
-                f"ACCELERATE_RUNTIME has to name an installed runtime; got {named!r}, and installed are {sorted(known)}. "
-                "Install the package that provides it, or unset the variable."
-            )
-        wanted.setdefault(known[named], f"ACCELERATE_RUNTIME={named}")
+        wanted.setdefault(named, f"ACCELERATE_RUNTIME={named}")
     if len(wanted) > 1:
         raise ConfigurationError(f"A run has one runtime; got {' and '.join(wanted.values())}. Leave one out.")
-    kind: type[Runtime] = load(next(iter(wanted))) if wanted else Runtime
-    return kind
+    for name, asked in wanted.items():
+        known = _RUNTIMES if name in _RUNTIMES else installed.points_of("accel.runtimes")
+        if name not in known:
+            raise ConfigurationError(
+                f"A runtime comes with an installed package; got {asked}, and installed are {sorted(known)}. Install "
+                "the package that has it, or leave it out."
+            )
+        kind: type[Runtime] = load(known[name])
+        return kind
+    return Runtime
 
 
 def _publish(

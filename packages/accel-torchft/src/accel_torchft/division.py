@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -13,9 +13,7 @@ from accel_core.data.loader import PreparedLoader
 from accel_core.data.samplers import BatchSamplerShard
 from accel_core.data.shard import StepCounts
 from accel_core.errors import StateError
-
-if TYPE_CHECKING:
-    from accel_torchft.runtime import ReplicatedRuntime
+from accel_core.runtime import Runtime
 
 __all__ = ["Reader", "ReplicaShard"]
 
@@ -51,8 +49,8 @@ class Reader:
         positions: Where each loader stands behind the last step that was made, by its number in the run.
     """
 
-    def __init__(self, runtime: ReplicatedRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, meet: Callable[[bool], bool]) -> None:
+        self._runtime, self._meet = runtime, meet
         self.positions: dict[int, dict[str, Any]] = {}
         self.is_open = False  # whether a step was begun
         self.is_made = True  # whether the last step was made
@@ -77,8 +75,8 @@ class Reader:
         number = next((at for at, each in enumerate(runtime.dataloaders) if each is loader), None)
         if number is None:
             raise StateError(
-                "Replicas know where the loaders of prepare() stand; got another one, as of skip_first_batches. Read the "
-                "prepared one: behind load_state it goes on where it stood."
+                "Replicas know where the loaders of prepare() stand; got another one, as of skip_first_batches. Read "
+                "the prepared one: behind load_state it goes on where it stood."
             )
         epoch, replicas = loader.iteration, runtime.replicas
         if self._reading is not None:
@@ -98,7 +96,7 @@ class Reader:
             self._reading, self.is_open = None, False
 
     def _pass(self, loader: PreparedLoader, epoch: int) -> Iterator[Any]:
-        """Yield one batch of an epoch that is over, for scripts that look at their last batch; no step is made of it."""
+        """Yield one batch of an epoch that is over, for scripts that look at their last one; no step is made of it."""
         loader.cursor.rewind()
         loader.set_epoch(epoch)
         self._divide(loader, *self._runtime.replicas.place, trains=True)
@@ -125,7 +123,7 @@ class Reader:
                     self.positions[number] = loader.cursor.state_dict()
                 place = replicas.place
                 over = self.positions[number]["epoch"] > epoch
-                if not self._runtime.meet(patient=over):
+                if not self._meet(over):
                     break
                 position = self.positions[number]
                 if position["epoch"] > epoch:
@@ -150,8 +148,8 @@ class Reader:
             if batch is _END:
                 if self.weight:
                     raise StateError(
-                        "An epoch ends with a step of a prepared optimizer; got batches without one. Pass the optimizer "
-                        "to prepare(), and call its step() behind each backward pass."
+                        "An epoch ends with a step of a prepared optimizer; got batches without one. Pass the "
+                        "optimizer to prepare(), and call its step() behind each backward pass."
                     )
                 self.is_open, self.is_made = False, True
                 continue

@@ -1,8 +1,8 @@
 """The replicas of a run: who is there, what a step averages over them, and whether it is made on all of them.
 
-A step goes so on every replica: `meet` agrees on who takes part, and heals who came; `average` tells each other what was
-read, and averages gradients; `commit` decides. What went wrong meanwhile leaves the step unmade, and its samples unread.
-torchft agrees, connects and sends states; which samples are whose, and what a step is worth, is decided here.
+A step goes so on every replica: `meet` agrees on who takes part, and heals who came; `average` tells each other what
+was read, and averages gradients; `commit` decides. What goes wrong meanwhile leaves the step unmade, and its samples
+unread. torchft agrees, connects and sends states; which samples are whose, and what a step is worth, is decided here.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import local_memory
+from accel_core.options.engines import load
 from accel_core.process.world import World, lead
 from accel_torchft.kwargs import FaultToleranceKwargs
 
@@ -180,7 +181,7 @@ class Replicas:
         # Where a run has replicas, and not earlier.
         from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
 
-        from accel_torchft.transport import Transport
+        transport = load("accel_torchft.transport:Transport")
 
         logging.getLogger("torchft").setLevel(logging.CRITICAL)  # a replica that leaves is no error
         timeout = timedelta(seconds=self._settings.timeout)
@@ -204,7 +205,7 @@ class Replicas:
             store_port=port,
             hostname=self._host,
             replica_id=f"replica{self.number}",
-            checkpoint_transport=Transport(timeout, self._host),
+            checkpoint_transport=transport(timeout, self._host),
         )
         self._show_step()
         atexit.register(self.leave)

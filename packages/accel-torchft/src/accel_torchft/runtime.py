@@ -20,6 +20,7 @@ from accel_core.logging import get_logger
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
+from accel_core.process.world import lead
 from accel_core.runtime import Runtime
 from accel_torchft import state
 from accel_torchft.division import Reader, ReplicaShard
@@ -46,8 +47,8 @@ class ReplicatedOptimizer(AcceleratedOptimizer):
             return super().step(closure)
         if closure is not None:
             raise ConfigurationError(
-                "Replicas decide once on a step; got a closure, with which an optimizer makes several. Use an optimizer "
-                "without one."
+                "Replicas decide once on a step; got a closure, with which an optimizer makes several. Use an "
+                "optimizer without one."
             )
         if reader.commit():
             self._is_overflow = False
@@ -91,7 +92,7 @@ class ReplicatedRuntime(Runtime):
         settings = cast("FaultToleranceKwargs", self.handlers.get("FaultToleranceKwargs") or FaultToleranceKwargs())
         self.replicas = Replicas(settings, self.world)
         self.hub.is_main = self.strategy.is_main  # known only now
-        self.reader = self.gradient_state.meter = Reader(self)
+        self.reader = self.gradient_state.meter = Reader(self, self._meet)
         self.replicas.keep(self._capture, self._restore, self._follow)
 
     @property
@@ -155,12 +156,12 @@ class ReplicatedRuntime(Runtime):
         norms = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
         if self.replicas is not None and norms:
             _logger.warning(
-                "BatchNorm takes statistics of its own replica's batches: %s of %d replicas will differ. Use GroupNorm or "
-                "LayerNorm where replicas have to be equal.",
+                "BatchNorm takes statistics of its own replica's batches: %s of %d replicas will differ. Use GroupNorm "
+                "or LayerNorm where replicas have to be equal.",
                 *(norms[0] if len(norms) == 1 else f"{len(norms)} layers", self.replicas.size),
             )
 
-    def meet(self, *, patient: bool) -> bool:
+    def _meet(self, patient: bool) -> bool:
         """Begin a step with the other replicas; `patient` is one at the end of an epoch, which may be left alone.
 
         Raises:
@@ -179,8 +180,6 @@ class ReplicatedRuntime(Runtime):
         """Save what can be, and end the script."""
         named = self.project.automatic_checkpoint_naming
         if named and self.replicas.step and self.replicas.first_to(f"saved-at-{self.replicas.step}"):
-            from accel_core.process.world import lead
-
             lead(True)
             super().save_state(None)
         saved = "" if named else "; nothing was saved, as checkpoints are not named automatically"
@@ -196,8 +195,8 @@ class ReplicatedRuntime(Runtime):
         reader = self.reader
         if not reader.is_open:
             raise ConfigurationError(
-                "Replicas train with batches of a prepared loader; got a backward pass outside of one that is read while "
-                "models train. Prepare the loader, and call model.train()."
+                "Replicas train with batches of a prepared loader; got a backward pass outside of one that is read "
+                "while models train. Prepare the loader, and call model.train()."
             )
         if weight is not None:
             loss, weight = (loss, weight) if reader.share else (loss * 0, 0.0)

@@ -11,7 +11,7 @@ from torchft.checkpointing.http_transport import HTTPTransport
 __all__ = ["Transport"]
 
 
-class Transport(HTTPTransport[Any]):
+class Transport(HTTPTransport[Any]):  # type: ignore[misc]  # not checked where types are
     """torchft's transport, at the address that the replica is known by, and without a line for each request."""
 
     def __init__(self, timeout: timedelta, host: str) -> None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from accel_core.testing import limits
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 
@@ -21,7 +22,7 @@ def launched(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epoch
     """Run the program under replicas; return what each rank of each found."""
     command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "-n", ranks, "--replicas", replicas]
     command += [PROGRAM, folder, SAMPLES, epochs, *words]
-    ended = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=110)
+    ended = limits.run([*map(str, command)], quiet=40)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {path.stem.removeprefix("found-"): torch.load(path) for path in sorted(folder.glob("found-*.pt"))}
     assert len(found) == ranks * replicas, ended.stderr
@@ -32,7 +33,8 @@ def launched(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epoch
 def plain(folder: Path, ranks: int) -> tuple[Any, dict[int, list[int]]]:
     """Make the steps that were made, each with the samples of all replicas, in one process without accel."""
     spec = importlib.util.spec_from_file_location("program", PROGRAM)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     steps: dict[int, list[int]] = defaultdict(list)

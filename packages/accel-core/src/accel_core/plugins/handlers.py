@@ -46,7 +46,7 @@ class KwargsHandler:
     """
 
     runtime: ClassVar[str] = ""
-    """`module:Class` of the `Runtime` that it asks for; empty where any does."""
+    """Name of the runtime that it asks for, as a package announces it under `accel.runtimes`; empty where any does."""
 
     def __post_init__(self) -> None:
         """Refuse a text where true or false belongs."""
@@ -258,7 +258,7 @@ class MeterKwargs(KwargsHandler):
         True
     """
 
-    runtime: ClassVar[str] = "accel_core.metering:MeteredRuntime"
+    runtime: ClassVar[str] = "meter"
 
     flops: float | Literal["auto"] | None = "auto"
     peak_flops: float | Literal["auto"] | None = "auto"

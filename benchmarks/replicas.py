@@ -143,12 +143,12 @@ def rows_of_kills(most: int, seed: int) -> str:
         left -= int(runs[-1]["kills"])  # type: ignore[call-overload]
         print(f"{replicas} replicas: { {**runs[-1], 'waits': max(runs[-1]['waits'], default=None)} }", file=sys.stderr)
     kills, waits = sum(r["kills"] for r in runs), [wait for r in runs for wait in r["waits"]]
-    equal = sum(r["equal"] for r in runs)
+    equal, lost, repeated = (sum(r[key] for r in runs) for key in ("equal", "lost", "repeated"))
     return "\n".join(
         [
             f"| {kills} kills in {len(runs)} runs: survivors restarted | {sum(r['restarted'] for r in runs)} | – | 0 |",
             f"| runs that failed | {sum(r['status'] != 0 for r in runs)} | – | 0 |",
-            f"| samples lost; repeated | {sum(r['lost'] for r in runs)}; {sum(r['repeated'] for r in runs)} | – | 0; 0 |",
+            f"| samples lost; repeated | {lost}; {repeated} | – | 0; 0 |",
             f"| runs that ended with bit-equal weights | {equal} of {len(runs)} | – | all |",
             f"| from a kill to the survivors' next step, median | {statistics.median(waits):.2f} s | – | ≤ 3 s |",
             f"| the same, worst | {max(waits):.2f} s | – | ≤ 10 s |",

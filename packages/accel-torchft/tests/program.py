@@ -1,10 +1,11 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
-    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [workers]
+    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [workers] [slow] [hasty]
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
+A `hasty` one waits 3 s for others, and begins where its latest checkpoint is.
 """
 
 import os
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.mesh.tensor import whole
+from accel_core.plugins.project import ProjectConfiguration
 from accel_torchft.kwargs import FaultToleranceKwargs
 
 BATCH, LOOK, PATIENCE = 4, 0.05, 0.5
@@ -86,7 +88,13 @@ def main() -> None:
         from accel_parallel import FullyShardedDataParallelPlugin
 
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin, kwargs_handlers=[FaultToleranceKwargs(timeout=10)])
+    hasty = "hasty" in sys.argv
+    accelerator = Accelerator(
+        cpu=True,
+        fsdp_plugin=plugin,
+        project_config=ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=hasty),
+        kwargs_handlers=[FaultToleranceKwargs(timeout=10, quorum_timeout=3 if hasty else 60)],
+    )
     replicas, own, rank = accelerator.replicas, 0, accelerator.process_index
     torch.manual_seed(replicas.number)  # the first replica's weights and order count
     model = Model(samples)
@@ -94,6 +102,8 @@ def main() -> None:
     schedule = schedule_of(adam)
     loader = DataLoader(Numbers(samples), batch_size=BATCH, shuffle=True, num_workers=2 * ("workers" in sys.argv))
     model, counter, adam, schedule, loader = accelerator.prepare(model, counter, adam, schedule, loader)
+    if hasty and (folder / "checkpoints").is_dir():
+        accelerator.load_state()
     name = f"{replicas.number}-{rank}"
 
     def die(when: str) -> None:
@@ -129,7 +139,7 @@ def main() -> None:
                 while number in missing and starts(number) == started.get(number, 1):
                     time.sleep(LOOK)
             started.update({number: starts(number) for number in replicas.living})
-            time.sleep(PATIENCE if missing else 0)
+            time.sleep(PATIENCE if missing else LOOK * ("slow" in sys.argv))
         model.eval()
         with torch.no_grad():
             model(index)

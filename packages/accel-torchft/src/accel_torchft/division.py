@@ -127,7 +127,7 @@ class Reader:
                     break
                 position = self.positions[number]
                 if position["epoch"] > epoch:
-                    if replicas.close():
+                    if replicas.close(self._parameters()):
                         break
                     continue
                 if stream is None or not self.is_made or replicas.healed or place != replicas.place:
@@ -159,6 +159,9 @@ class Reader:
         if stream is None:
             yield from self._pass(loader, epoch)
         self._finish(loader, stream, epoch, self.positions[number])
+
+    def _parameters(self) -> int:
+        return len({id(each) for model in self._runtime.models for each in model.parameters()})
 
     def commit(self) -> bool:
         """Return whether the step is made, and end it."""

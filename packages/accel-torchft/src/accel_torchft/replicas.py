@@ -42,6 +42,7 @@ _CLOSING = -1
 _COLUMNS = 4  # what a replica tells the others: its history, the weight of its samples, its number, where it stands
 _PATIENCE = 5.0  # seconds of waiting after which a line says for whom
 _PAUSE, _LOOK = 0.2, 0.02
+_RETRIES = 20  # of asking a lighthouse that does not answer, as one that is started again
 
 
 class QuorumLost(Exception):  # it ends the script in good order
@@ -204,6 +205,7 @@ class Replicas:
             store_addr=self._host,
             store_port=port,
             hostname=self._host,
+            quorum_retries=_RETRIES,
             replica_id=f"replica{self.number}",
             checkpoint_transport=transport(timeout, self._host),
         )
@@ -333,9 +335,12 @@ class Replicas:
                 _logger.info("A step is not made, and its samples are read again: %s", self._manager.errored())
         return self._is_made
 
-    def close(self) -> bool:
-        """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it."""
-        rows = self._tell(0.0, (), _CLOSING)
+    def close(self, parameters: int) -> bool:
+        """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it.
+
+        What is told is as long as in a step of this number of parameters, which another replica may be about to make.
+        """
+        rows = self._tell(0.0, [False] * parameters, _CLOSING)
         apart = any(row[3] != _CLOSING for row in self._told)
         if bool(self._manager.should_commit()) and rows is not None:
             self._advance()

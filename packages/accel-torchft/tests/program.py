@@ -1,11 +1,12 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
-    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [workers] [slow] [hasty]
+    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [workers] [slow] [hasty] [saving]
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
-A `hasty` one waits 3 s for others, and begins where its latest checkpoint is.
+A `hasty` one waits 3 s for others, and begins where its latest checkpoint is. One that is `saving` saves its state
+every 4 steps, and may be killed at it.
 """
 
 import os
@@ -110,6 +111,8 @@ def main() -> None:
         if f"{replicas.number}:{replicas.life}:{own}:{when}" in kills and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    accelerator.register_save_state_pre_hook(lambda *_: die("saving"))
+
     def starts(number: int) -> int:
         return len([*folder.glob(f"start-{number}-*")])
 
@@ -134,6 +137,8 @@ def main() -> None:
             counter.zero_grad()
             adam.zero_grad()
             own += 1
+            if "saving" in sys.argv and own % 4 == 0:
+                accelerator.save_state(folder / "state")
             missing = {*range(replicas.size)} - {*replicas.living} if replicas.living else ()
             for number in range(replicas.size):  # one that died is waited for until it is about to come
                 while number in missing and starts(number) == started.get(number, 1):

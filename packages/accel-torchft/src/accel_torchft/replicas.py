@@ -145,15 +145,18 @@ class Replicas:
     def _met(self, deadline: float) -> bool:
         """Try once; where too few came, or the connection failed, there is another try."""
         left, failure = deadline - time.monotonic(), ""
+        nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
         if left > 0:
             try:
                 manager = self._manager or self._connect(left)
                 manager.start_quorum(timeout=timedelta(seconds=left))
                 failure = str(manager.errored() or "")
-            except (RuntimeError, TimeoutError, ConnectionError) as error:
+            except TimeoutError:
+                failure = nobody
+            except (RuntimeError, ConnectionError) as error:
                 failure = f"{type(error).__name__}: {error}"
         else:
-            failure = "nobody came"
+            failure = nobody
         failures = [each for each in self._channel.exchange(failure) if each]
         if (failures and left <= 0) or (failures and deadline - time.monotonic() <= 0):
             raise QuorumLost(failures[0])

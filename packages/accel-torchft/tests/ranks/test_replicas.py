@@ -2,8 +2,12 @@
 
 import importlib.util
 import itertools
+import os
+import signal
+import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +22,27 @@ PROGRAM = Path(__file__).parents[1] / "program.py"
 SAMPLES = 61  # neither a multiple of the batch size, nor of the batches of two replicas
 
 
-def launched(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epochs: int = 3) -> dict[str, Any]:
+def command_of(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epochs: int = 3) -> list[str]:
+    """Return the command that runs the program under replicas."""
+    flags = ["--cpu", "-n", ranks, "--replicas", replicas, *(word for word in words if word.startswith("--"))]
+    rest = [folder, SAMPLES, epochs, *(word for word in words if not word.startswith("--"))]
+    return [*map(str, [sys.executable, "-m", "accel_launch", "launch", *flags, PROGRAM, *rest])]
+
+
+def launched(
+    folder: Path,
+    *words: str,
+    ranks: int = 1,
+    replicas: int = 2,
+    epochs: int = 3,
+    meanwhile: Callable[[subprocess.Popen[str]], None] = lambda run: None,
+) -> dict[str, Any]:
     """Run the program under replicas; return what each rank of each found."""
-    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "-n", ranks, "--replicas", replicas]
-    command += [PROGRAM, folder, SAMPLES, epochs, *words]
-    ended = limits.run([*map(str, command)], quiet=40)
+    command = command_of(folder, *words, ranks=ranks, replicas=replicas, epochs=epochs)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        meanwhile(run)
+        out, errors = limits.communicate(run, quiet=40)
+    ended = subprocess.CompletedProcess(command, run.returncode, out, errors)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {path.stem.removeprefix("found-"): torch.load(path) for path in sorted(folder.glob("found-*.pt"))}
     assert len(found) == ranks * replicas, ended.stderr
@@ -103,3 +123,39 @@ def test_three_replicas_with_workers_of_which_the_first_dies(tmp_path: Path) -> 
     """Batches that workers read ahead are read again by those that live; who prints is another one meanwhile."""
     found = launched(tmp_path, "0:0:2:before,2:0:4:behind", "workers", replicas=3)
     check(found, tmp_path, 3, {0: 1, 2: 1})
+
+
+@pytest.mark.full("another case of a grid")
+def test_a_replica_that_dies_in_a_save_leaves_the_next_one_to_another(tmp_path: Path) -> None:
+    """One replica saves for all; where it dies meanwhile, that save never was, and another replica makes the next."""
+    found = launched(tmp_path, "0:0:4:saving", "saving")
+    check(found, tmp_path, 3, {0: 1})
+    assert [path.name for path in tmp_path.iterdir() if "state" in path.name] == ["state"]
+    assert (tmp_path / "state" / "model.safetensors").exists()
+
+
+@pytest.mark.full("another case of a grid")
+def test_the_lighthouse_may_die(tmp_path: Path) -> None:
+    """Where the process dies that knows who is there, another one is started, and no replica is."""
+
+    def end_lighthouse(run: subprocess.Popen[str]) -> None:
+        assert limits.wait_until(lambda: (tmp_path / "read-0-0").exists(), quiet=20)
+        children = (Path("/proc") / str(run.pid) / "task" / str(run.pid) / "children").read_text().split()
+        words = {int(each): (Path("/proc") / each / "cmdline").read_bytes() for each in children}
+        (lighthouse,) = [each for each, line in words.items() if b"accel_torchft.launching.lighthouse" in line]
+        os.kill(lighthouse, signal.SIGKILL)
+
+    found = launched(tmp_path, "", "slow", epochs=6, meanwhile=end_lighthouse)
+    assert "the lighthouse ended, and starts again" in found["report"]
+    check(found, tmp_path, 6, {})
+
+
+@pytest.mark.full("another case of a grid")
+def test_the_loss_of_too_many_saves_and_asks_for_another_start(tmp_path: Path) -> None:
+    """Who is left waits for a while, saves, and ends with 75; so does the launcher, where nobody can come back."""
+    kills = ",".join(["1:0:3:before", *(f"1:{life}:0:before" for life in range(1, 8))])
+    ended = limits.run(command_of(tmp_path, kills, "hasty", "--min-replicas=2"), quiet=120)
+    assert ended.returncode == 75, ended.stderr
+    assert "replica 1 ended: killed by SIGKILL" in ended.stderr
+    assert "Too few replicas for a step: fewer than 2 of 2 came in 3 s" in ended.stderr
+    assert (tmp_path / "checkpoints" / "checkpoint_0" / "model.safetensors").exists()

@@ -36,7 +36,7 @@ class ReplicaLauncher(Launcher):
 
     def claims(self, settings: Settings) -> bool:
         """Take every run with replicas."""
-        return bool(settings["replicas"])
+        return "replicas" in settings and bool(settings["replicas"])  # another package may hide the row
 
     def command(self, settings: Settings) -> list[str]:
         """Return the command line of one replica.
@@ -104,7 +104,7 @@ class _Lives:
         self._command, self._supervisor, self._folder = command, supervisor, folder
         self._port = _free_port()
         self._environment = {
-            **environment,
+            **{name: value for name, value in environment.items() if name != "ACCEL_REPLICAS"},  # said to this launcher
             "ACCEL_REPLICA_FOLDER": str(folder),
             "TORCHFT_LIGHTHOUSE": f"http://localhost:{self._port}",
             **({} if settings["debug"] else {"RUST_LOG": "error"}),

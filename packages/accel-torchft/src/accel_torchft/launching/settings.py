@@ -11,7 +11,16 @@ SETTINGS = (
         ELASTIC,
         "Number of replicas, each of --num-processes ranks, of which some may die while the others train on.",
         int,
+        environment="ACCEL_REPLICAS",
         rule=COUNT,
     ),
-    Setting("min_replicas", ELASTIC, "With fewer replicas no step is made.", int, default=1, rule=COUNT),
+    Setting(
+        "min_replicas",
+        ELASTIC,
+        "With fewer replicas no step is made.",
+        int,
+        default=1,
+        environment="ACCEL_MIN_REPLICAS",
+        rule=COUNT,
+    ),
 )

@@ -23,7 +23,7 @@ from accel_launch.terminal import say
 
 __all__ = ["ReplicaLauncher"]
 
-_LOOK_S = 0.05
+_LOOK_S, _AGAIN_S = 0.05, 1.0
 _BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _IN_VAIN = 3
 """How many lives in a row a replica may have without a step before it stays away."""
@@ -115,6 +115,7 @@ class _Lives:
         self._vain = [0] * self._count
         self._next: dict[int, float] = dict.fromkeys(range(self._count), 0.0)
         self._statuses: dict[int, int] = {}
+        self._late: dict[int, float] = {}
         self._debug = bool(settings["debug"])
         self._began = time.time()
         self._events: list[tuple[float, str]] = []
@@ -133,12 +134,23 @@ class _Lives:
                     if status is not None:
                         del self._running[number]
                         self._ended(number, status)
+                    elif 0 in self._statuses.values() and not self._made_steps(number):
+                        self._send_home(number, process)
                 time.sleep(_LOOK_S)
         finally:
             if self._lighthouse is not None:
                 self._lighthouse.terminate()
                 self._lighthouse.wait()
             self._read_events()
+
+    def _made_steps(self, number: int) -> bool:
+        return (self._folder / f"made-{number}-{self._lives[number]}").exists()
+
+    def _send_home(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        """End a replica that came when the run was over: nobody is left to heal it."""
+        if time.monotonic() > self._late.get(number, 0.0):
+            self._late[number] = time.monotonic() + _AGAIN_S
+            process.terminate()  # a second time ends what took no notice of the first
 
     def _keep_lighthouse(self) -> None:
         if self._lighthouse is None or self._lighthouse.poll() is not None:
@@ -165,17 +177,17 @@ class _Lives:
 
     def _ended(self, number: int, status: int) -> None:
         self._statuses[number] = status
-        made = (self._folder / f"made-{number}-{self._lives[number]}").exists()
+        made = self._made_steps(number)
         if status == 0:
             (self._folder / "finished").touch()
             self._next.clear()  # who is behind has nobody left to heal it, and the run is over
             return
-        how = (
-            f"killed by {signal.Signals(128 - status if status < 0 else status - 128).name}"
-            if status > 128
-            else f"exit code {status}"
-        )
-        if not any((self._folder / f"made-{each}-{self._lives[each]}").exists() for each in self._running):
+        if number in self._late:
+            self._note(f"replica {number} came when the run was over")
+            return
+        shown = shell_status(status)
+        how = f"killed by {signal.Signals(shown - 128).name}" if shown > 128 else f"exit code {shown}"
+        if not any(map(self._made_steps, self._running)):
             (self._folder / "epochs").unlink(missing_ok=True)  # no state is left: all begin anew
         self._vain[number] = 0 if made else self._vain[number] + 1
         self._lives[number] += 1

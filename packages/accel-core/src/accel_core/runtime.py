@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accel_core._records import record
-from accel_core.checkpoint import save
+from accel_core.checkpoint import background, save
 from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
@@ -351,7 +353,7 @@ class Runtime:
         states = [average.state for average in self.averages]
         return replace(self, optimizers=[*self.optimizers, *states]) if states else self
 
-    def save_state(self, output_dir: Any, **arguments: Any) -> Any:
+    def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
         """Save the state of the run; see `Accelerator.save_state`."""
         return save.save_state(self.to_save(), output_dir, **arguments)
 

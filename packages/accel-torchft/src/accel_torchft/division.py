@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, cast
 
 import torch
 
@@ -100,7 +100,7 @@ class Reader:
         loader.cursor.rewind()
         loader.set_epoch(epoch)
         self._divide(loader, *self._runtime.replicas.place, trains=True)
-        stream = loader._read()
+        stream = _stream(loader)
         self.is_passing = True
         try:
             for batch in itertools.islice(stream, 1):
@@ -112,7 +112,8 @@ class Reader:
             loader.cursor.rewind()
 
     def _train(self, loader: PreparedLoader, number: int, epoch: int) -> Iterator[Any]:
-        replicas, stream = self._runtime.replicas, None
+        replicas = self._runtime.replicas
+        stream: Generator[Any, None, None] | None = None
         if loader.pending is None:
             loader.forget_position()  # of an iteration that was broken off, which begins anew
         self.positions[number] = loader.cursor.state_dict()
@@ -135,7 +136,7 @@ class Reader:
                         stream.close()
                     self._divide(loader, *replicas.place, trains=True)
                     loader.cursor.load_state_dict(position)
-                    stream = loader._read()
+                    stream = _stream(loader)
                     replicas.publish({at: each["epoch"] for at, each in self.positions.items()})
                 self.is_open, self.is_made, self.is_fed, self.weight = True, False, True, 0.0
                 self.where = number << 56 | (position["epoch"] & 0xFFFF) << 40 | position["offset"] & (1 << 40) - 1
@@ -144,6 +145,7 @@ class Reader:
                     "A batch that is read while models train is trained with; got a second one without a backward pass "
                     "of the first. Call model.eval() to evaluate, or accelerator.backward for every batch."
                 )
+            assert stream is not None, "a step that is open has a stream"
             batch = next(stream, _END)
             if batch is _END:
                 if self.weight:
@@ -207,3 +209,8 @@ class Reader:
         real = counts.real[first : first + layout.replicas]
         self.weight += sum(real)
         self.share = real[layout.part] * layout.replicas / sum(real) if sum(real) else 0.0
+
+
+def _stream(loader: PreparedLoader) -> Generator[Any, None, None]:
+    """Begin an iteration of a loader, which can be closed."""
+    return cast("Generator[Any, None, None]", loader._read())

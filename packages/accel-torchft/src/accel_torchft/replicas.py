@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, TCPStore
+from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]  # public; not listed
 
 from accel_core.comm.control import Channel
 from accel_core.errors import ConfigurationError, StateError
@@ -64,7 +64,14 @@ class Replicas:
         is_decided: Whether it is known of the present step that it is made, or that it is not.
     """
 
-    def __init__(self, settings: FaultToleranceKwargs, world: World) -> None:
+    def __init__(
+        self,
+        settings: FaultToleranceKwargs,
+        world: World,
+        capture: Callable[[], Any],
+        restore: Callable[[Any], None],
+        follow: Callable[[], None],
+    ) -> None:
         self.number = environ.integer("ACCEL_REPLICA", 0) or 0
         self.size = environ.integer("ACCEL_REPLICA_COUNT", 1) or 1
         self.life = environ.integer("ACCEL_REPLICA_LIFE", 0) or 0
@@ -90,19 +97,15 @@ class Replicas:
         self._told: list[list[int]] = []
         self._chain, self._made_at = 0, time.monotonic()
         self._averaged, self.is_decided = False, False
-        self._state: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
-        self._after: list[Callable[[], None]] = []
+        self._capture, self._restore, self._follow = capture, restore, follow  # the state; what follows each step
+        self.has_changed = self._is_new = self._is_made = False
+        self._holders: Sequence[int] = ()
         lead(self.number == 0 and self.life == 0)
         if not settings.heal:
             self._write(f"stays-away-{self.number}", "")
 
     def __repr__(self) -> str:
         return f"Replicas({self.number} of {self.size}, living={self.living}, step={self.step})"
-
-    def keep(self, capture: Callable[[], Any], restore: Callable[[Any], None], after: Callable[[], None]) -> None:
-        """Note how the state of this replica is taken and put back, and what follows a step that was made."""
-        self._state = capture, restore
-        self._after.append(after)
 
     @property
     def is_connected(self) -> bool:
@@ -117,7 +120,10 @@ class Replicas:
         """
         self.healed, self._averaged, self.is_decided = False, False, False
         deadline = time.monotonic() + self._settings.quorum_timeout
-        patience = threading.Timer(_PATIENCE, self._say_waiting)
+        text = f"Replica {self.number} waits for others of {self.size}: a step needs {self._fewest}"
+        patience = threading.Timer(
+            _PATIENCE, _logger.warning, [f"{text}; took part last: {self.living or 'none yet'}."]
+        )
         patience.daemon = True
         patience.start()
         try:
@@ -144,8 +150,8 @@ class Replicas:
 
     def _met(self, deadline: float) -> bool:
         """Try once; where too few came, or the connection failed, there is another try."""
-        left, failure = deadline - time.monotonic(), ""
-        nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
+        left = deadline - time.monotonic()
+        failure = nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
         if left > 0:
             try:
                 manager = self._manager or self._connect(left)
@@ -155,10 +161,8 @@ class Replicas:
                 failure = nobody
             except (RuntimeError, ConnectionError) as error:
                 failure = f"{type(error).__name__}: {error}"
-        else:
-            failure = nobody
         failures = [each for each in self._channel.exchange(failure) if each]
-        if (failures and left <= 0) or (failures and deadline - time.monotonic() <= 0):
+        if failures and deadline <= time.monotonic():
             raise QuorumLost(failures[0])
         if failures:
             self._give_up(failures[0])
@@ -193,11 +197,10 @@ class Replicas:
             self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         port = self._channel.broadcast(0 if self._store is None else self._store.port)
         self._group = (ProcessGroupNCCL if self._world.device.type == "cuda" else ProcessGroupGloo)(timeout=timeout)
-        capture, restore = self._state or (dict, dict)
         self._manager = Manager(
             pg=self._group,
-            state_dict=capture,
-            load_state_dict=restore,
+            state_dict=self._capture,
+            load_state_dict=self._restore,
             min_replica_size=self._fewest,
             use_async_quorum=False,  # whose samples are whose is known before they are read
             timeout=timeout,
@@ -280,27 +283,32 @@ class Replicas:
                 self._take(*sent.pop(0))
         for each in sent:
             self._take(*each)
-        self._hurry()
 
     def _take(self, work: Any, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+        """Put what was averaged where the gradients are."""
+        if self._arrived(work):
+            parts = torch.split(flat, [each.numel() for each in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])
+
+    def _arrived(self, work: Any) -> bool:
+        """Wait for an exchange; where it failed, close this replica's connections: others may wait for it in vain."""
         work.wait()
-        if self._manager.errored() is None:
-            torch._foreach_copy_(
-                bucket,
-                [part.view_as(g) for part, g in zip(flat.split([g.numel() for g in bucket]), bucket, strict=True)],
-            )
+        failed = self._manager.errored() is not None
+        if failed:
+            with suppress(RuntimeError):
+                self._group.abort()
+        return not failed
 
     def _tell(self, weight: float, has: Sequence[bool], where: int) -> list[list[int]] | None:
         """Tell the others what this replica stands for; return what each told, or `None` where the step is lost."""
         rank, count = self.place
+        self._told = []
         table = torch.zeros(count * _COLUMNS + len(has), dtype=torch.int64)
         own = torch.tensor([self._chain, _bits(weight), self.number, where])
         table[rank * _COLUMNS : (rank + 1) * _COLUMNS] = own
         table[count * _COLUMNS :] = torch.tensor(has, dtype=torch.int64)
         sent = table.to(self._world.device)
-        self._manager.allreduce(sent, reduce_op=ReduceOp.SUM).wait()
-        self._hurry()
-        if self._manager.errored() is not None:
+        if not self._arrived(self._manager.allreduce(sent, reduce_op=ReduceOp.SUM)):
             return None
         values = sent.tolist()
         self._holders = values[count * _COLUMNS :]
@@ -315,14 +323,8 @@ class Replicas:
         living = sorted(row[2] for row in rows)
         if living != self.living:
             lead(living[0] == self.number)
-            self._changed(living)
+            self.living, self._is_new = living, True
         return rows if self._manager.errored() is None else None
-
-    def _hurry(self) -> None:
-        """Close this replica's connections where an exchange failed: others may wait for it without a failure."""
-        if self._manager.errored() is not None:
-            with suppress(RuntimeError):
-                self._group.abort()
 
     def commit(self) -> bool:
         """Return whether the step is made; the same for all optimizers, and on all processes of this replica."""
@@ -353,8 +355,7 @@ class Replicas:
         return apart
 
     def _make(self) -> None:
-        total = math.fsum(_number(row[1]) for row in self._told)
-        self.samples += total
+        self.samples += math.fsum(_number(row[1]) for row in self._told)
         self._advance()
         self.has_changed, self._is_new = self._is_new, False
         if self.has_changed:
@@ -365,8 +366,7 @@ class Replicas:
                 with (self._folder / "events").open("a") as file:
                     file.write(json.dumps(event) + "\n")
         self._made_at = time.monotonic()
-        for follow in self._after:
-            follow()
+        self._follow()
 
     def _advance(self) -> None:
         """Add a step to the history, which tells apart steps of the same number that other replicas made."""
@@ -374,24 +374,6 @@ class Replicas:
         self._chain = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
         self.step += 1
         self._show_step()
-
-    has_changed = False
-    _is_new = False
-    _is_made = False
-    _holders: Sequence[int] = ()
-
-    def _changed(self, living: list[int]) -> None:
-        gone, came = sorted({*self.living} - {*living}), sorted({*living} - {*self.living})
-        if self.living:
-            _logger.info("replicas that train: %s; gone %s, came %s", living, gone, came)
-        self.living, self._is_new = living, True
-
-    def _say_waiting(self) -> None:
-        others = [number for number in range(self.size) if number != self.number]
-        _logger.warning(
-            "Replica %d waits for others of %s: a step needs %d of %d; it ends after %g s.",
-            *(self.number, others, self._fewest, self.size, self._settings.quorum_timeout),
-        )
 
     def history(self) -> dict[str, Any]:
         """Return what of the history a replica that comes takes over."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -90,10 +92,9 @@ class ReplicatedRuntime(Runtime):
                 "One Accelerator makes the steps of replicas; got a second one in this process. Use the first one."
             )
         settings = cast("FaultToleranceKwargs", self.handlers.get("FaultToleranceKwargs") or FaultToleranceKwargs())
-        self.replicas = Replicas(settings, self.world)
+        self.replicas = Replicas(settings, self.world, self._capture, self._restore, self._follow)
         self.hub.is_main = self.strategy.is_main  # known only now
         self.reader = self.gradient_state.meter = Reader(self, self._meet)
-        self.replicas.keep(self._capture, self._restore, self._follow)
 
     @property
     def reading(self) -> Layout:
@@ -226,12 +227,13 @@ class ReplicatedRuntime(Runtime):
             )
         return nullcontext()
 
-    def save_state(self, output_dir: Any, **arguments: Any) -> Any:
+    def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
         """Save the state of the run, on the replica that speaks for it; the others go on."""
         if self.replicas is None or self.world.leads:
             return super().save_state(output_dir, **arguments)
         project = self.project
-        folder = project.checkpoints_folder() / f"checkpoint_{project.iteration}" if output_dir is None else output_dir
+        named = project.automatic_checkpoint_naming
+        folder = project.checkpoints_folder() / f"checkpoint_{project.iteration}" if named else Path(output_dir or "")
         project.iteration += 1
         return folder if arguments.get("blocking", True) else background.start(lambda: None, folder)
 

@@ -51,14 +51,13 @@ def restore(runtime: Runtime, state: dict[str, Any]) -> None:
     for kind, own in (("models", run.models), ("optimizers", run.optimizers), ("schedulers", run.schedulers)):
         _check(kind, len(state[kind]), len(own))
     _check("registered objects", len(state["custom"]), len(run.custom_objects))
-    for number, (model, found) in enumerate(zip(run.models, state["models"], strict=True)):
-        own = dict(_tensors(model))
-        _check(
-            f"tensors of model {number}", *({name: each.shape for name, each in held.items()} for held in (found, own))
-        )
+    for number, (model, held) in enumerate(zip(run.models, state["models"], strict=True)):
+        tensors = dict(_tensors(model))
+        shapes = ({name: each.shape for name, each in found.items()} for found in (held, tensors))
+        _check(f"tensors of model {number}", *shapes)
         with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(found[name])
+            for name, tensor in tensors.items():
+                tensor.copy_(held[name])
     for optimizer, found in zip(run.optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(_spread(found, optimizer))
     for own, found in zip(run.schedulers + run.custom_objects, state["schedulers"] + state["custom"], strict=True):

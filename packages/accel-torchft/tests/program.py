@@ -117,7 +117,7 @@ def main() -> None:
         return len([*folder.glob(f"start-{number}-*")])
 
     if rank == 0:
-        (folder / f"start-{replicas.number}-{replicas.life}").touch()
+        (folder / f"start-{replicas.number}-{replicas.life}").write_text(str(os.getpid()))
     started: dict[int, int] = {}
     for _ in range(epochs):
         for index in loader:
@@ -141,10 +141,10 @@ def main() -> None:
                 accelerator.save_state(folder / "state")
             missing = {*range(replicas.size)} - {*replicas.living} if replicas.living else ()
             for number in range(replicas.size):  # one that died is waited for until it is about to come
-                while number in missing and starts(number) == started.get(number, 1):
+                while any(kills) and number in missing and starts(number) == started.get(number, 1):
                     time.sleep(LOOK)
             started.update({number: starts(number) for number in replicas.living})
-            time.sleep(PATIENCE if missing else LOOK * ("slow" in sys.argv))
+            time.sleep(PATIENCE if missing and any(kills) else LOOK * ("slow" in sys.argv))
         model.eval()
         with torch.no_grad():
             model(index)

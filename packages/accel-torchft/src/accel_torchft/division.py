@@ -128,6 +128,8 @@ class Reader:
                     break
                 position = self.positions[number]
                 if position["epoch"] > epoch:
+                    if stream is not None and not over:  # the others read on without this replica
+                        stream.close()
                     if replicas.close(self._parameters()):
                         break
                     continue
@@ -180,7 +182,7 @@ class Reader:
         """Leave a loader where the next epoch begins."""
         for _ in stream or ():
             raise AssertionError("a position behind the epoch has no batch before it")
-        if loader.iteration > epoch:
+        if loader.iteration == epoch + 1 and loader.pending is None:
             return
         if position["epoch"] == epoch + 1:
             loader.cursor.load_state_dict(position)

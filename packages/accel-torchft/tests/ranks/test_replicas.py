@@ -159,3 +159,23 @@ def test_the_loss_of_too_many_saves_and_asks_for_another_start(tmp_path: Path) -
     assert "replica 1 ended: killed by SIGKILL" in ended.stderr
     assert "Too few replicas for a step: fewer than 2 of 2 came in 3 s" in ended.stderr
     assert (tmp_path / "checkpoints" / "checkpoint_0" / "model.safetensors").exists()
+
+
+@pytest.mark.full("another case of a grid")
+def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None:
+    """The others go on without one that does not answer, and heal it when it answers again; it is not started again."""
+
+    def hold_up(run: subprocess.Popen[str]) -> None:
+        note = tmp_path / "start-1-0"
+        assert limits.wait_until(lambda: (tmp_path / "read-1-0").exists(), quiet=20)
+        os.kill(int(note.read_text()), signal.SIGSTOP)
+        before = steps()
+        assert limits.wait_until(lambda: steps() > before + 30, quiet=20)
+        os.kill(int(note.read_text()), signal.SIGCONT)
+
+    def steps() -> int:
+        return len((tmp_path / "read-0-0").read_text().splitlines())
+
+    found = launched(tmp_path, "", "slow", epochs=12, meanwhile=hold_up)
+    assert "was made without 1" in found["report"]
+    check(found, tmp_path, 12, {})

@@ -1,6 +1,6 @@
 """Replicas that die and come back, beside torchft alone and plain DDP.
 
-    python benchmarks/replicas.py [--only ROW] [--kills N] [--seed N]
+    python benchmarks/replicas.py [--only ROW] [--kills N] [--minutes N] [--seed N]
 
 Kills: runs of 600 steps on 2 to 4 replicas of one process each; a random one of those that train is killed by SIGKILL,
 when at least one other trains too, at random moments of the first four fifths. Each sample has a weight that counts the
@@ -27,7 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 
 STEPS, EPOCHS, BATCH, PAUSE = 600, 6, 8, 0.03
-KILL_EVERY = (0.5, 4.0)  # seconds between two kills
+KILL_EVERY = (0.3, 2.0)  # seconds between two kills
 
 
 def train(folder: Path, samples: int) -> None:
@@ -135,12 +135,12 @@ def lines(folder: Path, number: int) -> list[tuple[float, float, list[int]]]:
     return [(float(when), float(samples), json.loads(living)) for when, samples, living in parts]
 
 
-def rows_of_kills(most: int, seed: int) -> str:
+def rows_of_kills(most: int, minutes: float, seed: int) -> str:
     """Return the rows about kills."""
-    draw, runs, left = random.Random(seed), [], most
-    while left > 0:
+    draw, runs, left, end = random.Random(seed), [], most, time.monotonic() + 60 * minutes
+    while left > 0 and time.monotonic() < end:
         replicas = draw.choice([2, 3, 4])
-        runs.append(one_run(replicas, min(left, 12), draw))
+        runs.append(one_run(replicas, left, draw))
         left -= int(runs[-1]["kills"])  # type: ignore[call-overload]
         print(f"{replicas} replicas: { {**runs[-1], 'waits': max(runs[-1]['waits'], default=None)} }", file=sys.stderr)
     kills, waits = sum(r["kills"] for r in runs), [wait for r in runs for wait in r["waits"]]
@@ -313,6 +313,7 @@ def main() -> None:
     parser.add_argument("--peer", help="not used: the peer has no replicas")
     parser.add_argument("--only", choices=("kills", "steps", "alone"), help="measure one row")
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=30, help="begin no run later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -326,7 +327,11 @@ def main() -> None:
             steps(kind)
         return
     print("| replicas | accel | beside | target |\n|---|---|---|---|")
-    rows = {"kills": lambda: rows_of_kills(args.kills, args.seed), "steps": row_of_steps, "alone": row_alone}
+    rows = {
+        "kills": lambda: rows_of_kills(args.kills, args.minutes, args.seed),
+        "steps": row_of_steps,
+        "alone": row_alone,
+    }
     for name in [args.only] if args.only else rows:
         print(rows[name](), flush=True)
 

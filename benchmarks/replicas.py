@@ -27,7 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 
 STEPS, EPOCHS, BATCH, PAUSE = 600, 6, 8, 0.03
-KILL_EVERY = (0.3, 2.0)  # seconds between two kills
+KILL_EVERY = (0.5, 4.0)  # seconds between two kills
 
 
 def train(folder: Path, samples: int) -> None:

@@ -196,7 +196,7 @@ class _Lives:
         wait = _BACKOFF_S[min(self._vain[number], len(_BACKOFF_S) - 1)]
         if not stays:
             self._next[number] = time.monotonic() + wait
-        then = "stays away" if stays else f"starts again in {wait:g} s"
+        then = "stays away" if stays else f"starts again {f'in {wait:g} s' if wait else 'at once'}"
         self._note(f"replica {number} ended: {how}; it {then}. {self._there()}")
 
     def _there(self) -> str:
@@ -219,8 +219,8 @@ class _Lives:
                     f"{word} {', '.join(map(str, each))}" for word, each in (("without", gone), ("with", came)) if each
                 ]
                 if before and parts:
-                    held = f"the others waited {event['waited']:.1f} s"
-                    self._events.append((event["when"], f"step {event['step']} was made {' and '.join(parts)}; {held}"))
+                    held = f"{event['waited']:.1f} s after the one before"
+                    self._events.append((event["when"], f"step {event['step']} was made {' and '.join(parts)}, {held}"))
                 before = living
 
     def report(self) -> str:

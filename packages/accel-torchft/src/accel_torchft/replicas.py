@@ -161,14 +161,17 @@ class Replicas:
                 failure = nobody
             except (RuntimeError, ConnectionError) as error:
                 failure = f"{type(error).__name__}: {error}"
-        failures = [each for each in self._channel.exchange(failure) if each]
+        own = failure, len(self.living), (self._folder / "finished").exists()
+        told = self._channel.exchange(own)
+        failures = [each for each, _, _ in told if each]
         if failures and deadline <= time.monotonic():
             raise QuorumLost(failures[0])
         if failures:
             self._give_up(failures[0])
             return False
         self.place = manager.participating_rank(), manager.num_participants()
-        if self.place[1] < len(self.living) and self._channel.broadcast((self._folder / "finished").exists()):
+        _, before, finished = told[0]
+        if finished and self.place[1] < before:
             raise QuorumLost("the others came to the end of the script")
         return bool(self.place[1] >= self._fewest)
 
@@ -320,10 +323,6 @@ class Replicas:
             if _CLOSING not in {place for _, place in stands} and stands[rank] != most:
                 # Others went on without this one, or otherwise: it takes over their state.
                 self._manager.load_state_dict({"step": 0, "batches_committed": 0})
-        living = sorted(row[2] for row in rows)
-        if living != self.living:
-            lead(living[0] == self.number)
-            self.living, self._is_new = living, True
         return rows if self._manager.errored() is None else None
 
     def commit(self) -> bool:
@@ -346,7 +345,7 @@ class Replicas:
         What is told is as long as in a step of this number of parameters, which another replica may be about to make.
         """
         rows = self._tell(0.0, [False] * parameters, _CLOSING)
-        apart = any(row[3] != _CLOSING for row in self._told)
+        apart = self._channel.any(any(row[3] != _CLOSING for row in self._told))
         if bool(self._manager.should_commit()) and rows is not None:
             self._advance()
             return True
@@ -374,6 +373,10 @@ class Replicas:
         self._chain = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
         self.step += 1
         self._show_step()
+        living = sorted(row[2] for row in self._told)
+        if living != self.living:
+            lead(living[0] == self.number)
+            self.living, self._is_new = living, True
 
     def history(self) -> dict[str, Any]:
         """Return what of the history a replica that comes takes over."""

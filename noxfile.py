@@ -564,7 +564,7 @@ def floor(session: nox.Session) -> None:
         pins = sorted(map(lowest_version, texts), key=lambda pin: Version(pin.partition("==")[2] or "0"))
         lowest = [*{Requirement(pin).name: pin for pin in pins}.values()]  # of two lower bounds, the higher one
         name = f"floor-{package.name}"
-        environment = Environment(session, name, python, lowest_torch())
+        environment = Environment(session, name, python, lowest_torch(package))
         environment.provide(lowest + package.groups.get("test", []), package.siblings, wheels=True)
         pytest(environment, name, package.folder / "tests", *spread(rest))
 
@@ -589,10 +589,19 @@ def lowest_version(text: str) -> str:
     return f"{requirement.name}=={bounds[0]}" if bounds else text
 
 
-def lowest_torch() -> str:
-    """Return the lowest torch that accel-core declares, pinned."""
-    return next(
-        lowest_version(text) for text in PACKAGES["accel-core"].third_party if Requirement(text).name == "torch"
+def lowest_torch(package: Package) -> str:
+    """Return the lowest torch that a package and those it stands on declare, pinned."""
+    pins = [lowest_version(text) for text in package.third_party if Requirement(text).name == "torch"]
+    return max(pins, key=lambda pin: Version(pin.partition("==")[2]))
+
+
+def takes(package: Package, torch: str) -> bool:
+    """Return whether a package declares that it works with a torch, pinned as `torch==2.6.*`."""
+    version = torch.partition("==")[2].removesuffix(".*")
+    return all(
+        Requirement(text).specifier.contains(version)
+        for text in package.third_party
+        if Requirement(text).name == "torch"
     )
 
 
@@ -621,8 +630,10 @@ def compare(session: nox.Session, environments: dict[str, Environment]) -> None:
     rows, failed = [], []
     for title, environment in environments.items():
         try:
-            environment.provide(requirements, TOGETHER, bare=BARE)
-            cells = [counts(environment, package) for package in PACKAGES.values()]
+            fitting = [name for name in TOGETHER if takes(PACKAGES[name], environment.torch)]
+            environment.provide(requirements, fitting, bare=BARE)
+            kept = {*fitting, *BARE}
+            cells = [counts(environment, p) if p.name in kept else "-, 0 failed" for p in PACKAGES.values()]
             main_job(session, environment)
             rows.append((title, *cells))
             failed += [title for cell in cells if not cell.endswith("0 failed")]

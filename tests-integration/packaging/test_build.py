@@ -17,6 +17,7 @@ MODULES = {
     "accel-megatron": "accel_megatron",
     "accel-parallel": "accel_parallel",
     "accel-quant": "accel_quant",
+    "accel-torchft": "accel_torchft",
     "accel-trackers": "accel_trackers",
     "accel-verify": "accel_verify",
 }

@@ -11,7 +11,7 @@ from accel_core.testing import limits
 ACCEL = Path(sys.executable).with_name("accel")
 SIBLINGS = {
     "accel_bigmodel", "accel_deepspeed", "accel_launch", "accel_megatron", "accel_parallel", "accel_trackers",
-    "accel_quant", "accel_verify", "accel", "accelerate",
+    "accel_quant", "accel_torchft", "accel_verify", "accel", "accelerate",
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard", "bitsandbytes"}
 
@@ -50,6 +50,7 @@ def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
         ("accel_launch", SIBLINGS - {"accel_launch"}),
         ("accel_megatron", SIBLINGS - {"accel_megatron", "accel_parallel"}),
         ("accel_parallel", SIBLINGS - {"accel_parallel"}),
+        ("accel_torchft", SIBLINGS - {"accel_torchft"}),
         ("accel_trackers", SIBLINGS - {"accel_trackers"}),
         ("accel_quant", SIBLINGS - {"accel_quant", "accel_bigmodel"}),
         ("accel_verify", SIBLINGS - {"accel_verify", "accel_launch"}),

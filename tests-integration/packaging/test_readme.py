@@ -14,11 +14,12 @@ NEEDS = {
     "accel-parallel": {"accel-core"},
     "accel-deepspeed": {"accel-core"},
     "accel-megatron": {"accel-core", "accel-parallel"},
+    "accel-torchft": {"accel-core"},
     "accel-trackers": {"accel-core"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
     "accel-verify": {"accel-core", "accel-launch"},
 }
-NEEDS["accel-all"] = NEEDS.keys() - {"accel-deepspeed", "accel-megatron"}
+NEEDS["accel-all"] = NEEDS.keys() - {"accel-deepspeed", "accel-megatron", "accel-torchft"}
 NEEDS["accel-compat"] = {*NEEDS["accel-all"], "accel-all"}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 

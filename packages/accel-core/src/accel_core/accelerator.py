@@ -1084,6 +1084,11 @@ class Accelerator(FunctionControl):
         meter: Meter | None = self._runtime.meter
         return meter
 
+    @property
+    def replicas(self) -> Any:
+        """The copies of this run that train with it, as `accel launch --replicas` starts them; else `None`."""
+        return self._runtime.replicas
+
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
         """Compute the block in the run's mixed precision.
 
@@ -1401,8 +1406,7 @@ class Accelerator(FunctionControl):
         """
         slips.warn_of_open_window(self.gradient_state)
         with self._runtime.timed("saving"):
-            return checkpoint.save.save_state(
-                self._runtime.to_save(),
+            return self._runtime.save_state(
                 output_dir,
                 safe_serialization=safe_serialization,
                 blocking=blocking,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from accel_core._records import record
 from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError, expect, expect_flags
-from accel_core.host import environ
+from accel_core.host import environ, installed
 from accel_core.optim.accumulation import Accumulation
 from accel_core.options.engines import engines, load, require
 from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
@@ -76,6 +76,9 @@ _BUILT_IN = (
     ProfileKwargs,
     TrackerKwargs,
 )
+
+
+_RUNTIMES = {"meter": "accel_core.metering:MeteredRuntime"}
 
 
 @record(frozen=True)
@@ -174,9 +177,7 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
     """Put a strategy and everything around it together."""
     parts = strategy.parts
     settings = handlers.get("TrackerKwargs")
-    # Loaded where it is asked for.
-    kind: type[Runtime] = load("accel_core.metering:MeteredRuntime") if "MeterKwargs" in handlers else Runtime
-    return kind(
+    return _runtime(handlers)(
         world=parts.world,
         strategy=strategy,
         gradient_state=parts.accumulation.gradient_state,
@@ -187,6 +188,30 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
     )
+
+
+def _runtime(handlers: dict[str, Any]) -> type[Runtime]:
+    """Return the class of the runtime: that which a handler asks for, or ACCELERATE_RUNTIME; loaded where asked for.
+
+    Raises:
+        ConfigurationError: Two are asked for, or one that no package announces.
+    """
+    wanted = {handler.runtime: name for name, handler in handlers.items() if handler.runtime}
+    named = environ.text("ACCELERATE_RUNTIME")
+    if named:
+        wanted.setdefault(named, f"ACCELERATE_RUNTIME={named}")
+    if len(wanted) > 1:
+        raise ConfigurationError(f"A run has one runtime; got {' and '.join(wanted.values())}. Leave one out.")
+    for name, asked in wanted.items():
+        known = _RUNTIMES if name in _RUNTIMES else installed.points_of("accel.runtimes")
+        if name not in known:
+            raise ConfigurationError(
+                f"A runtime comes with an installed package; got {asked}, and installed are {sorted(known)}. Install "
+                "the package that has it, or leave it out."
+            )
+        kind: type[Runtime] = load(known[name])
+        return kind
+    return Runtime
 
 
 def _publish(
@@ -378,7 +403,7 @@ def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ..
     """
     for argument in given.plugins:
         require(argument.removesuffix("_plugin"), f"the argument {argument}")
-    foreign = [handler for handler in handlers.values() if not isinstance(handler, _BUILT_IN)]
+    foreign = [each for each in handlers.values() if not isinstance(each, _BUILT_IN) and not each.runtime]
     return _listed(*given.plugins.values(), *foreign)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accel_core._records import record
+from accel_core.checkpoint import background, save
 from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
@@ -70,6 +73,7 @@ class Runtime:
     custom_objects: list[Any] = field(default_factory=list)
     averages: list[ModelAverage] = field(default_factory=list)  # which the prepared optimizers update
     meter: Any = None  # what measures the steps, in a `MeteredRuntime`
+    replicas: Any = None  # the copies of this run that train with it, in a runtime that has some
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
 
@@ -132,6 +136,11 @@ class Runtime:
     def layout(self) -> Layout:
         """Which rank does what."""
         return self.strategy.layout
+
+    @property
+    def reading(self) -> Layout:
+        """Which part of the data each rank reads from a loader that is prepared now."""
+        return self.strategy.reading
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -289,7 +298,7 @@ class Runtime:
         prepared = prepare_data_loader(
             loader,
             self.world.device,
-            layout=self.strategy.reading,
+            layout=self.reading,
             split_batches=self.data.split_batches,
             put_on_device=self.device_placement if placement is None else placement,
             rng_types=list(self.rng_types),
@@ -343,6 +352,10 @@ class Runtime:
             average.refuse_applied("save_state() or load_state()")
         states = [average.state for average in self.averages]
         return replace(self, optimizers=[*self.optimizers, *states]) if states else self
+
+    def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
+        """Save the state of the run; see `Accelerator.save_state`."""
+        return save.save_state(self.to_save(), output_dir, **arguments)
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""

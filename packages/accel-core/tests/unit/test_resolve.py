@@ -11,11 +11,12 @@ import torch
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, DeviceUnavailableError
+from accel_core.host import installed
 from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import Layout
 from accel_core.options import engines as table
 from accel_core.options.enums import DistributedType
-from accel_core.plugins.handlers import KwargsHandler
+from accel_core.plugins.handlers import KwargsHandler, MeterKwargs
 from accel_core.random import set_seed
 from accel_core.state import AcceleratorState, PartialState
 from accel_core.strategies import registry
@@ -229,3 +230,18 @@ def test_a_replica_of_many_ranks_among_1024(rank: int, monkeypatch: pytest.Monke
         assert schedule.get_last_lr() == [129.0], "once for each of the 128 replicas"
     finally:
         dist.destroy_process_group()
+
+
+def test_a_runtime_comes_by_entry_point_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ACCELERATE_RUNTIME names one of an installed package; a handler may name one too, and two are refused."""
+    points = {"accel.runtimes": {"own": "accel_core.runtime:Runtime"}}
+    monkeypatch.setattr(installed, "points_of", lambda group: points.get(group, {}))
+    with patch_environment(ACCELERATE_RUNTIME="own"):
+        assert Accelerator(cpu=True).replicas is None
+        with pytest.raises(ConfigurationError, match="one runtime; got MeterKwargs and ACCELERATE_RUNTIME=own"):
+            Accelerator(cpu=True, kwargs_handlers=[MeterKwargs()])
+    with (
+        patch_environment(ACCELERATE_RUNTIME="other"),
+        pytest.raises(ConfigurationError, match=r"got ACCELERATE_RUNTIME=other, and installed are \['own'\]"),
+    ):
+        Accelerator(cpu=True)

@@ -237,5 +237,6 @@ def test_every_option_of_the_original_is_covered() -> None:
         "--config_file",
         "--parallelism_config_ep_size",
         "--parallelism_config_pp_size",
+        "--min_replicas",
     }
     assert known - said <= ours

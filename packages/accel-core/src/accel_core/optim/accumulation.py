@@ -48,6 +48,7 @@ class Accumulation:
         step: Number of batches since the last end of the data.
         num_steps: Batches of a full window, as they were when the last one was counted.
         models: The models that the current batch trains; empty for all.
+        amount: Total weight of the last window whose losses had weights, over all ranks.
     """
 
     def __init__(self, gradient_state: GradientState) -> None:
@@ -57,6 +58,7 @@ class Accumulation:
         self._window: int | None = None
         self.num_steps = 1
         self._weight: torch.Tensor | None = None
+        self.amount = 0.0
 
     def advance(self) -> bool:
         """Count one batch, and decide whether it synchronizes gradients."""
@@ -147,8 +149,8 @@ class Accumulation:
         # (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). Where
         # several ranks are one replica, each counts its data's weight and its mean gradient as often, so the quotient
         # is the same. A window without any weight leaves zero gradients.
-        amount = float(reduce(total.to(world.device), "sum") if world.size > 1 else total)
-        return world.size / amount if amount else 0.0
+        self.amount = float(reduce(total.to(world.device), "sum") if world.size > 1 else total)
+        return world.size / self.amount if self.amount else 0.0
 
     def restart(self) -> None:
         """Forget the current window."""

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
@@ -44,6 +44,9 @@ class KwargsHandler:
         >>> GradScalerKwargs(init_scale=1024.0).to_kwargs()
         {'init_scale': 1024.0}
     """
+
+    runtime: ClassVar[str] = ""
+    """Name of the runtime that it asks for, as a package announces it under `accel.runtimes`; empty where any does."""
 
     def __post_init__(self) -> None:
         """Refuse a text where true or false belongs."""
@@ -254,6 +257,8 @@ class MeterKwargs(KwargsHandler):
         >>> accelerator.meter.last is None  # until 100 steps were made
         True
     """
+
+    runtime: ClassVar[str] = "meter"
 
     flops: float | Literal["auto"] | None = "auto"
     peak_flops: float | Literal["auto"] | None = "auto"

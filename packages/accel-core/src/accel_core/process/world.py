@@ -31,7 +31,18 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 from accel_core.process.store import LOOPBACK_METHOD, listens_on_loopback
 
-__all__ = ["GroupNeeds", "World", "before_leaving", "current", "destroy", "ended", "ensure", "forget"]
+__all__ = [
+    "GroupNeeds",
+    "World",
+    "before_leaving",
+    "current",
+    "destroy",
+    "ended",
+    "ensure",
+    "forget",
+    "lead",
+    "leading",
+]
 
 _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 """Process-group backends that move tensors on the CPU, whatever else they move."""
@@ -88,13 +99,18 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0 of all."""
-        return self.rank == 0
+        """Whether this is rank 0 of all, and of the copy of the run that speaks for it."""
+        return self.rank == 0 and _leads
 
     @property
     def is_local_main(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return self.local_rank == 0
+        """Whether this is the first process of its machine, in the copy of the run that speaks for it."""
+        return self.local_rank == 0 and _leads
+
+    @property
+    def leads(self) -> bool:
+        """Whether these processes print, save and track for the run, of which others may train copies."""
+        return _leads
 
     @property
     def is_last(self) -> bool:
@@ -108,8 +124,20 @@ class World:
 
 
 _world: World | None = None
+_leads = True
 _NOTHING = GroupNeeds()
 _lock = threading.RLock()
+
+
+def lead(leads: bool) -> None:
+    """Let the processes of this world speak for the run from now on, or leave that to those of another one."""
+    global _leads
+    _leads = leads
+
+
+def leading() -> bool:
+    """Return whether the processes of this world speak for the run."""
+    return _leads
 
 
 def current() -> World | None:

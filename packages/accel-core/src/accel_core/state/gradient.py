@@ -67,7 +67,7 @@ class GradientState:
     _fresh: list[weakref.ref[Any]]
     _training: weakref.ref[Any] | None
     _latest: _Reading | None
-    meter: Any  # of the run that measures its steps, or `None`
+    meter: Any  # of the run that measures its steps, or what else passes batches on, or `None`
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.__dict__ = self._shared_state

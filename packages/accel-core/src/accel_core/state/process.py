@@ -146,12 +146,12 @@ class PartialState(FunctionControl):
     @property
     def is_main_process(self) -> bool:
         """Whether this is rank 0 of all; the last rank where an engine's results come to be there."""
-        return self.process_index == 0 if _mains is None else _mains[0]
+        return (self.process_index == 0 if _mains is None else _mains[0]) and world.leading()
 
     @property
     def is_local_main_process(self) -> bool:
         """Whether this is the first process of its machine; the last one where the last rank is the main process."""
-        return self.local_process_index == 0 if _mains is None else _mains[1]
+        return (self.local_process_index == 0 if _mains is None else _mains[1]) and world.leading()
 
     @property
     def is_last_process(self) -> bool:

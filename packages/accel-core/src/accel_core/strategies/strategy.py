@@ -172,12 +172,13 @@ class Strategy(ABC):
     @property
     def is_main(self) -> bool:
         """Whether this is that rank."""
-        return self.world.rank == self.main_rank
+        return self.world.rank == self.main_rank and self.world.leads
 
     @property
     def is_local_main(self) -> bool:
         """Whether this rank prints for its machine: its first one, or its last where the main rank is the last."""
-        return self.world.local_rank == (0 if self.main_rank == 0 else self.world.local_size - 1)
+        first = self.main_rank == 0
+        return self.world.local_rank == (0 if first else self.world.local_size - 1) and self.world.leads
 
     @property
     def reading(self) -> Layout:

@@ -85,3 +85,16 @@ def test_a_group_that_cannot_move_offloaded_tensors_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"offloaded.*; got .*InitProcessGroupKwargs"):
         Accelerator()
     assert AcceleratorState._shared_state == {}
+
+
+def test_one_copy_of_a_run_speaks_for_it() -> None:
+    """Where another world trains a copy, no process of this one is the main one, for users and inside."""
+    accelerator = Accelerator(cpu=True)
+    try:
+        world.lead(False)
+        mains = (accelerator.is_main_process, accelerator.is_local_main_process, PartialState().is_main_process)
+        assert not any((*mains, PartialState().is_local_main_process, world.ensure().is_main, world.ensure().leads))
+    finally:
+        world.lead(True)
+    assert accelerator.is_main_process
+    assert world.ensure().is_local_main

@@ -112,6 +112,7 @@ def test_settings_that_one_source_cannot_say() -> None:
         "aws_access_key_id",
         "aws_secret_access_key",
     }
+    per_launch |= {"replicas", "min_replicas"} & BY_KEY.keys()  # of accel-torchft
     assert {key for key, setting in BY_KEY.items() if not setting.path} == about_the_command | hardware | per_launch
 
 

@@ -1,0 +1,447 @@
+"""The replicas of a run: who is there, what a step averages over them, and whether it is made on all of them.
+
+A step goes so on every replica: `meet` agrees on who takes part, and heals who came; `average` tells each other what
+was read, and averages gradients; `commit` decides. What goes wrong meanwhile leaves the step unmade, and its samples
+unread. torchft agrees, connects and sends states; which samples are whose, and what a step is worth, is decided here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import math
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]  # public; not listed
+
+from accel_core.comm.control import Channel
+from accel_core.errors import ConfigurationError, StateError
+from accel_core.host import environ
+from accel_core.logging import get_logger
+from accel_core.mesh.tensor import local_memory
+from accel_core.options.engines import load
+from accel_core.process.world import World, lead
+from accel_torchft.kwargs import FaultToleranceKwargs
+
+__all__ = ["QuorumLost", "Replicas"]
+
+_logger = get_logger(__name__)
+_BUCKET = 1 << 25  # bytes of gradients that are averaged at once
+_CLOSING = -1
+_COLUMNS = 4  # what a replica tells the others: its history, the weight of its samples, its number, where it stands
+_PATIENCE = 5.0  # seconds of waiting after which a line says for whom
+_PAUSE, _LOOK = 0.2, 0.02
+_RETRIES = 20  # of asking a lighthouse that does not answer, as one that is started again
+
+
+class QuorumLost(Exception):  # it ends the script in good order
+    """Fewer replicas than the minimum were there for longer than a run waits."""
+
+
+class Replicas:
+    """The copies of a run that train with it, each on its own processes; this is one of them.
+
+    Attributes:
+        number: Which one this is, from 0.
+        size: How many the run was started with.
+        life: How many times this one was started before.
+        living: Numbers of those that took part in the last step, in their order.
+        step: Number of steps that were made.
+        lost_steps: Steps that were not made, because a replica left on the way; their samples were read again.
+        samples: Samples that all steps were made of.
+        waited: Seconds for which the last change of `living` held this replica up.
+        is_decided: Whether it is known of the present step that it is made, or that it is not.
+    """
+
+    def __init__(
+        self,
+        settings: FaultToleranceKwargs,
+        world: World,
+        capture: Callable[[], Any],
+        restore: Callable[[Any], None],
+        follow: Callable[[], None],
+    ) -> None:
+        self.number = environ.integer("ACCEL_REPLICA", 0) or 0
+        self.size = environ.integer("ACCEL_REPLICA_COUNT", 1) or 1
+        self.life = environ.integer("ACCEL_REPLICA_LIFE", 0) or 0
+        self.living: list[int] = []
+        self.step, self.lost_steps, self.samples, self.waited = 0, 0, 0.0, 0.0
+        self.place = (0, 1)  # of this replica among those that meet
+        self.healed = False
+        self.skipped = 0  # epochs that others had read before this replica came
+        self._is_fresh = True
+        self._settings, self._world = settings, world
+        self._fewest = settings.min_replicas or environ.integer("ACCEL_REPLICA_MIN", 1) or 1
+        if self._fewest > self.size:
+            raise ConfigurationError(
+                f"A step needs no more replicas than there are; got min_replicas={self._fewest} of {self.size}. Lower "
+                "it, or start more with --replicas."
+            )
+        self._channel = Channel(world, "replicas")
+        self._folder = Path(environ.text("ACCEL_REPLICA_FOLDER") or ".")
+        self._host = environ.text("ACCEL_REPLICA_HOST") or socket.gethostname()
+        self._manager: Any = None
+        self._group: Any = None
+        self._store: Any = None
+        self._told: list[list[int]] = []
+        self._chain, self._made_at = 0, time.monotonic()
+        self._averaged, self.is_decided = False, False
+        self._capture, self._restore, self._follow = capture, restore, follow  # the state; what follows each step
+        self.has_changed = self._is_new = self._is_made = False
+        self._holders: Sequence[int] = ()
+        lead(self.number == 0 and self.life == 0)
+        if not settings.heal:
+            self._write(f"stays-away-{self.number}", "")
+
+    def __repr__(self) -> str:
+        return f"Replicas({self.number} of {self.size}, living={self.living}, step={self.step})"
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether this replica takes part, or is only about to come."""
+        return self._manager is not None
+
+    def meet(self) -> None:
+        """Agree with the replicas that are there on who takes part in the next step; heal if this one came late.
+
+        Raises:
+            QuorumLost: Too few are there.
+        """
+        self.healed, self._averaged, self.is_decided = False, False, False
+        deadline = time.monotonic() + self._settings.quorum_timeout
+        text = f"Replica {self.number} waits for others of {self.size}: a step needs {self._fewest}"
+        patience = threading.Timer(
+            _PATIENCE, _logger.warning, [f"{text}; took part last: {self.living or 'none yet'}."]
+        )
+        patience.daemon = True
+        patience.start()
+        try:
+            while not self._met(deadline):
+                time.sleep(_PAUSE)
+        finally:
+            patience.cancel()
+        if self._is_fresh and not self.healed and self._channel.broadcast(self._is_late()):
+            raise QuorumLost("no replica is left whose state could be taken over")
+        self._is_fresh = False
+
+    def _is_late(self) -> bool:
+        """Return whether others trained without this replica, which has the weights of the start."""
+        return self.step == 0 and bool(self.skipped or (self._folder / "finished").exists())
+
+    def _await_start(self) -> None:
+        """Wait for those that start together, so that none has trained for long before another one comes."""
+        self._write(f"here-{self.number}", "")
+        deadline = time.monotonic() + self._settings.quorum_timeout
+        others = [self._folder / f"here-{number}" for number in range(self.size)]
+        while self._world.rank == 0 and not all(each.exists() for each in others) and time.monotonic() < deadline:
+            time.sleep(_LOOK)
+        self._channel.broadcast(0)
+
+    def _met(self, deadline: float) -> bool:
+        """Try once; where too few came, or the connection failed, there is another try."""
+        left = deadline - time.monotonic()
+        failure = nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
+        if left > 0:
+            try:
+                manager = self._manager or self._connect(left)
+                manager.start_quorum(timeout=timedelta(seconds=left))
+                failure = str(manager.errored() or "")
+            except TimeoutError:
+                failure = nobody
+            except (RuntimeError, ConnectionError) as error:
+                failure = f"{type(error).__name__}: {error}"
+        own = failure, len(self.living), (self._folder / "finished").exists()
+        told = self._channel.exchange(own)
+        failures = [each for each, _, _ in told if each]
+        if failures and deadline <= time.monotonic():
+            raise QuorumLost(failures[0])
+        if failures:
+            self._give_up(failures[0])
+            return False
+        self.place = manager.participating_rank(), manager.num_participants()
+        _, before, finished = told[0]
+        if finished and self.place[1] < before:
+            raise QuorumLost("the others came to the end of the script")
+        return bool(self.place[1] >= self._fewest)
+
+    def _give_up(self, why: str) -> None:
+        """Leave a step, so that the others need not wait for this replica in it."""
+        _logger.debug("replica %d gave up a step: %s", self.number, why)
+        if self._manager is None:
+            return
+        if self._manager.errored() is None:
+            self._manager.report_error(RuntimeError(why))
+        with suppress(RuntimeError):
+            self._group.abort()
+        with suppress(RuntimeError, TimeoutError):
+            self._manager.should_commit()
+
+    def _connect(self, left: float) -> Any:
+        """Join the quorum's servers, with a meeting point of this replica's own processes."""
+        # Where a run has replicas, and not earlier.
+        from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
+
+        transport = load("accel_torchft.transport:Transport")
+
+        logging.getLogger("torchft").setLevel(logging.CRITICAL)  # a replica that leaves is no error
+        timeout = timedelta(seconds=self._settings.timeout)
+        if self._world.rank == 0 and self._store is None:
+            self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        port = self._channel.broadcast(0 if self._store is None else self._store.port)
+        self._group = (ProcessGroupNCCL if self._world.device.type == "cuda" else ProcessGroupGloo)(timeout=timeout)
+        self._manager = Manager(
+            pg=self._group,
+            state_dict=self._capture,
+            load_state_dict=self._restore,
+            min_replica_size=self._fewest,
+            use_async_quorum=False,  # whose samples are whose is known before they are read
+            timeout=timeout,
+            quorum_timeout=timedelta(seconds=self._settings.quorum_timeout),
+            connect_timeout=timedelta(seconds=min(left, self._settings.timeout)),
+            rank=self._world.rank,
+            world_size=self._world.size,
+            store_addr=self._host,
+            store_port=port,
+            hostname=self._host,
+            quorum_retries=_RETRIES,
+            replica_id=f"replica{self.number}",
+            checkpoint_transport=transport(timeout, self._host),
+        )
+        self._show_step()
+        atexit.register(self.leave)
+        if self._is_fresh and self.life == 0:
+            self._await_start()
+        return self._manager
+
+    def _show_step(self) -> None:
+        """Tell torchft where this replica stands: those that are furthest heal the others.
+
+        Before the first step one alone is furthest, as otherwise processes of one replica would be healed from several.
+        """
+        step = self.step + self.size if self.step else self.size - self.number
+        self._manager.load_state_dict({"step": step, "batches_committed": 0})
+
+    def leave(self) -> None:
+        """Take part no more, until the next `meet`."""
+        manager, self._manager = self._manager, None
+        if manager is not None:
+            atexit.unregister(self.leave)
+            with suppress(RuntimeError):
+                self._group.abort()
+            manager.shutdown(wait=False)
+
+    def average(self, parameters: Sequence[torch.nn.Parameter], weight: float, where: int) -> None:
+        """Average gradients over the replicas of this step, each by the weight of its samples.
+
+        Raises:
+            StateError: The step was made already.
+        """
+        if self.is_decided:
+            raise StateError(
+                "Replicas make one step of a batch, behind all its backward passes; got a backward pass behind an "
+                "optimizer's step. Call accelerator.backward for all losses first, and then the optimizers."
+            )
+        self._averaged = True
+        rows = self._tell(weight, [parameter.grad is not None for parameter in parameters], where)
+        if rows is None or len(rows) == 1:
+            return
+        total = math.fsum(_number(row[1]) for row in rows)
+        self._reduce(self._gradients(parameters), weight / total if total else 0.0)
+
+    def _gradients(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+        """Return the memory of the gradients that any replica has; who lacks one has zeros for it."""
+        found = []
+        for parameter, holders in zip(parameters, self._holders, strict=True):
+            if not holders:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            memory = local_memory(parameter.grad)
+            if memory.layout is not torch.strided:
+                raise StateError(
+                    f"Replicas average dense gradients; got one with the layout {memory.layout}. Use sparse=False."
+                )
+            found.append(memory)
+        return found
+
+    def _reduce(self, gradients: list[torch.Tensor], share: float) -> None:
+        """Add up over replicas what each has times its share, some at a time; the next is sent while one is added."""
+        sent: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
+        for bucket in _buckets(gradients):
+            flat = torch.cat([each.reshape(-1) for each in bucket])
+            flat = flat.mul_(share) if share else flat.zero_()
+            sent.append((self._manager.allreduce(flat, reduce_op=ReduceOp.SUM), flat, bucket))
+            if len(sent) > 1:
+                self._take(*sent.pop(0))
+        for each in sent:
+            self._take(*each)
+
+    def _take(self, work: Any, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+        """Put what was averaged where the gradients are."""
+        if self._arrived(work):
+            parts = torch.split(flat, [each.numel() for each in bucket])
+            torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])
+
+    def _arrived(self, work: Any) -> bool:
+        """Wait for an exchange; where it failed, close this replica's connections: others may wait for it in vain."""
+        work.wait()
+        failed = self._manager.errored() is not None
+        if failed:
+            with suppress(RuntimeError):
+                self._group.abort()
+        return not failed
+
+    def _tell(self, weight: float, has: Sequence[bool], where: int) -> list[list[int]] | None:
+        """Tell the others what this replica stands for; return what each told, or `None` where the step is lost."""
+        rank, count = self.place
+        self._told = []
+        table = torch.zeros(count * _COLUMNS + len(has), dtype=torch.int64)
+        own = torch.tensor([self._chain, _bits(weight), self.number, where])
+        table[rank * _COLUMNS : (rank + 1) * _COLUMNS] = own
+        table[count * _COLUMNS :] = torch.tensor(has, dtype=torch.int64)
+        sent = table.to(self._world.device)
+        if not self._arrived(self._manager.allreduce(sent, reduce_op=ReduceOp.SUM)):
+            return None
+        values = sent.tolist()
+        self._holders = values[count * _COLUMNS :]
+        rows = self._told = [values[at * _COLUMNS : (at + 1) * _COLUMNS] for at in range(count)]
+        stands = [(row[0], row[3]) for row in rows]
+        if len({*stands}) > 1:
+            self._manager.report_error(RuntimeError("replicas stand at different places, or have different histories"))
+            most = max(stands, key=stands.count)  # of equals, the first
+            if _CLOSING not in {place for _, place in stands} and stands[rank] != most:
+                # Others went on without this one, or otherwise: it takes over their state.
+                self._manager.load_state_dict({"step": 0, "batches_committed": 0})
+        return rows if self._manager.errored() is None else None
+
+    def commit(self) -> bool:
+        """Return whether the step is made; the same for all optimizers, and on all processes of this replica."""
+        if not self._averaged:
+            return True
+        if not self.is_decided:
+            self.is_decided = True
+            self._is_made = bool(self._manager.should_commit())
+            if self._is_made:
+                self._make()
+            else:
+                self.lost_steps += 1
+                _logger.info("A step is not made, and its samples are read again: %s", self._manager.errored())
+        return self._is_made
+
+    def close(self, parameters: int) -> bool:
+        """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it.
+
+        What is told is as long as in a step of this number of parameters, which another replica may be about to make.
+        """
+        rows = self._tell(0.0, [False] * parameters, _CLOSING)
+        apart = self._channel.any(any(row[3] != _CLOSING for row in self._told))
+        if bool(self._manager.should_commit()) and rows is not None:
+            self._advance()
+            return True
+        if apart:  # the others are further: this one comes back where they are
+            self.leave()
+        return apart
+
+    def _make(self) -> None:
+        self.samples += math.fsum(_number(row[1]) for row in self._told)
+        self._advance()
+        self.has_changed, self._is_new = self._is_new, False
+        if self.has_changed:
+            self.waited = time.monotonic() - self._made_at
+            self._write(f"made-{self.number}-{self.life}", "")
+            event = {"when": time.time(), "living": self.living, "step": self.step, "waited": self.waited}
+            if self._world.is_main:
+                with (self._folder / "events").open("a") as file:
+                    file.write(json.dumps(event) + "\n")
+        self._made_at = time.monotonic()
+        self._follow()
+
+    def _advance(self) -> None:
+        """Add a step to the history, which tells apart steps of the same number that other replicas made."""
+        words = struct.pack(f"<{1 + 2 * len(self._told)}q", self._chain, *(v for row in self._told for v in row[1:3]))
+        self._chain = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
+        self.step += 1
+        self._show_step()
+        living = sorted(row[2] for row in self._told)
+        if living != self.living:
+            lead(living[0] == self.number)
+            self.living, self._is_new = living, True
+
+    def history(self) -> dict[str, Any]:
+        """Return what of the history a replica that comes takes over."""
+        late = self._is_fresh and self._is_late()
+        return {"chain": self._chain, "samples": self.samples, "step": self.step, "late": late}
+
+    def take_history(self, state: dict[str, Any]) -> None:
+        """Take over the history of another replica.
+
+        Raises:
+            StateError: That one came late itself, and has no more than the weights of the start.
+        """
+        if state["late"]:
+            raise StateError("The state of a living replica is taken over; got one that came late itself. Start again.")
+        self._chain, self.samples, self.step = state["chain"], state["samples"], state["step"]
+        self.healed = True
+
+    def publish(self, epochs: dict[int, int]) -> None:
+        """Let replicas that come know which epochs are over."""
+        if self._world.is_main:
+            self._write("epochs", json.dumps(epochs))
+
+    def published(self, loader: int) -> int:
+        """Return which epoch of a loader the living read, as far as is known; the same on all processes."""
+        found = 0
+        if self._world.rank == 0:
+            with suppress(OSError, ValueError):
+                found = int(json.loads((self._folder / "epochs").read_text()).get(str(loader), 0))
+        return self._channel.broadcast(found)
+
+    def first_to(self, what: str) -> bool:
+        """Return whether this is the first replica of the machine to do something; the same on all processes."""
+        first = False
+        if self._world.rank == 0:
+            with suppress(FileExistsError):
+                (self._folder / what).touch(exist_ok=False)
+                first = True
+        return self._channel.broadcast(first)
+
+    def _write(self, name: str, text: str) -> None:
+        if self._world.rank == 0:
+            made = self._folder / f".{name}.{self.number}"
+            made.write_text(text)
+            made.replace(self._folder / name)
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Put tensors of one kind together, up to a size."""
+    found: list[list[torch.Tensor]] = []
+    sizes: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        bucket, size = sizes.get(kind, ([], _BUCKET))
+        if size >= _BUCKET:
+            bucket, size = [], 0
+            found.append(bucket)
+        bucket.append(tensor)
+        sizes[kind] = bucket, size + tensor.numel() * tensor.element_size()
+    return found
+
+
+def _bits(value: float) -> int:
+    """Return a number as the integer with the same bits: integers travel exactly."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _number(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])

@@ -1,0 +1,171 @@
+"""A training that counts: each sample has a weight, which says in how many steps it was trained with.
+
+    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [workers] [slow] [hasty] [saving]
+
+KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
+`before` its gradients are exchanged, `within` the step behind that, or `behind` the step. Beside the counts a small
+model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
+A `hasty` one waits 3 s for others, and begins where its latest checkpoint is. One that is `saving` saves its state
+every 4 steps, and may be killed at it.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.mesh.tensor import whole
+from accel_core.plugins.project import ProjectConfiguration
+from accel_torchft.kwargs import FaultToleranceKwargs
+
+BATCH, LOOK, PATIENCE = 4, 0.05, 0.5
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Numbers from 0."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+class Model(nn.Module):
+    """A weight for each sample, and a layer that learns a function of their numbers."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.times = nn.Parameter(torch.zeros(samples, dtype=torch.float64))
+        self.layer = nn.Linear(4, 2, dtype=torch.float64)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        inputs = torch.stack([torch.sin(index * (k + 1.0)) for k in range(4)], dim=1).double()
+        wanted = torch.stack([inputs.sum(1), inputs.prod(1)], dim=1)
+        return self.times[index].mean() + (self.layer(inputs) - wanted).pow(2).mean()
+
+
+class Counter(torch.optim.Optimizer):
+    """Adds 1 to the weights that have a gradient, and keeps the sum of gradients."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Count."""
+        for parameter in self.param_groups[0]["params"]:
+            parameter += (parameter.grad > 0).double()
+            state = self.state[parameter]
+            state["sum"] = state["sum"] + parameter.grad if "sum" in state else parameter.grad.clone()
+
+
+def optimizers_of(model: Model) -> list[torch.optim.Optimizer]:
+    """Return what trains the model, as here and in the plain loop."""
+    return [Counter([model.times]), torch.optim.AdamW(model.layer.parameters(), lr=0.05)]
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return a schedule that moves once for each replica that trains in a step."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+
+def main() -> None:
+    """Train, and write what was counted."""
+    folder, samples, epochs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    kills = sys.argv[4].split(",")
+    plugin = None
+    if "fsdp2" in sys.argv:
+        from accel_parallel import FullyShardedDataParallelPlugin
+
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    hasty = "hasty" in sys.argv
+    accelerator = Accelerator(
+        cpu=True,
+        fsdp_plugin=plugin,
+        project_config=ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=hasty),
+        kwargs_handlers=[FaultToleranceKwargs(timeout=10, quorum_timeout=3 if hasty else 60)],
+    )
+    replicas, own, rank = accelerator.replicas, 0, accelerator.process_index
+    torch.manual_seed(replicas.number)  # the first replica's weights and order count
+    model = Model(samples)
+    counter, adam = optimizers_of(model)
+    schedule = schedule_of(adam)
+    loader = DataLoader(Numbers(samples), batch_size=BATCH, shuffle=True, num_workers=2 * ("workers" in sys.argv))
+    model, counter, adam, schedule, loader = accelerator.prepare(model, counter, adam, schedule, loader)
+    if hasty and (folder / "checkpoints").is_dir():
+        accelerator.load_state()
+    name = f"{replicas.number}-{rank}"
+
+    def die(when: str) -> None:
+        if f"{replicas.number}:{replicas.life}:{own}:{when}" in kills and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    accelerator.register_save_state_pre_hook(lambda *_: die("saving"))
+
+    def starts(number: int) -> int:
+        return len([*folder.glob(f"start-{number}-*")])
+
+    if rank == 0:
+        (folder / f"start-{replicas.number}-{replicas.life}").write_text(str(os.getpid()))
+    started: dict[int, int] = {}
+    for _ in range(epochs):
+        for index in loader:
+            loss = model(index)
+            die("before")
+            accelerator.backward(loss)
+            die("within")
+            counter.step()
+            adam.step()
+            if not adam.step_was_skipped and (
+                loader.counts is None or loader.counts.real[loader.shard.process_index]  # not of repeats alone
+            ):
+                with (folder / f"read-{name}").open("a") as file:
+                    file.write(f"{replicas.step} {len(replicas.living)} {' '.join(map(str, index.tolist()))}\n")
+            die("behind")
+            schedule.step()
+            counter.zero_grad()
+            adam.zero_grad()
+            own += 1
+            if "saving" in sys.argv and own % 4 == 0:
+                accelerator.save_state(folder / "state")
+            missing = {*range(replicas.size)} - {*replicas.living} if replicas.living else ()
+            for number in range(replicas.size):  # one that died is waited for until it is about to come
+                while any(kills) and number in missing and starts(number) == started.get(number, 1):
+                    time.sleep(LOOK)
+            started.update({number: starts(number) for number in replicas.living})
+            time.sleep(PATIENCE if missing and any(kills) else LOOK * ("slow" in sys.argv))
+        model.eval()
+        with torch.no_grad():
+            model(index)
+        model.train()
+    weights = {key: whole(each.detach()) for key, each in accelerator.unwrap_model(model).named_parameters()}
+    sums = next(iter(counter.state.values()))["sum"]
+    found = {
+        "weights": weights,
+        "sums": whole(sums),
+        "schedule": schedule.get_last_lr(),
+        "epochs": schedule.state_dict()["last_epoch"],
+        "random": torch.rand(1),
+        "step": replicas.step,
+        "samples": replicas.samples,
+        "lost": replicas.lost_steps,
+        "life": replicas.life,
+        "main": accelerator.is_main_process,
+    }
+    torch.save(found, folder / f"found-{name}.pt")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Replicas that die by SIGKILL and come back, with the real launcher and torchft over gloo."""
+
+import importlib.util
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accel_core.testing import limits
+
+pytest.importorskip("torchft", reason="torchft is not installed")
+
+PROGRAM = Path(__file__).parents[1] / "program.py"
+SAMPLES = 61  # neither a multiple of the batch size, nor of the batches of two replicas
+
+
+def command_of(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epochs: int = 3) -> list[str]:
+    """Return the command that runs the program under replicas."""
+    flags = ["--cpu", "-n", ranks, "--replicas", replicas, *(word for word in words if word.startswith("--"))]
+    rest = [folder, SAMPLES, epochs, *(word for word in words if not word.startswith("--"))]
+    return [*map(str, [sys.executable, "-m", "accel_launch", "launch", *flags, PROGRAM, *rest])]
+
+
+def launched(
+    folder: Path,
+    *words: str,
+    ranks: int = 1,
+    replicas: int = 2,
+    epochs: int = 3,
+    meanwhile: Callable[[subprocess.Popen[str]], None] = lambda run: None,
+) -> dict[str, Any]:
+    """Run the program under replicas; return what each rank of each found."""
+    command = command_of(folder, *words, ranks=ranks, replicas=replicas, epochs=epochs)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        meanwhile(run)
+        out, errors = limits.communicate(run, quiet=40)
+    ended = subprocess.CompletedProcess(command, run.returncode, out, errors)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = {path.stem.removeprefix("found-"): torch.load(path) for path in sorted(folder.glob("found-*.pt"))}
+    assert len(found) == ranks * replicas, ended.stderr
+    found["report"] = ended.stderr
+    return found
+
+
+def plain(folder: Path, ranks: int) -> tuple[Any, dict[int, list[int]]]:
+    """Make the steps that were made, each with the samples of all replicas, in one process without accel."""
+    spec = importlib.util.spec_from_file_location("program", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    steps: dict[int, list[int]] = defaultdict(list)
+    moves: dict[int, int] = {}
+    for line in (line for path in folder.glob("read-*") for line in path.read_text().splitlines()):
+        step, replicas, *indices = map(int, line.split())
+        moves[step] = replicas * ranks
+        steps[step] += indices
+    torch.manual_seed(0)
+    model = program.Model(SAMPLES)
+    optimizers = program.optimizers_of(model)
+    schedule = program.schedule_of(optimizers[1])
+    for step in sorted(steps):
+        model(torch.tensor(sorted(steps[step]))).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for _ in range(moves[step]):
+            schedule.step()
+    return model.state_dict(), steps
+
+
+def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int]) -> None:
+    """Check that every sample was trained with once an epoch, and that all replicas end with one state."""
+    found.pop("report")
+    first = found["0-0"]
+    weights, steps = plain(folder, sum(name.startswith("0-") for name in found))
+    assert sorted(itertools.chain(*steps.values())) == sorted([*range(SAMPLES)] * epochs)
+    assert first["samples"] == SAMPLES * epochs
+    assert first["weights"]["times"].tolist() == [epochs] * SAMPLES
+    torch.testing.assert_close(first["sums"].sum(), torch.tensor(float(len(steps)), dtype=torch.float64))
+    for name in ("layer.weight", "layer.bias"):
+        torch.testing.assert_close(first["weights"][name], weights[name], rtol=0, atol=1e-6)
+    for name, other in found.items():
+        number, rank = map(int, name.split("-"))
+        assert other["life"] == lives.get(number, 0)
+        assert other["main"] == (number == rank == 0)
+        assert other["step"] == first["step"]
+        assert other["schedule"] == first["schedule"]
+        if rank == 0:
+            assert all(torch.equal(each, other["weights"][key]) for key, each in first["weights"].items())
+            assert torch.equal(first["sums"], other["sums"])
+            assert torch.equal(first["random"], other["random"])
+
+
+def test_no_sample_is_lost_or_repeated_where_a_replica_dies_twice(tmp_path: Path) -> None:
+    """A replica dies before its gradients are exchanged and behind a step: the other one does not start again."""
+    found = launched(tmp_path, "1:0:3:before,1:1:2:behind")
+    report = found["report"]
+    assert "replica 1 ended: killed by SIGKILL" in report
+    assert "was made without 1, " in report
+    assert found["0-0"]["lost"] > 0
+    check(found, tmp_path, 3, {1: 2})
+
+
+@pytest.mark.full("more axes at once")
+@pytest.mark.parametrize("inside", ["ddp", "fsdp2"])
+def test_replicas_of_several_ranks_end_equal(inside: str, tmp_path: Path) -> None:
+    """A replica of two ranks, with whole models or shards, loses one of them, and comes back as a whole."""
+    found = launched(tmp_path, "1:0:3:before", inside, ranks=2)
+    check(found, tmp_path, 3, {1: 1})
+
+
+@pytest.mark.full("another case of a grid")
+def test_three_replicas_with_workers_of_which_the_first_dies(tmp_path: Path) -> None:
+    """Batches that workers read ahead are read again by those that live; who prints is another one meanwhile."""
+    found = launched(tmp_path, "0:0:2:before,2:0:4:behind", "workers", replicas=3)
+    check(found, tmp_path, 3, {0: 1, 2: 1})
+
+
+@pytest.mark.full("another case of a grid")
+def test_a_replica_that_dies_in_a_save_leaves_the_next_one_to_another(tmp_path: Path) -> None:
+    """One replica saves for all; where it dies meanwhile, that save never was, and another replica makes the next."""
+    found = launched(tmp_path, "0:0:4:saving", "saving")
+    check(found, tmp_path, 3, {0: 1})
+    assert [path.name for path in tmp_path.iterdir() if "state" in path.name] == ["state"]
+    assert (tmp_path / "state" / "model.safetensors").exists()
+
+
+@pytest.mark.full("another case of a grid")
+def test_the_lighthouse_may_die(tmp_path: Path) -> None:
+    """Where the process dies that knows who is there, another one is started, and no replica is."""
+
+    def end_lighthouse(run: subprocess.Popen[str]) -> None:
+        assert limits.wait_until(lambda: (tmp_path / "read-0-0").exists(), quiet=20)
+        children = (Path("/proc") / str(run.pid) / "task" / str(run.pid) / "children").read_text().split()
+        words = {int(each): (Path("/proc") / each / "cmdline").read_bytes() for each in children}
+        (lighthouse,) = [each for each, line in words.items() if b"accel_torchft.launching.lighthouse" in line]
+        os.kill(lighthouse, signal.SIGKILL)
+
+    found = launched(tmp_path, "", "slow", epochs=6, meanwhile=end_lighthouse)
+    assert "the lighthouse ended, and starts again" in found["report"]
+    check(found, tmp_path, 6, {})
+
+
+@pytest.mark.full("another case of a grid")
+def test_the_loss_of_too_many_saves_and_asks_for_another_start(tmp_path: Path) -> None:
+    """Who is left waits for a while, saves, and ends with 75; so does the launcher, where nobody can come back."""
+    kills = ",".join(["1:0:3:before", *(f"1:{life}:0:before" for life in range(1, 8))])
+    ended = limits.run(command_of(tmp_path, kills, "hasty", "--min-replicas=2"), quiet=120)
+    assert ended.returncode == 75, ended.stderr
+    assert "replica 1 ended: killed by SIGKILL" in ended.stderr
+    assert "Too few replicas for a step: fewer than 2 of 2 came in 3 s" in ended.stderr
+    assert (tmp_path / "checkpoints" / "checkpoint_0" / "model.safetensors").exists()
+
+
+@pytest.mark.full("another case of a grid")
+def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None:
+    """The others go on without one that does not answer, and heal it when it answers again; it is not started again."""
+
+    def hold_up(run: subprocess.Popen[str]) -> None:
+        note = tmp_path / "start-1-0"
+        assert limits.wait_until(lambda: (tmp_path / "read-1-0").exists(), quiet=20)
+        os.kill(int(note.read_text()), signal.SIGSTOP)
+        before = steps()
+        assert limits.wait_until(lambda: steps() > before + 30, quiet=20)
+        os.kill(int(note.read_text()), signal.SIGCONT)
+
+    def steps() -> int:
+        return len((tmp_path / "read-0-0").read_text().splitlines())
+
+    found = launched(tmp_path, "", "slow", epochs=12, meanwhile=hold_up)
+    assert "was made without 1" in found["report"]
+    check(found, tmp_path, 12, {})

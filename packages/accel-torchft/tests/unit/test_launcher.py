@@ -1,0 +1,72 @@
+"""What the launcher of replicas refuses, and what it starts."""
+
+import argparse
+from typing import Any
+
+import pytest
+
+from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host import installed
+
+pytest.importorskip("accel_launch", reason="accel-launch is an extra")
+
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.launchers.registry import choose
+from accel_torchft.launching.launcher import ReplicaLauncher
+
+
+def settings(*words: str) -> Any:
+    """Return the settings of a command line."""
+    args: argparse.Namespace = launch_command_parser().parse_args([*words, "train.py", "--lr", "1"])
+    return settings_from(args)
+
+
+def with_torchft(monkeypatch: pytest.MonkeyPatch, version: str | None = "0.2.0") -> None:
+    """Let torchft be installed in some version, or not."""
+    before = installed.version_of
+    monkeypatch.setattr(installed, "version_of", lambda name: version if name == "torchft" else before(name))
+
+
+def test_replicas_are_started_by_launchers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the command line starts one replica, which knows that it is one."""
+    with_torchft(monkeypatch)
+    found = settings("--cpu", "--num-processes", "2", "--replicas", "3", "--min-replicas", "2")
+    launcher = choose(found)
+    assert isinstance(launcher, ReplicaLauncher)
+    words = launcher.command(found)
+    assert words[1:] == ["-m", "accel_launch", "launch", "--cpu", "--num-processes=2", "train.py", "--lr", "1"]
+    assert launcher.environ(found)["ACCELERATE_RUNTIME"] == "replicas"
+
+
+def test_a_run_without_replicas_is_not_claimed() -> None:
+    """Without --replicas nothing changes."""
+    assert not ReplicaLauncher().claims(settings("--cpu", "--num-processes", "2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--replicas", "1"), "2 or more"),
+        (("--replicas", "2", "--min-replicas", "3"), "min_replicas=3"),
+        (("--replicas", "2", "--max-restarts", "1"), "max_restarts from --max-restarts"),
+        (("--replicas", "2", "--launcher", "slurm"), "launcher from --launcher"),
+        (("--replicas", "2", "--num-machines", "2", "--num-processes", "2"), "num_machines"),
+    ],
+)
+def test_what_replicas_cannot_have_is_refused(
+    words: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting that would be ignored, or would start replicas twice, is named with where it comes from."""
+    with_torchft(monkeypatch)
+    found = settings("--cpu", *words)
+    with pytest.raises(ConfigurationError, match=told):
+        choose(found).command(found)
+
+
+def test_torchft_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torchft is missing, the command that installs it is named."""
+    with_torchft(monkeypatch, None)
+    found = settings("--cpu", "--replicas", "2")
+    with pytest.raises(MissingDependencyError, match="pip install torchft"):
+        choose(found).command(found)

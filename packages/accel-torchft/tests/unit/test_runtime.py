@@ -1,0 +1,129 @@
+"""What a replica refuses, by name and before anything is trained."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from accel_core.accelerator import Accelerator
+from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.plugins.handlers import MeterKwargs
+from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.process.world import lead
+from accel_torchft.kwargs import FaultToleranceKwargs
+from accel_torchft.runtime import ReplicatedRuntime
+
+pytest.importorskip("torchft", reason="torchft is not installed")
+
+
+class Stream(IterableDataset[int]):
+    """Numbers without an end that is known."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.fixture
+def replica(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_state: None) -> Iterator[None]:
+    """Let this process be the first of two replicas."""
+    variables = {"": "0", "_COUNT": "2", "_LIFE": "0", "_FOLDER": str(tmp_path), "_HOST": "localhost"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"ACCEL_REPLICA{name}", value)
+    yield
+    lead(True)
+
+
+def made(**arguments: Any) -> Accelerator:
+    """Return an Accelerator with handlers for replicas."""
+    handlers = arguments.pop("handlers", [FaultToleranceKwargs()])
+    return Accelerator(cpu=True, kwargs_handlers=handlers, **arguments)
+
+
+def loader_of(samples: int = 8) -> DataLoader[Any]:
+    """Return a loader of numbers."""
+    return DataLoader(TensorDataset(torch.arange(samples).float()[:, None]), batch_size=2)
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_without_the_launcher_the_handler_does_nothing() -> None:
+    """A script with FaultToleranceKwargs trains alone as ever."""
+    accelerator = made()
+    assert accelerator.replicas is None
+    model, loader = accelerator.prepare(nn.Linear(1, 1), loader_of())
+    for (batch,) in loader:
+        accelerator.backward(model(batch).sum())
+
+
+@pytest.mark.parametrize("values", [{"min_replicas": 0}, {"quorum_timeout": 0}, {"timeout": "1"}, {"heal": "no"}])
+def test_settings_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
+    """A minimum of none, times that are no seconds, and words for truth."""
+    with pytest.raises((ConfigurationError, TypeError)):
+        FaultToleranceKwargs(**values)
+
+
+@pytest.mark.usefixtures("replica")
+def test_settings_with_which_replicas_would_part_are_refused() -> None:
+    """Each is named before a process of torchft is there."""
+    with pytest.raises(ConfigurationError, match="min_replicas=3 of 2"):
+        made(handlers=[FaultToleranceKwargs(min_replicas=3)])
+    with pytest.raises(ConfigurationError, match="one runtime; got MeterKwargs and FaultToleranceKwargs"):
+        made(handlers=[MeterKwargs(), FaultToleranceKwargs()])
+    accelerator = made(step_scheduler_with_optimizer=False)
+    assert isinstance(accelerator._runtime, ReplicatedRuntime)
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match="step_scheduler_with_optimizer=False"):
+        accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    with pytest.raises(ConfigurationError, match="One Accelerator"):
+        made()
+
+
+@pytest.mark.usefixtures("replica")
+def test_loaders_that_cannot_be_divided_anew_are_refused() -> None:
+    """Streams, batches without a size, and the readers of others: nothing of them stays prepared."""
+    accelerator = made()
+    with pytest.raises(PreparationError, match="an IterableDataset"):
+        accelerator.prepare(DataLoader(Stream(), batch_size=2))
+    sizes = [[0, 1, 2], [3], [4, 5, 6, 7]]
+    with pytest.raises(PreparationError, match="no fixed size"):
+        accelerator.prepare(DataLoader(TensorDataset(torch.arange(8)), batch_sampler=sizes))
+    accelerator.dataloader_config = DataLoaderConfiguration(dispatch_batches=True)
+    with pytest.raises(PreparationError, match="dispatch_batches"):
+        accelerator.prepare(loader_of())
+    assert accelerator._dataloaders == []
+
+
+@pytest.mark.usefixtures("replica")
+def test_evaluation_reads_all_data_on_each_replica() -> None:
+    """Under no_grad, and where models are set to evaluate, a loader gives everything, the short batch too."""
+    accelerator = made()
+    model, loader = accelerator.prepare(nn.Linear(1, 1), loader_of(7))
+    with torch.no_grad():
+        assert [len(batch) for (batch,) in loader] == [2, 2, 2, 1]
+    model.eval()
+    assert torch.cat([batch for (batch,) in loader]).flatten().tolist() == [*range(7)]
+
+
+@pytest.mark.usefixtures("replica")
+def test_steps_that_replicas_cannot_make_are_refused() -> None:
+    """A backward pass of no prepared loader, and an optimizer that asks for several losses."""
+    accelerator = made()
+    model = nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigurationError, match="outside of one that is read"):
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+    with pytest.raises(ConfigurationError, match="a closure"):
+        optimizer.step(lambda: 0.0)
+    skipped = accelerator.skip_first_batches(accelerator.prepare(loader_of()), 1)
+    with pytest.raises(StateError, match="skip_first_batches"):
+        next(iter(skipped))
+
+
+@pytest.mark.usefixtures("replica")
+def test_batch_norm_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Its statistics are those of one replica."""
+    made().prepare(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
+    assert "BatchNorm takes statistics of its own replica's batches" in caplog.text

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import math
-import socket
 import struct
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]  # public; not listed
+from torch.distributed import ReduceOp
 
 from accel_core.comm.control import Channel
 from accel_core.errors import ConfigurationError, StateError
@@ -31,6 +30,7 @@ from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import local_memory
 from accel_core.options.engines import load
+from accel_core.process.store import loopback_store
 from accel_core.process.world import World, lead
 from accel_torchft.kwargs import FaultToleranceKwargs
 
@@ -90,7 +90,7 @@ class Replicas:
             )
         self._channel = Channel(world, "replicas")
         self._folder = Path(environ.text("ACCEL_REPLICA_FOLDER") or ".")
-        self._host = environ.text("ACCEL_REPLICA_HOST") or socket.gethostname()
+        self._host = environ.text("ACCEL_REPLICA_HOST") or "127.0.0.1"
         self._manager: Any = None
         self._group: Any = None
         self._store: Any = None
@@ -197,7 +197,7 @@ class Replicas:
         logging.getLogger("torchft").setLevel(logging.CRITICAL)  # a replica that leaves is no error
         timeout = timedelta(seconds=self._settings.timeout)
         if self._world.rank == 0 and self._store is None:
-            self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+            self._store = loopback_store(0, timeout, self._host)
         port = self._channel.broadcast(0 if self._store is None else self._store.port)
         self._group = (ProcessGroupNCCL if self._world.device.type == "cuda" else ProcessGroupGloo)(timeout=timeout)
         self._manager = Manager(

@@ -1,6 +1,7 @@
 """What a replica refuses, by name and before anything is trained."""
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,18 @@ def test_batch_norm_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Its statistics are those of one replica."""
     made().prepare(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
     assert "BatchNorm takes statistics of its own replica's batches" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("client", "answered"), [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("192.0.2.1", False)]
+)
+def test_states_are_sent_to_this_machine_alone(client: str, answered: bool) -> None:
+    """They are pickles, which nobody else may ask for; torchft's server listens on every address."""
+    from accel_torchft.transport import Transport
+
+    transport = Transport(timedelta(seconds=5), "127.0.0.1")
+    try:
+        assert transport._server.verify_request(None, (client, 1)) is answered
+    finally:
+        transport.shutdown()
+        transport._server.server_close()

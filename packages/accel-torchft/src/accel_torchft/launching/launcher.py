@@ -55,7 +55,7 @@ class ReplicaLauncher(Launcher):
             "ACCELERATE_RUNTIME": "replicas",
             "ACCEL_REPLICA_COUNT": str(settings["replicas"]),
             "ACCEL_REPLICA_MIN": str(settings["min_replicas"]),
-            "ACCEL_REPLICA_HOST": "localhost",
+            "ACCEL_REPLICA_HOST": "127.0.0.1",
         }
 
     def run(self, settings: Settings) -> int:
@@ -106,7 +106,7 @@ class _Lives:
         self._environment = {
             **{name: value for name, value in environment.items() if name != "ACCEL_REPLICAS"},  # said to this launcher
             "ACCEL_REPLICA_FOLDER": str(folder),
-            "TORCHFT_LIGHTHOUSE": f"http://localhost:{self._port}",
+            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}",
             **({} if settings["debug"] else {"RUST_LOG": "error"}),
         }
         self._lighthouse: subprocess.Popen[bytes] | None = None
@@ -242,6 +242,5 @@ class _Lives:
 
 
 def _free_port() -> int:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as found:
-        found.bind(("", 0))
+    with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])

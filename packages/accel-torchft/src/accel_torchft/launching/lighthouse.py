@@ -21,7 +21,7 @@ def main() -> None:
 
     port, fewest = map(int, sys.argv[1:3])
     server = LighthouseServer(
-        bind=f"[::]:{port}",
+        bind=f"127.0.0.1:{port}",
         min_replicas=fewest,
         join_timeout_ms=JOIN_MS,
         quorum_tick_ms=50,

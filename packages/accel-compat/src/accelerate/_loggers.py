@@ -25,6 +25,7 @@ _WRITERS = {
     "accel_parallel.checkpoint": "accelerate.checkpointing",
     "accel_parallel.plugin": "accelerate.utils.dataclasses",
     "accel_quant": "accelerate.utils.bnb",
+    "accel_torchft": "accelerate",
     "accel_trackers": "accelerate.tracking",
 }
 """Logger of accel, and the one of Accelerate that it answers to."""

@@ -49,11 +49,12 @@ def stored(address: str | Path | None, **project: Any) -> set[float]:
     return values(run)
 
 
-def save_when_told(address: str, run_id: str, temporary: str, pipe: Connection) -> None:
+def save_when_told(address: str, run_id: str, temporary: str, variables: dict[str, str], pipe: Connection) -> None:
     """Save again and again, each time in a process of its own: its id goes to the parent, which arms the server.
 
     For each value that comes: the id of the process, its status when it has ended.
     """
+    os.environ.update(variables)
     import tempfile
 
     import s3fs  # noqa: F401 - before the fork, and not once in each process

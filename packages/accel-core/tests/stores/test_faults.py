@@ -86,7 +86,9 @@ class Killed:
         save_state(self.run, address)
         context = forking()
         self.here, there = context.Pipe()
-        arguments = (address, self.run.project.run_id, str(temporary), there)
+        # The server that processes are forked from may have begun before the store.
+        variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        arguments = (address, self.run.project.run_id, str(temporary), variables, there)
         self.child = context.Process(target=save_when_told, args=arguments)
         self.child.start()
 

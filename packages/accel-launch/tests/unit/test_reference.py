@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def comparable(page: str) -> list[str]:
     marks = [
         mark for known in absent() for mark in (f"`--use-{known.word.replace('_', '-')}`", f"`{known.word}_config.")
     ]
+    marks += ["`--replicas`", "`--min-replicas`"] if find_spec("accel_torchft") is None else []
     lines = page.splitlines()
     return [line for line in lines if line.startswith("| `") and not any(map(line.count, marks))] if marks else lines
 

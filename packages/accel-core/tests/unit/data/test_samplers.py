@@ -51,7 +51,7 @@ def seen(shard: BatchSamplerShard, offset: int, start: Callable[..., Iterator[li
         for batch in itertools.chain([None], start(shard, begin, counts), [None]):
             own = getattr(sampler, "generator", None)
             states = [each.get_state() for each in (own, torch.default_generator) if each is not None]
-            found.append((batch, dict(counts), *(bytes(each.numpy()) for each in states)))
+            found.append((batch, dict(counts), *(bytes(each.tolist()) for each in states)))
     return [found, getattr(sampler, "epoch", 0)]
 
 

@@ -22,7 +22,7 @@ class Transport(HTTPTransport[Any]):  # type: ignore[misc]  # not checked where 
         super().__init__(timeout, num_chunks=0)
         self._host = host
         self._server.RequestHandlerClass.log_message = lambda *_: None
-        self._server.verify_request = _is_local
+        self._server.__dict__.update(verify_request=_is_local)
         # What is received is copied into the model, and not written to.
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 

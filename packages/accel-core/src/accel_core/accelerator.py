@@ -927,6 +927,15 @@ class Accelerator(FunctionControl):
 
         Raises:
             PreparationError: It is no causal language model of transformers.
+
+        Examples:
+            >>> from transformers import GPT2Config, GPT2LMHeadModel
+            >>> settings = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+            >>> model = accelerator.prepare(GPT2LMHeadModel(settings))
+            >>> accelerator.chunk_logits(model)
+            >>> ids = torch.zeros(1, 8, dtype=torch.long)
+            >>> model(input_ids=ids, labels=ids).logits is None
+            True
         """
         linear_loss.apply_to_head(self.unwrap_model(model, keep_torch_compile=False), chunk)
 

@@ -16,6 +16,7 @@ import torch
 
 from accel_core.testing import limits
 
+pytest.importorskip("accel_launch", reason="accel-launch is an extra")
 pytest.importorskip("torchft", reason="torchft is not installed")
 
 PROGRAM = Path(__file__).parents[1] / "program.py"

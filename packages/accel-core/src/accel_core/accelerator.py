@@ -905,6 +905,7 @@ class Accelerator(FunctionControl):
             The loss of this rank's tokens.
 
         Raises:
+            DataError: A label is no row of the head. On another device than the CPU the loss is NaN instead.
             StateError: The numbers of tokens and labels differ, or the weight is spread in another way.
 
         Examples:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import PreparationError, StateError
+from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
 from accel_core.testing import requires, world
@@ -121,6 +121,13 @@ def test_what_has_no_loss_is_named() -> None:
     head, hidden = nn.Linear(WIDTH, WORDS), torch.randn(5, WIDTH, requires_grad=True)
     with pytest.raises(StateError, match=r"got hidden states of shape \(5, 8\) and labels of shape \(4,\)"):
         run.linear_cross_entropy(hidden, head, torch.zeros(4, dtype=torch.int64))
+    for wrong in (WORDS, -1):
+        with pytest.raises(DataError, match=f"got {wrong}. Correct the labels"):
+            run.linear_cross_entropy(hidden, head, torch.tensor([0, 1, wrong, -100, 2]))
+    flat = nn.Linear(WIDTH, WORDS)
+    flat.weight = nn.Parameter(flat.weight.detach().flatten())  # as engines keep shards
+    with pytest.raises(StateError, match="is a matrix while its loss is computed"):
+        run.linear_cross_entropy(hidden, flat, torch.zeros(5, dtype=torch.int64))
     loss = run.linear_cross_entropy(hidden, head, torch.full((5,), -100))
     loss.backward()
     assert loss == 0

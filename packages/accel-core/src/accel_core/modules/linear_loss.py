@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accel_core.errors import PreparationError, StateError
+from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.mesh.tensor import is_spread
 
 if TYPE_CHECKING:
@@ -34,16 +34,12 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the loss; see `Accelerator.linear_cross_entropy`."""
     weight, bias = cast(Tensor, head.weight), cast("Tensor | None", head.bias)
+    lost = _lost(hidden, weight, labels, ignore_index)
     start, group = 0, cast("dist.ProcessGroup | None", None)
     if is_spread(weight):
         start, group = _place(cast("DTensor", weight))
         weight, bias = (None if each is None else cast(Any, each).to_local() for each in (weight, bias))  # type: ignore[assignment]
     rows, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    if len(rows) != len(wanted):
-        raise StateError(
-            f"Each token has one label; got hidden states of shape {tuple(hidden.shape)} and labels of shape "
-            f"{tuple(labels.shape)}. Shift and cut both in the same way before."
-        )
     size = chunk or max(_LEAST, rows.numel() // max(1, len(weight)))
     if torch.is_autocast_enabled(rows.device.type):
         rows, weight = (each.to(torch.get_autocast_dtype(rows.device.type)) for each in (rows, weight))
@@ -65,8 +61,32 @@ def linear_cross_entropy(
     else:
         how = start, group, ignore_index, softcap, size
         total = _Chunked.apply(rows, weight, bias, wanted, how)  # type: ignore[no-untyped-call]
+    if lost.device.type != "cpu":
+        total = total.masked_fill(lost.any(), torch.nan)  # an error would wait for the device
     # Where all labels are ignored, nothing is learned; a mean of none would be NaN.
     return total if reduction == "sum" else total / (wanted != ignore_index).sum().clamp(min=1)
+
+
+def _lost(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """Return for each label whether it is wrong, and refuse what has no loss; only the CPU knows labels by now."""
+    if weight.dim() != 2:
+        raise StateError(
+            "The weight of a head is a matrix while its loss is computed; got one of shape "
+            f"{tuple(weight.shape)}, as engines keep weights outside of a layer's own forward. Leave the head to the "
+            "model's outermost shard, or compute the loss from logits."
+        )
+    if hidden.shape[:-1].numel() != labels.numel():
+        raise StateError(
+            f"Each token has one label; got hidden states of shape {tuple(hidden.shape)} and labels of shape "
+            f"{tuple(labels.shape)}. Shift and cut both in the same way before."
+        )
+    lost = ((labels < 0) | (labels >= len(weight))) & (labels != ignore_index)
+    if lost.device.type == "cpu" and lost.any():
+        raise DataError(
+            f"A label is a row of the head, from 0 to {len(weight) - 1}, or {ignore_index} where none counts; got "
+            f"{int(labels[lost][0])}. Correct the labels, or pass ignore_index."
+        )
+    return lost
 
 
 def _place(weight: DTensor) -> tuple[int, dist.ProcessGroup]:
@@ -177,7 +197,8 @@ class _Switch:
         **_: object,
     ) -> Tensor:
         """Return the loss of the next tokens, as transformers' own."""
-        if logits is not self._entered or logits.shape[-1] != cast(Tensor, self._head.weight).shape[1]:
+        weight = cast(Tensor, self._head.weight)
+        if logits is not self._entered or (weight.dim() == 2 and logits.shape[-1] != weight.shape[1]):
             raise StateError(
                 f"Logits go from a head to the loss as they are; got {type(self._model).__name__}, which changes them "
                 "in between. Call accelerator.linear_cross_entropy in a forward of your own."

@@ -73,16 +73,15 @@ def save_state(
     on: their random states are then not in the checkpoint.
     """
     background.finish()
-    part = selection.chosen(parts, run, output_dir)
-    if part is not None:
-        run = selection.without_the_rest(run)
     absent = _absent(run)
     world = replace(run.world, size=1) if absent else run.world
     ranks = Ranks(world, "save_state")
     with ranks.together("Preparing a checkpoint") as exchange:
         _refuse_keywords(save_model_func_kwargs)
+        part = selection.chosen(parts, run, output_dir)
         told = exchange((part, run.project.iteration))
         selection.refuse_difference([each for each, _ in told])
+        run = run if part is None else selection.without_the_rest(run)
         if run.project.automatic_checkpoint_naming:
             # A rank that was absent from a save did not count it.
             run.project.iteration = max(number for _, number in told)

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store on this machine, beside the store's own client; every request failing once.
+"""Checkpoints in an object store on this machine, compared with the store's own client; every request failing once.
 
     python benchmarks/remote.py [--mib 256] [--rounds 3]
 

@@ -1,4 +1,4 @@
-"""Replicas that die and come back, beside torchft alone and plain DDP.
+"""Replicas that die and come back, compared with torchft alone and plain DDP.
 
     python benchmarks/replicas.py [--only ROW] [--kills N] [--minutes N] [--seed N]
 

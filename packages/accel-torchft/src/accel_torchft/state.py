@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 
 from accel_core.checkpoint import rng
@@ -71,8 +72,8 @@ def restore(runtime: Runtime, state: dict[str, Any]) -> None:
 def _part(models: list[torch.nn.Module]) -> None:
     """Let go of what a forward pass without a backward pass left whole of parameters in shards."""
     for module in (each for model in models for each in model.modules()):
-        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
-            module.reshard()  # type: ignore[operator]
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -17,7 +17,7 @@ __all__ = ["Traffic"]
 logger = logging.getLogger(__name__)
 
 _REPORTED = 30.0
-"""Seconds between two reports, and without a byte until that is said."""
+"""Seconds between two lines in the log: how far it is, or that no byte moved since the last one."""
 
 _MIB = 1 << 20
 _STILL = "%s stands still at %.0f of %.0f MiB: no byte moved for %.0f s. It goes on when the store answers."

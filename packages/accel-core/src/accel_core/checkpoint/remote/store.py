@@ -116,7 +116,7 @@ class Store:
         self.traffic.add(size)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small object where none is; return whether it was done, which nobody else can have been told."""
+        """Write a small object where none is; return whether this call did it: of several writers, one is told so."""
 
         def create() -> bool:
             try:

@@ -205,7 +205,7 @@ def open_store(place: Path, ranks: Ranks) -> Store:
 
 
 def probe(store: Store) -> None:
-    """Make sure, once for the places beside each other, that checkpoints can be written and deleted there."""
+    """Make sure that checkpoints can be written and deleted at an address; once for those in one folder."""
     place = str(store.address.parent)
     if place not in _probed:
         store.probe()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from accel_core import checkpoint
 from accel_core._records import record
-from accel_core.checkpoint import background, save
 from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
@@ -45,6 +45,8 @@ from accel_core.tracking.hub import TrackerHub
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
+
+    from accel_core.checkpoint import background
 
 __all__ = ["Runtime"]
 
@@ -355,7 +357,7 @@ class Runtime:
 
     def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
         """Save the state of the run; see `Accelerator.save_state`."""
-        return save.save_state(self.to_save(), output_dir, **arguments)
+        return checkpoint.save.save_state(self.to_save(), output_dir, **arguments)
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""

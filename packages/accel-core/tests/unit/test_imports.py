@@ -41,6 +41,19 @@ def test_accelerator_loads_no_optional_library() -> None:
     assert not optional & set(loaded)
 
 
+def test_what_saves_comes_with_the_first_save() -> None:
+    """A run that neither saves nor loads starts without what does, to a folder or to a store."""
+    loaded = _new_process(
+        "import sys\n"
+        "from accel_core import Accelerator\n"
+        "Accelerator(cpu=True)\n"
+        "print(*(name for name in sys.modules if name.startswith('accel_core.checkpoint.')))"
+    ).split()
+    assert "accel_core.checkpoint.names" in loaded
+    late = {f"accel_core.checkpoint.{name}" for name in ("save", "load", "background", "remote", "selection")}
+    assert not late & set(loaded)
+
+
 def test_every_public_name_is_there() -> None:
     """Each name of __all__ can be imported, and the list is sorted."""
     import accel_core

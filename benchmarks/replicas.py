@@ -326,7 +326,7 @@ def main() -> None:
         else:
             steps(kind)
         return
-    print("| replicas | accel | beside | target |\n|---|---|---|---|")
+    print("| replicas | accel | compared with | target |\n|---|---|---|---|")
     rows = {
         "kills": lambda: rows_of_kills(args.kills, args.minutes, args.seed),
         "steps": row_of_steps,

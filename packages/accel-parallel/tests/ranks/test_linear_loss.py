@@ -124,6 +124,9 @@ def test_what_has_no_loss_is_named() -> None:
     for wrong in (WORDS, -1):
         with pytest.raises(DataError, match=f"got {wrong}. Correct the labels"):
             run.linear_cross_entropy(hidden, head, torch.tensor([0, 1, wrong, -100, 2]))
+    # A compiled graph, as one without data, knows no labels; the loss says so.
+    graph = torch.compile(lambda labels: run.linear_cross_entropy(hidden, head, labels, softcap=30.0), backend="eager")
+    assert graph(torch.tensor([0, 1, WORDS, -100, 2])).isnan()
     flat = nn.Linear(WIDTH, WORDS)
     flat.weight = nn.Parameter(flat.weight.detach().flatten())  # as engines keep shards
     with pytest.raises(StateError, match="is a matrix while its loss is computed"):
@@ -201,7 +204,7 @@ def test_logits_of_a_chunk_are_all_that_a_rank_holds() -> None:
     run = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=plan))
     model: Any = run.prepare(nn.Sequential(nn.Linear(width, words, bias=False)))
     hidden, labels = torch.randn(tokens, width, requires_grad=True), torch.randint(words, (tokens,))
-    run.linear_cross_entropy(hidden[:8], model[0], labels[:8], chunk=8).backward()  # what is loaded late
+    run.linear_cross_entropy(hidden[:chunk], model[0], labels[:chunk], chunk=chunk).backward()  # what libraries keep
     model.zero_grad()
     hidden.grad = None
     before = memory("VmRSS")

@@ -34,7 +34,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the loss; see `Accelerator.linear_cross_entropy`."""
     weight, bias = cast(Tensor, head.weight), cast("Tensor | None", head.bias)
-    lost = _lost(hidden, weight, labels, ignore_index)
+    # An error would wait for a device; tensors without data and compiled graphs have no values to look at.
+    known = labels.device.type == "cpu" and type(labels) is Tensor and not torch.compiler.is_compiling()
+    lost = _lost(hidden, weight, labels, ignore_index, known)
     start, group = 0, cast("dist.ProcessGroup | None", None)
     if is_spread(weight):
         start, group = _place(cast("DTensor", weight))
@@ -61,14 +63,14 @@ def linear_cross_entropy(
     else:
         how = start, group, ignore_index, softcap, size
         total = _Chunked.apply(rows, weight, bias, wanted, how)  # type: ignore[no-untyped-call]
-    if lost.device.type != "cpu":
-        total = total.masked_fill(lost.any(), torch.nan)  # an error would wait for the device
+    if not known:
+        total = total.masked_fill(lost.any(), torch.nan)
     # Where all labels are ignored, nothing is learned; a mean of none would be NaN.
     return total if reduction == "sum" else total / (wanted != ignore_index).sum().clamp(min=1)
 
 
-def _lost(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    """Return for each label whether it is wrong, and refuse what has no loss; only the CPU knows labels by now."""
+def _lost(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, known: bool) -> Tensor:
+    """Return for each label whether it is wrong; refuse what has no loss, and labels whose values are known."""
     if weight.dim() != 2:
         raise StateError(
             "The weight of a head is a matrix while its loss is computed; got one of shape "
@@ -81,7 +83,7 @@ def _lost(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int) -> 
             f"{tuple(labels.shape)}. Shift and cut both in the same way before."
         )
     lost = ((labels < 0) | (labels >= len(weight))) & (labels != ignore_index)
-    if lost.device.type == "cpu" and lost.any():
+    if known and lost.any():
         raise DataError(
             f"A label is a row of the head, from 0 to {len(weight) - 1}, or {ignore_index} where none counts; got "
             f"{int(labels[lost][0])}. Correct the labels, or pass ignore_index."

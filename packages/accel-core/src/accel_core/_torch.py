@@ -19,6 +19,7 @@ from torch import _foreach_lerp_ as foreach_lerp_
 from torch import _foreach_mul_ as foreach_mul_
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # public; not listed
 from torch.distributed.distributed_c10d import _get_default_store as default_store
+from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import __version__ as torch_version
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -29,6 +30,7 @@ __all__ = [
     "all_gather_single",
     "connect_again",
     "counters_of",
+    "ddp_figures",
     "default_store",
     "enable_async_tp",
     "fake_errors",
@@ -64,6 +66,12 @@ def group_gather(group: Any) -> Callable[..., Any]:
 def has_gradient_hooks(parameter: Any) -> bool:
     """Return whether functions of a user see a parameter's gradients, or follow when they are there."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def ddp_figures(wrapper: DistributedDataParallel) -> dict[str, object]:
+    """Return what `DistributedDataParallel` tells of itself, as of now; it tells nothing before its first step."""
+    wrapper.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
+    return dict(wrapper._get_ddp_logging_data())  # type: ignore[no-untyped-call]
 
 
 def counters_of(group: Any) -> list[Callable[[], int]]:
@@ -340,6 +348,10 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.distributed._symmetric_memory:enable_symm_mem_for_group",
         "Such products read one another's memory, which only this makes ready for a group; torch 2.15 does so itself.",
+    ),
+    PrivateName(
+        "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
+        "In which order gradients are added up decides their last bits, and nothing public tells it.",
     ),
     PrivateName(
         "torch.distributed:ProcessGroup._allgather_base",

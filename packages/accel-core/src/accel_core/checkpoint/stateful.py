@@ -14,6 +14,7 @@ from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
+from accel_core.modules.reduction_order import ReductionOrders
 
 __all__ = ["Stateful", "counters_part", "extra_components", "parts", "random_part", "restorations"]
 
@@ -147,12 +148,13 @@ def extra_components(run: Run, source: Source) -> list[Finding]:
 
 
 class _Counters:
-    """The counters of a run, and what else it counts: the steps of its trackers."""
+    """The counters of a run, and what else belongs to no file: the steps of its trackers, the order of its sums."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         hub = getattr(run, "hub", None)
-        self._others = {"trackers": hub} if isinstance(hub, Stateful) else {}
+        self._others: dict[str, Stateful] = {"trackers": hub} if isinstance(hub, Stateful) else {}
+        self._others["sums"] = ReductionOrders(run.models)
 
     def state_dict(self) -> dict[str, Any]:
         return {

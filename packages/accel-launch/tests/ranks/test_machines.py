@@ -211,7 +211,8 @@ def test_machine_of_another_run_disturbs_none(tmp_path: Path, variables: dict[st
 def test_two_runs_share_a_machine(tmp_path: Path, variables: dict[str, str], printed) -> None:
     """Two runs of two machines at the same address, each with its own port, train apart."""
     runs = [Machines(tmp_path, variables), Machines(tmp_path, variables)]
-    for status, output, errors in map(ended, [run.start(rank) for rank in (0, 1) for run in runs]):
+    started = [run.start(rank) for rank in (0, 1) for run in runs]
+    for status, output, errors in list(map(ended, started)):
         assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"]), errors
 
 

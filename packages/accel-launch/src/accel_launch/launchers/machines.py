@@ -11,6 +11,7 @@ from typing import Any
 from accel_launch.launchers.preflight import check_agreement, facts_of_machine
 from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolve import Settings
+from accel_launch.supervision.outcome import without_crash
 from accel_launch.supervision.supervisor import Supervisor
 
 __all__ = ["GRACE_S", "OtherMachines"]
@@ -56,8 +57,9 @@ class OtherMachines:
         if self._store is None or self.failure or self._announced:
             return
         self._announced = True
-        printed = bytes(self._supervisor.streams.ranks[rank].tail).decode(errors="replace").split("\n")
-        last = next((f": {shortened(line.strip())}" for line in reversed(printed) if line.strip()), "")
+        printed = bytes(self._supervisor.streams.ranks[rank].tail).decode(errors="replace")
+        lines = (without_crash(printed).strip() or printed.strip()).splitlines()
+        last = f": {shortened(lines[-1].strip())}" if lines else ""
         logs = self._settings["log_dir"]
         where = f"; its log there is {Path(logs).absolute() / f'rank{rank}.stderr.log'}" if logs else ""
         mine = f"rank {rank} failed on machine {self._machine} ({socket.gethostname()}){last}{where}"

@@ -423,7 +423,7 @@ def isolated(session: nox.Session, package: str) -> None:
     requirements = own.third_party + own.groups.get("test", [])
     environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
     environment.run("python", *proof(own))
-    quick = ["-m", "not slow and not full", f"--ignore={own.folder / 'tests' / 'ranks'}"]
+    quick = [*spread([], "not slow and not full"), f"--ignore={own.folder / 'tests' / 'ranks'}"]
     pytest(environment, f"isolated-{package}", own.folder / "tests", *(session.posargs or quick))
 
 

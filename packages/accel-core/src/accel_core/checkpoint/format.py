@@ -182,7 +182,10 @@ class SharedPart(Part, Protocol):
 
     @property
     def note(self) -> object:
-        """What the rank that concludes has to know of what `write` did; it is sent to all ranks."""
+        """What the rank that concludes has to know of what `write` did.
+
+        It is sent to all ranks; by many of them only when that of any rank is not equal to its last one.
+        """
 
     def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:
         """Return an entry for every file that could only be written now, when all ranks have written theirs.

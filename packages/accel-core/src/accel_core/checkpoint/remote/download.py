@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,7 @@ from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import digest_of
-from accel_core.checkpoint.manifest import Manifest, damaged_file
+from accel_core.checkpoint.manifest import Manifest, damaged_file, total_of
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote import commits
 from accel_core.checkpoint.remote.commits import Commit
@@ -40,6 +41,7 @@ class Download:
     commit: Commit
     local: LocalFolder
     cached: bool
+    missing: dict[str, int] = field(default_factory=dict)  # sizes of what is not here yet, as its first rank knows
 
     @classmethod
     def begin(cls, world: World, ranks: Ranks, given: Address, cache: str | None, *, series: bool) -> Download:
@@ -57,7 +59,7 @@ class Download:
             with ranks.together(doing):
                 if world.is_local_main:
                     local.make()
-                    made._lay_out()
+                    made._begin()
         except BaseException:
             made.close()
             raise
@@ -88,18 +90,23 @@ class Download:
         except AccelError:  # other ranks wait for the answer, and the error that is asked about says more
             return False
 
-    def _lay_out(self) -> None:
-        """Write the list of files, and make a hole of its size for every file that is not here already."""
-        raw, manifest = _manifest_of(self.store, self.commit)
-        missing: dict[str, int] = {}
+    def lay_out(self, manifest: Manifest) -> None:
+        """Make a hole of its size for every file that is not here already; the first rank of a machine calls it."""
         for entry in manifest.entries:
             path = self.local.files / entry.name
-            here = path.is_file() and path.stat().st_size == entry.size and digest_of(path) == entry.digest
-            if not here:  # in the cache
-                missing[entry.name] = entry.size
+            here = path.is_file() and path.stat().st_size == entry.size
+            if entry.name not in self.missing and not (here and digest_of(path) == entry.digest):  # in the cache
+                self.missing[entry.name] = entry.size
                 make_hole(path, entry.size)
+        (self.local.root / _MISSING).write_text(json.dumps(self.missing))
+
+    def _begin(self) -> None:
+        """Write the manifest, and the lists of what the ranks of this machine read, and make room for the files."""
+        raw, head = _manifest_of(self.store, self.commit)
+        first = self.world.rank  # of this machine
+        shares = [(rank, self.world.size) for rank in range(first, first + max(1, self.world.local_size))]
         (self.local.files / names.MANIFEST_NAME).write_bytes(raw)
-        (self.local.root / _MISSING).write_text(json.dumps(missing))
+        self.lay_out(commits.with_lists(self.store, self.commit, head, head.listing(shares), self.local.files))
 
 
 def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into: Path) -> None:
@@ -180,7 +187,13 @@ def _incomplete(store: Store, commit: Commit) -> str | None:
         _, manifest = _manifest_of(store, commit)
     except CheckpointDamagedError as error:
         return str(error)
-    sizes, stored = {each.name: each.size for each in manifest.entries}, store.sizes(commit.folder)
+    stored = store.sizes(commit.folder)
+    if f"{total_of((name, size) for name, size in stored.items() if name != names.MANIFEST_NAME):x}" == manifest.total:
+        return None  # all files, also those in lists
+    manifest = commits.with_lists(store, commit, manifest, manifest.listing())
+    if manifest.lost:
+        return "; ".join(f"{name} {problem}" for name, problem in [*manifest.lost.items()][:_SHOWN])
+    sizes = {each.name: each.size for each in manifest.entries}
     unlike = [name for name, size in sizes.items() if stored.get(name) != size]
     # A store may list an object late that it knows by its name at once.
     unlike = [name for name in unlike if store.size(f"{commit.folder}/{name}") != sizes[name]]

@@ -125,6 +125,10 @@ def _of_run(address: Address) -> _Found | None:
         commit = commits.newest(store) if store else None
         if store and commit:
             _, manifest = commits.read_manifest(store, commit)
+            if not any(names.is_model(each.name) for each in manifest.entries):  # in shards, which many ranks list
+                manifest = commits.with_lists(store, commit, manifest, manifest.listing())
+                if manifest.lost:
+                    raise damaged_file(address, "; ".join(map(" ".join, manifest.lost.items())))
             kept = [each for each in manifest.entries if not each.name.startswith(_OF_RUNS)]
             inside = {each.name.removeprefix(folder): each for each in kept if each.name.startswith(folder)}
             sizes = {name: each.size for name, each in inside.items()}

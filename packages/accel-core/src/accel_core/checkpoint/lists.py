@@ -64,7 +64,7 @@ def ranges(files: Iterable[str]) -> tuple[tuple[int, int], ...]:
     """
     found: list[tuple[int, int]] = []
     for rank in sorted(int(match[1]) for match in map(_NAME.fullmatch, files) if match):
-        found = [*found[:-1], (found[-1][0], rank)] if found and found[-1][1] == rank - 1 else [*found, (rank, rank)]
+        found.append((found.pop()[0] if found and found[-1][1] == rank - 1 else rank, rank))
     return tuple(found)
 
 

@@ -199,8 +199,9 @@ def _select(request: LoadRequest) -> Reading:
     report.reseeded = list(range(size, request.run.world.size))
     reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report, None, copy)
     if copy is not None:
-        read = reading.read_by(*_machine(request.run.world))
-        copy.fetch(source.files() if request.run.load_state_pre_hooks else read, ranks)
+        hooks, look = request.run.load_state_pre_hooks, getattr(own, "pieces", None)  # hooks may read anything
+        read = set(source.files()) if hooks else reading.read_by(*_machine(request.run.world))
+        copy.fetch(read, ranks, partial(look, request.run, source) if look and not hooks else None)
     with ranks.together(f"Opening the checkpoint {str(given)!r}"):
         reading.part = report.part = selection.selected(source)
     reading.snapshot.take(reading.read_by(request.run.world.rank))
@@ -294,6 +295,7 @@ def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[lis
     # Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
     read = reading.read_by(*machine) if reading.whole else set(source.files())
     # So that ranks get about as many bytes.
+    read -= reading.copy.partial if reading.copy else set()
     by_size = sorted((entry for entry in manifest.entries if entry.name in read), key=lambda entry: -entry.size)
     compared = [*(entry.name for entry in by_size), *manifest.lost]
     mine = [name for number, name in enumerate(compared) if number % len(machine) == world.local_rank]

@@ -62,6 +62,7 @@ PROGRESS_NAME = "accel_progress.json"
 MANIFEST_NAME = "accel_manifest.json"
 PARTS_NAME = "accel_parts.json"
 LISTS_NAME = "accel_manifest"
+SHARD_SUFFIX = ".distcp"
 
 JOURNAL_NAME = ".accel-saving"
 """Folder inside a target in which a save gathers its files."""

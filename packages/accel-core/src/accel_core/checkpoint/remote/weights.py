@@ -66,7 +66,8 @@ def local_weights(given: str | os.PathLike[str]) -> Path:
         if not (local.root / _WHOLE).exists():
             for name, size in found.sizes.items():
                 make_hole(local.files / name, size)
-            fetch(found.store, found.folder, parts_of(found.sizes), local.files)
+            wanted = ((name, 0, size) for name, size in sorted(found.sizes.items()))
+            fetch(found.store, found.folder, parts_of(wanted), local.files)
             for name, expected in found.digests.items():
                 if digest_of(local.files / name) != expected:
                     raise damaged_file(address / name, "another digest than its manifest has")

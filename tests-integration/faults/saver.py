@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from accel_core.checkpoint import commit
+from accel_core.checkpoint import commit, lists
 from accel_core.checkpoint.in_place import Journal
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Manifest
@@ -32,6 +32,7 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
+from accel_core.comm import transport
 from accel_core.mesh.tensor import local_part
 from accel_core.process import world
 from accel_parallel.checkpoint.writer import ShardPart
@@ -139,6 +140,8 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
     wrap(ShardPart, "write", "write")
     wrap(ShardPart, "conclude", "list")
     wrap(Ranks, "exchange", "agree")
+    wrap(Ranks, "total", "sum")
+    wrap(lists, "write", "own list")
     wrap(Journal, "prepare", "prepare")
     wrap(Manifest, "write", "manifest")
     wrap(commit, "flush_tree", "flush")
@@ -240,6 +243,8 @@ def main() -> None:
     if SETTINGS.get("plain"):
         os.link = no_links
         commit._renameat2 = lambda: None  # type: ignore[assignment, misc]
+    if SETTINGS.get("many"):
+        transport._FRAMES_UPTO = 1
     world.ensure(cpu=True, timeout=timedelta(seconds=SETTINGS.get("timeout", 60)))
     run = build()
     run.project.project_dir = SETTINGS["directory"]

@@ -161,19 +161,26 @@ def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture
             assert len(os.listdir(directory / "checkpoints")) == 2
 
 
-def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
-    """Both ranks killed in each phase of a save in shards: one rank loads the save before or the new one, whole."""
-    for number, wanted in enumerate(("write", "list", "manifest", "put in place", "place", "write", "list")):
+@pytest.mark.parametrize("many", [False, True])
+def test_killed_while_shards_are_saved(tmp_path: Path, many: bool) -> None:
+    """Both ranks killed in each phase of a save in shards: one rank loads the save before or the new one, whole.
+
+    Also where they agree as many ranks do, each with a list of its own files.
+    """
+    told = ("own list", "sum") if many else ("write", "list")
+    for number, wanted in enumerate(("write", "list", "manifest", "put in place", "place", *told)):
         before = completed(tmp_path)
-        ranks = start(tmp_path, RANKS, seed=number, automatic=False, saves=1000, pause=0.003, sharded=True)
+        settings = {"saves": 1000, "pause": 0.003, "sharded": True, "many": many}
+        ranks = start(tmp_path, RANKS, seed=number, automatic=False, **settings)
         deadline = limits.Deadline()
-        while completed(tmp_path) < before + 1 or phase(tmp_path, 0) != wanted:
+        while completed(tmp_path) < before + 1 or phase(tmp_path, wanted == "own list") != wanted:
             assert not deadline.is_over, f"no save reached the phase {wanted!r}"
         kill(ranks)
         end(ranks)
         done, found = completed(tmp_path), count_on_disk(tmp_path, False)
         assert found in (done, done + 1), f"{done} saves were complete, and save {found} was loaded"
-    assert end(start(tmp_path, RANKS, seed=0, automatic=False, saves=1, sharded=True)) == [0] * RANKS
+    assert end(start(tmp_path, RANKS, seed=0, automatic=False, saves=1, sharded=True, many=many)) == [0] * RANKS
+    assert (tmp_path / "ckpt" / "accel_manifest" / "1.json").is_file() is many
     assert leftovers(tmp_path) == []
     assert count_on_disk(tmp_path, False) == completed(tmp_path)
 

@@ -22,11 +22,13 @@ from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.remote import commits, store
 from accel_core.comm.objects import gather_object
+from accel_core.errors import CheckpointDamagedError
 from accel_core.mesh.tensor import whole
 from accel_core.testing import limits, requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 ROOT = Path(__file__).parents[2]
+GRID = pytest.mark.full("another case of a grid")
 STEPS = """
 import sys, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -99,10 +101,13 @@ def save_sharded(variables: dict[str, str], temporary: str, address: str, told: 
 
 
 def load_sharded(variables: dict[str, str], temporary: str, address: str, told: Path) -> None:
-    """Load it on any number of ranks."""
+    """Load it on any number of ranks, each with the temporary files of its machine."""
     os.environ.update(variables)
     tempfile.tempdir = temporary
     accelerator, model, _ = sharded(2)
+    if accelerator.num_processes > int(os.environ["LOCAL_WORLD_SIZE"]):
+        tempfile.tempdir = f"{temporary}/{accelerator.process_index}"
+        os.makedirs(tempfile.tempdir, exist_ok=True)
     for at in (address, f"{address}-model"):
         report = accelerator.load_state(at)
         assert report.traffic is not None
@@ -115,14 +120,17 @@ def load_sharded(variables: dict[str, str], temporary: str, address: str, told: 
                 value.zero_()
 
 
-@pytest.mark.parametrize(("saving", "loading"), [(2, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("saving", "loading", "machines"), [(2, 2, 1), (1, 4, 1), (2, 2, 2), pytest.param(4, 2, 2, marks=GRID)]
+)
 def test_sharded_runs_come_back_on_other_numbers_of_ranks(
-    s3: FaultyProxy, bucket: str, tmp_path: Path, saving: int, loading: int
+    s3: FaultyProxy, bucket: str, tmp_path: Path, saving: int, loading: int, machines: int
 ) -> None:
-    """Ranks upload their shards, and those that load fetch each byte of the files once for all of a machine."""
+    """Ranks upload their shards, and those that load fetch what they read, once for all of a machine."""
     arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told"
     world(saving, quiet=20)(save_sharded)(*arguments)
-    world(loading, quiet=20)(load_sharded)(*arguments)
+    alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} if machines > 1 else {}
+    world(loading, quiet=20, environment=alone)(load_sharded)(*arguments)
     found = address_of(bucket)
     assert isinstance(found, Address)
     stored = store.Store(found).sizes("run")
@@ -130,6 +138,36 @@ def test_sharded_runs_come_back_on_other_numbers_of_ranks(
     moved = json.loads((tmp_path / "told.moved").read_text())
     assert total <= sum(moved)
     assert max(moved) <= 1.05 * total / loading
+
+
+def load_damaged(variables: dict[str, str], temporary: str, address: str) -> None:
+    """Load on two machines what one of them reads a damaged piece of; all ranks raise, and nothing changes."""
+    os.environ.update(variables)
+    accelerator, model, _ = sharded(2)
+    tempfile.tempdir = f"{temporary}/{accelerator.process_index}"
+    os.makedirs(tempfile.tempdir, exist_ok=True)
+    before = fingerprint(model)
+    with pytest.raises(CheckpointDamagedError, match=r"__0_0\.distcp"):
+        accelerator.load_state(address)
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("saving", [2, 1])
+def test_a_damaged_piece_of_a_shard_is_found_by_machines_that_read_a_part(
+    s3: FaultyProxy, bucket: str, tmp_path: Path, saving: int
+) -> None:
+    """A byte that changed in a shard, of which machines fetch all or pieces, is found before anything is restored."""
+    import s3fs
+
+    arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told"
+    world(saving, quiet=20)(save_sharded)(*arguments)
+    fs = s3fs.S3FileSystem()
+    (name,) = (each for each in fs.find(f"{bucket}/run") if each.endswith("optimizer_0/__0_0.distcp"))
+    raw = bytearray(fs.cat_file(name))
+    raw[len(raw) // 2] ^= 1
+    fs.pipe_file(name, bytes(raw))
+    alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    world(2, quiet=20, environment=alone)(load_damaged)(*arguments[:3])
 
 
 @pytest.mark.full("another case of a grid")

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 from dataclasses import replace
@@ -23,6 +24,7 @@ from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.remote import commits, local, store, upload
 from accel_core.checkpoint.save import save_state
+from accel_core.comm import transport
 from accel_core.comm.objects import gather_object
 from accel_core.errors import (
     CheckpointDamagedError,
@@ -183,9 +185,10 @@ def test_ranks_save_and_load_together(s3: FaultyProxy, bucket: str, tmp_path: Pa
 
 
 @world(2, quiet=15)
-def save_on_machines(variables: dict[str, str], address: str, temporary: str, clash: bool) -> None:
+def save_on_machines(variables: dict[str, str], address: str, temporary: str, clash: bool, many: bool) -> None:
     """Save and load on two ranks, each on a machine of its own, with files that hooks write on both."""
     os.environ.update(variables)
+    transport._FRAMES_UPTO = 1 if many else 64  # where it is 1, ranks agree as more than 64 do
     rank = ensure().rank
     store._PAUSE, tempfile.tempdir = 0.0, f"{temporary}/{rank}"
     os.mkdir(f"{temporary}/{rank}")
@@ -213,14 +216,16 @@ def save_on_machines(variables: dict[str, str], address: str, temporary: str, cl
     assert kept == [f"random_states_{rank}.pkl"]
 
 
-def test_machines_share_nothing_but_the_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_machines_share_nothing_but_the_store(s3: FaultyProxy, bucket: str, tmp_path: Path, many: bool) -> None:
     """Ranks of machines whose disks the others do not see save one checkpoint, each its own files, and load it."""
-    save_on_machines(settings(s3), f"{bucket}/run", str(tmp_path), False)
+    save_on_machines(settings(s3), f"{bucket}/run", str(tmp_path), False, many)
+    assert ("1.json" in objects(f"{bucket}/run")) is many  # the list of a rank's own files
     assert len([path for method, path, _ in s3.seen if method == "PUT" and path.endswith("model.safetensors")]) == 1
     for rank in (0, 1):
         assert list((tmp_path / str(rank) / f"accel-{os.getuid()}").iterdir()) == []
     (tmp_path / "clash").mkdir()
-    save_on_machines(settings(s3), f"{bucket}/clash", str(tmp_path / "clash"), True)
+    save_on_machines(settings(s3), f"{bucket}/clash", str(tmp_path / "clash"), True, many)
     assert objects(f"{bucket}/clash") == []
 
 
@@ -438,6 +443,36 @@ def test_what_lost_a_file_is_left_out_of_a_series(address: str, fresh_state: Non
     assert stored(None, **project) == {1.0}
     with pytest.raises(CheckpointDamagedError, match=r"model\.safetensors"):
         load_state(build(5.0), damaged.address)
+
+
+@world(2, quiet=15)
+def save_series_of_many(variables: dict[str, str], address: str) -> None:
+    """Save twice on two ranks that agree as more than 64 do, and load the newest."""
+    os.environ.update(variables)
+    transport._FRAMES_UPTO = 1  # the process ends with the test
+    project = {"project_dir": address, "automatic_checkpoint_naming": True}
+    run = build(1.0, **project)
+    save_state(run)
+    set_to(run, 2.0)
+    save_state(run)
+    assert stored(None, **project) == {2.0}
+
+
+@pytest.mark.parametrize("name", ["accel_manifest/1.json", "random_states_1.pkl"])
+def test_what_lost_a_file_of_many_ranks_is_left_out(s3: FaultyProxy, bucket: str, name: str, fresh_state: None) -> None:
+    """A list of a rank, or a file in one, that somebody deleted: the checkpoint before is loaded."""
+    save_series_of_many(settings(s3), bucket)
+    project = {"project_dir": bucket, "automatic_checkpoint_naming": True}
+    assert stored(None, **project) == {2.0}
+    newest = place(f"{bucket}/checkpoints/checkpoint_1")
+    commit = commits.newest(newest)
+    assert commit is not None
+    newest.delete([f"{commit.folder}/{name}"])
+    assert stored(None, **project) == {1.0}
+    if name.startswith("random"):
+        return  # one rank alone does not read it
+    with pytest.raises(CheckpointDamagedError, match=re.escape(name)):
+        load_state(build(5.0), newest.address)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "accel_manifest.json"])

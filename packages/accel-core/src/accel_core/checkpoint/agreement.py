@@ -35,7 +35,7 @@ def common_saves(target: Path, ranks: Ranks, numbered: bool) -> dict[str, str]:
     left = {other.name for other in commit.unrecovered(target.parent)} if numbered else set()
     # In one order on all ranks: what each rank found is matched by place.
     looked_at = sorted(set().union({target.name}, *ranks.exchange(left)))
-    everywhere = ranks.exchange([commit.saves_of(target.with_name(name)) for name in looked_at])
+    everywhere = ranks.exchange([commit.saves_of(target.with_name(name), ranks.shares) for name in looked_at])
     saves = zip(looked_at, zip(*everywhere, strict=True), strict=True)
     return {name: common_save(found) or "" for name, found in saves}
 
@@ -45,7 +45,7 @@ def agree_on_save(target: Path, ranks: Ranks) -> FoundSave | None:
     before: list[list[FoundSave]] | None = None
     while True:
         with ranks.together(f"Opening the checkpoint {str(target)!r}"):
-            own = _with_identities(commit.saves_of(target), ranks.size > 1)
+            own = _with_identities(commit.saves_of(target, ranks.shares), ranks.size > 1)
         if ranks.size == 1:
             return next(iter(own), None)
         everywhere = ranks.exchange(own)
@@ -69,7 +69,7 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
     below: int | None = None
     while True:
         with ranks.together(f"Looking for checkpoints in {str(directory)!r}"):
-            number, own = _newest(directory, below, ranks.size > 1)
+            number, own = _newest(directory, below, ranks)
         numbers, everywhere = zip(*ranks.exchange((number, own)), strict=True)
         if max(numbers) >= 0:
             seen.append(_listed(everywhere))
@@ -88,14 +88,14 @@ def agree_on_latest(directory: Path, ranks: Ranks) -> Path:
     )
 
 
-def _newest(directory: Path, below: int | None, several: bool) -> tuple[int, list[FoundSave]]:
+def _newest(directory: Path, below: int | None, ranks: Ranks) -> tuple[int, list[FoundSave]]:
     """Return the highest number under `below` with a whole checkpoint, and what there is of it; -1 for none."""
     for target in reversed(commit.numbered(directory)):
         number = int(target.name.rpartition("_")[2])
         if below is None or number < below:
-            whole = [save for save in commit.saves_of(target) if save.whole]
+            whole = [save for save in commit.saves_of(target, ranks.shares) if save.whole]
             if whole:
-                return number, _with_identities(whole, several)
+                return number, _with_identities(whole, ranks.size > 1)
     return -1, []
 
 

@@ -32,13 +32,13 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from accel_core.checkpoint import deferred_delete, names
 from accel_core.checkpoint.digest import flush_folder
 from accel_core.checkpoint.in_place import state_journal
-from accel_core.checkpoint.manifest import FoundSave, Manifest, found_save, lies_inside, owned_files
+from accel_core.checkpoint.manifest import ALL, FoundSave, Manifest, found_save, lies_inside, owned_files
 from accel_core.errors import CheckpointError, ConfigurationError
 
 __all__ = ["STAGING", "flush_tree", "replace_folder", "sibling_path"]
@@ -162,18 +162,21 @@ def undo(staging: Path, target: Path) -> None:
             state_journal(target).clear()
 
 
-def saves_of(target: Path) -> list[FoundSave]:
-    """Return the checkpoints that this disk has for a target, best first; an empty list if there is none."""
+def saves_of(target: Path, shares: Iterable[tuple[int, int]] = ALL) -> list[FoundSave]:
+    """Return the checkpoints that this disk has for a target, best first; an empty list if there is none.
+
+    Files in lists are looked for in the `shares` of `Manifest.listing`, of ranks that see the whole together.
+    """
     journal = state_journal(target)
-    committed = journal.committed()
+    committed = journal.committed(shares)
     if committed is not None:
         # The target may be a mixture now, whatever its own manifest says.
         return [committed]
     # A first save that a crash left next to its target, before it was put in place.
     staged = [path for path in _siblings(target) if path.name.startswith(STAGING)]
-    siblings = [found_save(path, committed=False, foreign=False) for path in staged]
-    found = journal.prepared() + [save for save in siblings if save.whole]
-    found += [found_save(target, committed=True)] if target.is_dir() else []
+    siblings = [found_save(path, committed=False, foreign=False, shares=shares) for path in staged]
+    found = journal.prepared(shares) + [save for save in siblings if save.whole]
+    found += [found_save(target, committed=True, shares=shares)] if target.is_dir() else []
     return sorted(found, key=lambda save: (save.whole, save.committed, save.written_at), reverse=True)
 
 
@@ -234,7 +237,7 @@ def prune(newest: Path, limit: int) -> None:
     # From the latest down, so that nothing but what stays is read before the first is deleted: saves that are killed
     # again and again would otherwise leave more than the next one gets through.
     for target in reversed(numbered(newest.parent)):
-        if target == newest or not target.is_dir() or not owned_files(target)[0]:
+        if target == newest or not target.is_dir() or not owned_files(target, ())[0]:
             continue
         if kept < max(1, limit):
             kept += 1

@@ -182,7 +182,10 @@ class SharedPart(Part, Protocol):
 
     @property
     def note(self) -> object:
-        """What the rank that concludes has to know of what `write` did; it is sent to all ranks."""
+        """What the rank that concludes has to know of what `write` did.
+
+        It is sent to all ranks; by many of them only when that of any rank is not equal to its last one.
+        """
 
     def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:
         """Return an entry for every file that could only be written now, when all ranks have written theirs.
@@ -228,6 +231,9 @@ class CheckpointFormat(Protocol):
             rank: A rank of those that load, not only this one.
             size: Number of ranks that load.
         """
+
+    # A format may have `pieces(run, source)`, the bytes of shards that this rank reads, by file: of folders of which it
+    # names some, a machine then fetches from a store only what its ranks read.
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Return how each model is restored, in their order, after comparing without a change.

@@ -15,13 +15,13 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import deferred_delete, names
 from accel_core.checkpoint.digest import HashingFile, flush, flush_folder
-from accel_core.checkpoint.manifest import FoundSave, found_save, lies_inside, owned_files
+from accel_core.checkpoint.manifest import ALL, FoundSave, found_save, lies_inside, owned_files
 from accel_core.errors import CheckpointError
 
 __all__ = ["Journal", "model_journal", "standing_weights", "state_journal"]
@@ -110,14 +110,14 @@ class Journal:
             raise
         return committed
 
-    def committed(self) -> FoundSave | None:
+    def committed(self, shares: Iterable[tuple[int, int]] = ALL) -> FoundSave | None:
         """Return the commit whose files are not all in their places yet; `None` where there is none."""
-        found = (found_save(path, committed=True, foreign=False) for path in self._entries(_COMMITTED))
+        found = (found_save(path, committed=True, foreign=False, shares=shares) for path in self._entries(_COMMITTED))
         return max((save for save in found if save.whole), key=lambda save: save.written_at, default=None)
 
-    def prepared(self) -> list[FoundSave]:
+    def prepared(self, shares: Iterable[tuple[int, int]] = ALL) -> list[FoundSave]:
         """Return what is complete and was not committed."""
-        found = [found_save(path, foreign=False) for path in self._entries(_WRITING)]
+        found = [found_save(path, foreign=False, shares=shares) for path in self._entries(_WRITING)]
         return [save for save in found if save.whole]
 
     def place(self, committed: Path) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
-from accel_core.checkpoint.manifest import Manifest
-from accel_core.checkpoint.plain import models_for_hooks
+from accel_core.checkpoint.manifest import Manifest, content_of
+from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.remote.download import Download
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
@@ -81,6 +82,12 @@ def load_state(
         run.project.iteration = max(run.project.iteration, int(number) + 1)
     _log(reading.report, run)
     return reading.report
+
+
+def _machine(world: World) -> range:
+    """Return the ranks of this machine."""
+    first = world.rank - world.local_rank
+    return range(first, first + max(1, world.local_size))
 
 
 def placement(place: object, world: World) -> dict[str, Any]:
@@ -174,23 +181,51 @@ def _select(request: LoadRequest) -> Reading:
     save = agree_on_save(target, ranks)
     with ranks.together(f"Opening the checkpoint {str(given)!r}"):
         folder = given if save is None or (save.folder == target and given.exists()) else save.folder
-        manifest = Manifest.read(folder)
+        machine = [(rank, ranks.size) for rank in _machine(request.run.world)]
+        manifest = Manifest.read(folder, machine)
         # Accelerate writes down no number of ranks, but a file of random states for each.
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
+    whole = save is not None and save.whole
+    if manifest is not None and manifest.lists is not None:
+        source, whole = _with_lists(source, manifest, request, whole)
+    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
+        if copy is not None and source.manifest and source.manifest is not manifest and request.run.world.is_local_main:
+            copy.lay_out(source.manifest)
         own = recognise(source, request.run.strategy.format)
     shown = folder if copy is None else copy.store.address
     moved = None if copy is None else copy.store.traffic
     report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0, traffic=moved)
     report.reseeded = list(range(size, request.run.world.size))
-    whole = save is not None and save.whole
     reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report, None, copy)
     if copy is not None:
-        copy.fetch(source.files() if request.run.load_state_pre_hooks else reading.read_by(*reading.machine), ranks)
+        hooks, look = request.run.load_state_pre_hooks, getattr(own, "pieces", None)  # hooks may read anything
+        read = set(source.files()) if hooks else reading.read_by(*_machine(request.run.world))
+        copy.fetch(read, ranks, partial(look, request.run, source) if look and not hooks else None)
     with ranks.together(f"Opening the checkpoint {str(given)!r}"):
         reading.part = report.part = selection.selected(source)
     reading.snapshot.take(reading.read_by(request.run.world.rank))
     return reading
+
+
+def _with_lists(source: Source, known: Manifest, request: LoadRequest, whole: bool) -> tuple[Source, bool]:
+    """Return a checkpoint with the lists of all ranks, and whether every rank finds its share of them whole.
+
+    Of whole models it is enough that each rank has the lists of its machine: it reads shared files and its own.
+    Otherwise each list is read by one rank, which tells the others.
+    """
+    run = request.run
+    with request.ranks.together(f"Reading the lists of the checkpoint {str(source.folder)!r}") as exchange:
+        form = run.strategy.format
+        plain = type(form) is PlainFormat and form.recognises(source)
+        everywhere = exchange((whole, whole and plain and not run.load_state_pre_hooks))
+        if not all(enough for _, enough in everywhere):
+            share = known.listing(request.ranks.shares)
+            told = exchange([entry for entry in known.entries if entry.rank in share])
+            found = {entry for each in told for entry in each if known.leaves(entry.rank)}
+            left = known.listing() - {entry.rank for entry in (*known.entries, *found)}
+            known = known.joined(partial(content_of, source.folder), left, found)
+    return replace(source, manifest=known), all(found for found, _ in everywhere)
 
 
 def _check_keywords(request: LoadRequest) -> None:
@@ -256,12 +291,14 @@ def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[lis
     manifest = source.manifest
     if manifest is None:
         return []
-    machine = reading.machine
+    machine = _machine(world)
     # Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
     read = reading.read_by(*machine) if reading.whole else set(source.files())
     # So that ranks get about as many bytes.
+    read -= reading.copy.partial if reading.copy else set()
     by_size = sorted((entry for entry in manifest.entries if entry.name in read), key=lambda entry: -entry.size)
-    mine = [entry.name for number, entry in enumerate(by_size) if number % len(machine) == world.local_rank]
+    compared = [*(entry.name for entry in by_size), *manifest.lost]
+    mine = [name for number, name in enumerate(compared) if number % len(machine) == world.local_rank]
     return [pool.submit(_damage, manifest, source.folder, name, world.rank) for name in mine]
 
 
@@ -376,13 +413,6 @@ class Reading:
     copy: Download | None  # what came from a store, where it lies in one
     plans: list[Restoration] = field(default_factory=list)  # how what was compared is restored
 
-    @property
-    def machine(self) -> range:
-        """The ranks of this machine."""
-        world = self.request.run.world
-        first = world.rank - world.local_rank
-        return range(first, first + max(1, world.local_size))
-
     def read_by(self, *ranks: int) -> set[str]:
         """Return the names that ranks read, without the random states of other ranks."""
         found = set[str]()
@@ -418,7 +448,7 @@ class FileSnapshot:
         if any(_seen(self.folder / name) != seen for name, seen in self.files.items()):
             return True
         try:
-            return not any(os.path.samefile(save.folder, self.folder) for save in commit.saves_of(self.target))
+            return not any(os.path.samefile(save.folder, self.folder) for save in commit.saves_of(self.target, ()))
         except (FileNotFoundError, NotADirectoryError):  # another process deletes the checkpoint at this moment
             return True
 

@@ -34,6 +34,7 @@ __all__ = [
     "engine_of",
     "found_in",
     "is_model",
+    "list_name",
     "local_model_name",
     "model_name",
     "numbered",
@@ -60,6 +61,8 @@ SAFE_WEIGHTS_INDEX_NAME = f"{SAFE_WEIGHTS_NAME}.index.json"
 PROGRESS_NAME = "accel_progress.json"
 MANIFEST_NAME = "accel_manifest.json"
 PARTS_NAME = "accel_parts.json"
+LISTS_NAME = "accel_manifest"
+SHARD_SUFFIX = ".distcp"
 
 JOURNAL_NAME = ".accel-saving"
 """Folder inside a target in which a save gathers its files."""
@@ -76,6 +79,7 @@ _PARTS = re.compile(
     r"|sampler(_\d+)?\.bin|dl_state_dict(_\d+)?\.bin|scaler\.pt|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl"
     r"|accel_progress\.json|accel_parts\.json|accel_manifest\.json)"
 )
+_LISTS = re.compile(rf"{LISTS_NAME}/(\d+)\.json")
 _SHARDS = re.compile(r"(model|pytorch_model)(-\d{5}-of-\d{5})?\.(safetensors|bin)(\.index\.json)?")
 
 
@@ -117,6 +121,11 @@ def custom_name(index: int) -> str:
     return f"{CUSTOM_NAME}_{index}.pkl"
 
 
+def list_name(rank: int) -> str:
+    """Return the list of the files that a rank wrote, where the manifest of many ranks leaves that to them."""
+    return f"{LISTS_NAME}/{rank}.json"
+
+
 def is_model(name: str) -> bool:
     """Return whether `name` is a file of whole weights that `save_state` writes."""
     return _MODELS.fullmatch(name) is not None
@@ -152,10 +161,10 @@ def found_in(folder: Path) -> list[str]:
     files = [entry.name for entry in entries if not entry.is_dir()]
     listed = [name for name in files if _PARTS.fullmatch(name) or engine_of(name)]
     # Any other folder may be of any size, and is not looked into.
-    shards = [each for each in entries if each.name.startswith((MODEL_NAME, OPTIMIZER_NAME))]
+    shards = [each for each in entries if each.name.startswith((MODEL_NAME, OPTIMIZER_NAME, LISTS_NAME))]
     folders = [place for place in shards if place.is_dir(follow_symlinks=False)]
     inside = [f"{place.name}/{name}" for place in folders for name in os.listdir(place)]
-    inside = [name for name in inside if engine_of(name)]
+    inside = [name for name in inside if engine_of(name) or _LISTS.fullmatch(name)]
     known = {engine_of(name) for name in inside}
     unsure = [also for title, _, also in _engines() if title not in known]  # `latest`, for instance, may be anybody's
     return sorted([*inside, *(name for name in listed if not any(also.fullmatch(name) for also in unsure))])

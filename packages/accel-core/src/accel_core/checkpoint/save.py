@@ -4,7 +4,8 @@
 2. `Transaction.begin`: what earlier saves left is recovered, and a hidden folder is made. A crash leaves that folder,
    which the next save deletes; so it is up to the end of 5.
 3. Save hooks are called; then each part of the run says what it writes (`Part`), and is copied for a background save.
-4. `Transaction.finish`: every rank writes and flushes its files, and tells the others their digests.
+4. `Transaction.finish`: every rank writes and flushes its files, and tells the others their digests. Many ranks write
+   these into lists of their own instead, and sums over all ranks show whether every file is there (`lists`).
 5. One rank of each disk writes what all ranks share (`SharedPart.conclude`) and, last, the manifest.
 6. `commit.publish`: one rename makes it the checkpoint. A crash before it leaves the earlier one, a crash after it the
    new one, whatever of it has come to its place.
@@ -21,14 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, deferred_delete, names, selection, stateful
+from accel_core.checkpoint import background, commit, deferred_delete, lists, names, selection, stateful
 from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.agreement import common_saves
 from accel_core.checkpoint.digest import digest_of, flush
 from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
-from accel_core.checkpoint.manifest import Entry, Manifest, versions
+from accel_core.checkpoint.manifest import Entry, Manifest, total_of, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote.upload import Upload, open_store, probe
@@ -244,20 +246,12 @@ class Transaction:
         try:
             room = self.upload.local.room() if self.upload else nullcontext()
             with ranks.together(f"Writing the checkpoint {str(self.target)!r}"), room:
-                entries = self._write(parts, threads)
-            shared = [part for part in parts if isinstance(part, SharedPart)]
-            everybody = ranks.exchange((self.committer, entries, {part.name: part.note for part in shared}))
-            mine = [entry for committer, written, _ in everybody if committer == self.world.rank for entry in written]
-            with ranks.together(f"Completing the checkpoint {str(self.target)!r}"):
-                if self.completes:
-                    for part in shared:
-                        notes = [noted.get(part.name) for _, _, noted in everybody]
-                        mine += part.conclude(self.staging, self.world.rank, notes)
-                    self._complete(mine, hooked)
+                entries = self._write(parts, threads, listed=ranks.many)
+            alone = (self._agree_by_lists if ranks.many else self._agree)(entries, parts, hooked, ranks)
         except BaseException:
             self.abandon()
             raise
-        self._publish(ranks, alone=len({committer for committer, *_ in everybody}) == 1)
+        self._publish(ranks, alone=alone)
         if self.limit is not None:
             if self.completes:
                 self.upload.prune(self.limit) if self.upload else commit.prune(self.target, self.limit)
@@ -272,7 +266,8 @@ class Transaction:
         elif self.completes:
             commit.undo(self.staging, self.target)
 
-    def _write(self, parts: Sequence[Part], threads: bool) -> list[Entry]:
+    def _write(self, parts: Sequence[Part], threads: bool, listed: bool) -> list[Entry]:
+        """Write the files of this rank, and its list where it has one."""
         concurrent = [part for part in parts if threads and part.concurrent]
         entries: list[Entry] = []
         with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
@@ -281,23 +276,84 @@ class Transaction:
         for part in parts:
             if not (threads and part.concurrent):
                 entries += part.write(self.staging, self.world.rank)
-        return entries if self.upload is None else self.upload.send(entries)
+        entries += self._entries_of(self.upload.hooked) if self.upload else []
+        if listed and entries and not self.completes:
+            entries.append(lists.write(self.staging, self._manifest(entries, {}), self.world.rank))
+        if self.upload:
+            self.upload.send(entries)
+        return entries
 
-    def _complete(self, entries: list[Entry], hooked: Sequence[str]) -> None:
+    def _entries_of(self, hooked: Iterable[str]) -> list[Entry]:
+        """Return the entries of files that hooks wrote, after flushing them to disk."""
         for name in hooked:
-            path = self.staging / name
-            flush(path)
-            entries.append(Entry(name, path.stat().st_size, digest_of(path), self.world.rank))
-        listed = {entry.name for entry in entries}
-        found = self.upload.found(entries) if self.upload else set(commit.files_in(self.staging))
-        if listed != found:
-            raise CheckpointError(
-                f"The parts of a checkpoint have to list what they write; got {sorted(found - listed)[:_SHOWN]} that "
-                f"no part lists, and {sorted(listed - found)[:_SHOWN]} that none wrote. Return an Entry for every "
-                "file from Part.write."
-            )
+            flush(self.staging / name)
+        places = ((name, self.staging / name) for name in hooked)
+        return [Entry(name, path.stat().st_size, digest_of(path), self.world.rank) for name, path in places]
+
+    def _manifest(self, entries: Sequence[Entry], installed: dict[str, str], **of_lists: Any) -> Manifest:
         ordered = tuple(sorted(entries, key=lambda entry: entry.name))
-        manifest = Manifest(ordered, self.world.size, versions(), self.written_at, self.identity, self.absent)
+        of_save = self.world.size, installed, self.written_at, self.identity, self.absent
+        return Manifest(ordered, *of_save, **of_lists)
+
+    def _agree(self, entries: list[Entry], parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks) -> bool:
+        """Tell all ranks of all files, and complete every disk; return whether there is only one."""
+        shared = [part for part in parts if isinstance(part, SharedPart)]
+        everybody = ranks.exchange((self.committer, entries, {part.name: part.note for part in shared}))
+        mine = [entry for committer, written, _ in everybody if committer == self.world.rank for entry in written]
+        with ranks.together(self._completing):
+            if self.completes:
+                mine += self._concluded(shared, [noted for *_, noted in everybody]) + self._entries_of(hooked)
+                self._refuse_difference(mine, self._found(mine))
+                self._complete(self._manifest(mine, versions()))
+        return len({committer for committer, *_ in everybody}) == 1
+
+    def _agree_by_lists(self, entries: list[Entry], parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks) -> bool:
+        """Do the same, and let every rank but those that complete a disk list its own files."""
+        shared = [part for part in parts if isinstance(part, SharedPart)]
+        noted = {part.name: part.note for part in shared}
+        notes = lists.notes_of_all(ranks, noted, self.identity, self.completes) if shared else []
+        found: dict[str, int] | None = None
+        with ranks.together(self._completing):
+            if self.completes:
+                entries += self._concluded(shared, notes) + self._entries_of(hooked)
+                found = self._found(entries)
+        disks, fits = lists.compare(ranks, entries, found)
+        everybody = [] if fits else ranks.exchange((self.committer, entries))
+        with ranks.together(self._completing):
+            if found is not None:
+                if not fits:
+                    all_ = [each for committer, own in everybody if committer == self.world.rank for each in own]
+                    found = self._found(all_)
+                    self._refuse_difference(all_, found)
+                total = f"{total_of(found.items()):x}"
+                self._complete(self._manifest(entries, versions(), lists=lists.ranges(found), total=total))
+        return disks == 1
+
+    @property
+    def _completing(self) -> str:
+        return f"Completing the checkpoint {str(self.target)!r}"
+
+    def _concluded(self, shared: Sequence[SharedPart], notes: Sequence[Mapping[str, object]]) -> list[Entry]:
+        """Write what can only be written when all ranks have written theirs."""
+        told = {part.name: [each.get(part.name) for each in notes] for part in shared}
+        return [each for part in shared for each in part.conclude(self.staging, self.world.rank, told[part.name])]
+
+    def _found(self, entries: Sequence[Entry]) -> dict[str, int]:
+        """Return the names and sizes of all files that lie there."""
+        if self.upload:
+            return self.upload.found(entries)
+        return {name: (self.staging / name).stat().st_size for name in commit.files_in(self.staging)}
+
+    def _refuse_difference(self, entries: Sequence[Entry], found: Mapping[str, int]) -> None:
+        listed, there = {entry.name for entry in entries}, found.keys()
+        if listed != there:
+            raise CheckpointError(
+                f"The parts of a checkpoint have to list what they write; got {sorted(there - listed)[:_SHOWN]} that "
+                f"no part lists, and {sorted(listed - there)[:_SHOWN]} that none wrote. Return an Entry for every file "
+                "from Part.write."
+            )
+
+    def _complete(self, manifest: Manifest) -> None:
         self.upload.complete(manifest) if self.upload else commit.complete(self.staging, self.target, manifest)
 
     def _publish(self, ranks: Ranks, *, alone: bool) -> None:

@@ -72,6 +72,7 @@ __all__ = [
     "participate",
     "place_of",
     "ranks_know",
+    "reduces",
 ]
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,11 @@ _PATIENCE = timedelta(seconds=5)
 def digest_of(text: str) -> bytes:
     """Return 16 bytes that identify a text, the same in every process."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def reduces(world_size: int) -> bool:
+    """Return whether so many ranks agree by reductions, because what each tells all others has to stay small."""
+    return world_size > _FRAMES_UPTO
 
 
 def largest_frame(world_size: int) -> int:
@@ -218,7 +224,7 @@ class Transport:
         self._turn = threading.Lock()
         self._holder = 0
         self._current: Participation | None = None
-        self.reduces = world.size > _FRAMES_UPTO
+        self.reduces = reduces(world.size)
         self._largest = _HEADER.size if self.reduces else largest_frame(world.size)
         self._needs: deque[int] = deque(maxlen=_MEMORY)
         self._wanted = min(_FIRST_FRAME, self._largest)

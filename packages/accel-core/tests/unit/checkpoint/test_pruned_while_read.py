@@ -100,11 +100,11 @@ def test_a_folder_that_goes_while_it_is_asked_again(
     series = Series(tmp_path, monkeypatch)
     found, asked = commit.saves_of, []
 
-    def saves_of(target: Path) -> list[commit.FoundSave]:
+    def saves_of(target: Path, *shares: Any) -> list[commit.FoundSave]:
         asked.append(target)
         if len(asked) == 2:
             raise error(2, "gone", str(target))
-        return found(target)
+        return found(target, *shares)
 
     monkeypatch.setattr(commit, "saves_of", saves_of)
     assert series.load("checkpoint_1", 0) == 1

@@ -199,7 +199,7 @@ def _refuse_mixture(folder: ShardFolder) -> None:
     unlisted = sorted({path.name for path in folder.path.glob("*.distcp")} - listed.keys())
     manifest = Manifest.read(folder.path.parent)
     if manifest is not None and not wrong:
-        known = [name for name in folder.files() if name in manifest]
+        known = [*(name for name in folder.files() if name in manifest), *manifest.lost]
         wrong = {name.rpartition("/")[2]: what for name, what in manifest.damages(folder.path.parent, known).items()}
     problems = [f"{name} {what}" for name, what in wrong.items()]
     problems += [f"{name} is in no list" for name in unlisted]

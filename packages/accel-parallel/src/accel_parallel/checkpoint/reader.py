@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -16,13 +15,11 @@ from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.tensor_file import buffer_of, lies_open
+from accel_core.checkpoint.window import Window
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
-from accel_core.mesh.tensor import local_parts
+from accel_core.mesh.tensor import is_spread, local_parts
 from accel_parallel.checkpoint.located import locate_tensor
-from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, Key, Metadata, Place, StoredTensor, decode, overlap
 
 __all__ = ["ShardFolder"]
 
@@ -65,6 +62,20 @@ class ShardFolder:
     def contents(self) -> dict[str, list[str]]:
         """Return the names of the values of which something lies in each shard; shards by their names here."""
         return self.metadata.contents()
+
+    def pieces(self, likes: Mapping[str, Tensor | None]) -> dict[str, list[tuple[int, int]]]:
+        """Return the bytes of all values but pieces of tensors outside of this rank's part of one like it, by file."""
+        keys: list[Key] = [(name, None) for name in self.metadata.objects]
+        for name, stored in self.tensors.items():
+            like = likes.get(name)
+            known = like is not None and is_spread(like) and like.shape == stored.shape
+            parts = [Box(*part) for part, _ in local_parts(like)] if known and like is not None else None
+            read = (box for box in stored.boxes if parts is None or any(overlap(box, part) for part in parts))
+            keys += [(name, box.offsets) for box in read]
+        found: dict[str, list[tuple[int, int]]] = {}
+        for place in map(self.metadata.places.__getitem__, keys):
+            found.setdefault(self.file(place.file), []).append((place.offset, place.offset + place.length))
+        return found
 
     def check(self) -> dict[str, str]:
         """Return what is wrong with each shard that is missing or shorter than the list says, with what it held."""
@@ -170,7 +181,7 @@ class ShardFolder:
             self._read_bytes(window, place, target)
         return True
 
-    def _read_bytes(self, window: _Window, place: Place, target: Tensor) -> None:
+    def _read_bytes(self, window: Window, place: Place, target: Tensor) -> None:
         if window.readinto(buffer_of(target)) < target.nbytes:
             raise CheckpointDamagedError(
                 f"The shard {str(self.path / place.file)!r} is damaged; got one that became shorter while it was read. "
@@ -200,7 +211,7 @@ class ShardFolder:
             return pickles.load_object(cast(BinaryIO, window), self.path / place.file)
 
     @contextmanager
-    def _opened(self, name: str, place: Place) -> Iterator[_Window]:
+    def _opened(self, name: str, place: Place) -> Iterator[Window]:
         path = self.path / place.file
         descriptor = self._open(name, place)
         try:
@@ -210,7 +221,7 @@ class ShardFolder:
                     f"The shard {str(path)!r} is cut off; got {size} bytes, and {name} ends at byte "
                     f"{place.offset + place.length}. Load another checkpoint."
                 )
-            yield _Window(descriptor, place)
+            yield Window(descriptor, place.offset, place.length)
         finally:
             os.close(descriptor)
 
@@ -222,42 +233,6 @@ class ShardFolder:
                 f"The shard {str(self.path / place.file)!r} is not there; got nothing to read {name} from. "
                 "Load another checkpoint."
             ) from error
-
-
-class _Window(io.RawIOBase):
-    """A part of an open file, read as if it were a file."""
-
-    def __init__(self, descriptor: int, place: Place) -> None:
-        self._descriptor, self._place, self._at = descriptor, place, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._place.length}[whence]
-        if start + offset < 0:
-            raise ValueError("a place before the beginning")
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        view = view[: max(0, self._place.length - self._at)]
-        done = 0
-        # One call of the system reads 2 GiB at most.
-        while done < len(view):
-            count = os.preadv(self._descriptor, [view[done:]], self._place.offset + self._at + done)
-            if count == 0:
-                break
-            done += count
-        self._at += done
-        return done
 
 
 def _narrowed(tensor: Tensor, part: Box, of: Box) -> Tensor:

@@ -13,6 +13,8 @@ from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.plain import parts as whole_parts
 from accel_core.errors import StateError
 from accel_core.modules.unwrap import canonical_state_dict
+from accel_parallel.checkpoint import models as stored_models
+from accel_parallel.checkpoint import optimizers as stored_optimizers
 from accel_parallel.checkpoint import writer
 from accel_parallel.checkpoint.format import ShardedFormat
 from accel_parallel.checkpoint.optimizers import state_by_names
@@ -50,6 +52,24 @@ class FullyShardedFormat(ShardedFormat):
         }
         states = models | self._optimizers(run)
         return [*writer.plan(states, run.world.rank, request.exchange, plans=self._plans)]
+
+    def pieces(self, run: Run, source: Source) -> dict[str, list[tuple[int, int]]]:
+        """Return which bytes of shards this rank reads, by file: of spread tensors, the pieces that meet its part."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        spread = type(self) is FullyShardedFormat  # others lay out weights in their own ways, and read all
+        for index, own in enumerate(run.models):
+            folder = names.sharded(names.FSDP_MODEL_NAME, index)
+            if stored_models.is_sharded(source, folder):
+                shards, state = stored_models.shards_of(source, folder), self.state_of(own) if spread else {}
+                paths = {name: shards.metadata.path_of(name) for name in shards.tensors}
+                found |= shards.pieces({name: state.get(str(path[-1])) for name, path in paths.items()})
+        for index, own in enumerate(run.optimizers):
+            folder = names.sharded(names.OPTIMIZER_NAME, index)
+            if stored_models.is_sharded(source, folder):
+                shards = stored_models.shards_of(source, folder)
+                like = stored_optimizers.named_optimizer(own, run.models).like if spread else {}
+                found |= shards.pieces(stored_optimizers.likes_of(shards, like))
+        return found
 
     def _optimizers(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Return the states of the optimizers, in shards and by names, by the names of their folders."""

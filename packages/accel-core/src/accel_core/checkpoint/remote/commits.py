@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Manifest, damaged_file
-from accel_core.checkpoint.remote.store import PROBE, Store
+from accel_core.checkpoint.remote.store import PARALLEL, PROBE, Store
 from accel_core.errors import CheckpointError
 
-__all__ = ["Commit", "clear", "folder_name", "is_taken", "newest", "numbered", "read_manifest", "remove", "uncommitted"]
+__all__ = ["Commit", "clear", "folder_name", "is_taken", "newest", "numbered", "read_manifest", "remove", "with_lists"]
 
 _COMMIT = re.compile(r"accel_commit-(\d{8,})\.json")
 _FOLDER = re.compile(rf"(\d{{8,}})-[a-z]{{{names.ID_LENGTH}}}")
@@ -110,6 +113,22 @@ def read_manifest(store: Store, commit: Commit) -> tuple[bytes, Manifest]:
     if digest_of_bytes(raw) != commit.manifest:
         raise damaged_file(place, "another digest than its commit says")
     return raw, Manifest.decode(raw, place)
+
+
+def with_lists(
+    store: Store, commit: Commit, head: Manifest, ranks: Iterable[int], into: Path | None = None
+) -> Manifest:
+    """Return the manifest of a save with the lists of some ranks, which are put into a folder too."""
+
+    def read(name: str) -> bytes:
+        content = store.read(f"{commit.folder}/{name}")
+        if into is not None:
+            (into / names.LISTS_NAME).mkdir(exist_ok=True)
+            (into / name).write_bytes(content)
+        return content
+
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        return head.joined(read, ranks, each=pool.map)
 
 
 def numbered(store: Store) -> list[int]:

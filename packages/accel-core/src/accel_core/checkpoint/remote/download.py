@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
 from pathlib import Path
 from typing import cast
 
@@ -13,19 +17,23 @@ from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import digest_of
-from accel_core.checkpoint.manifest import Manifest, damaged_file
+from accel_core.checkpoint.manifest import Manifest, damaged_file, total_of
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote import commits
 from accel_core.checkpoint.remote.commits import Commit
 from accel_core.checkpoint.remote.local import LocalFolder
 from accel_core.checkpoint.remote.store import PARALLEL, PART, Store
 from accel_core.checkpoint.remote.upload import open_store
+from accel_core.checkpoint.window import Window
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.process.world import World
 
 __all__ = ["Download", "fetch", "make_hole", "parts_of"]
 
 logger = logging.getLogger(__name__)
+
+Pieces = Mapping[str, Sequence[tuple[int, int]]]
+"""First byte, and that after the last, of values in each of some shards: what `torch.save` wrote of one."""
 
 _MISSING = "missing.json"
 _SHOWN = 10
@@ -40,6 +48,8 @@ class Download:
     commit: Commit
     local: LocalFolder
     cached: bool
+    missing: dict[str, int] = field(default_factory=dict)  # sizes of what is not here yet, as its first rank knows
+    partial: set[str] = field(default_factory=set)  # shards of which some pieces are here, or none
 
     @classmethod
     def begin(cls, world: World, ranks: Ranks, given: Address, cache: str | None, *, series: bool) -> Download:
@@ -57,24 +67,49 @@ class Download:
             with ranks.together(doing):
                 if world.is_local_main:
                     local.make()
-                    made._lay_out()
+                    made._begin()
         except BaseException:
             made.close()
             raise
         return made
 
-    def fetch(self, wanted: Iterable[str], ranks: Ranks) -> None:
-        """Fetch files in parts, of which each rank of this machine takes its share; every rank calls it."""
+    def fetch(self, wanted: set[str], ranks: Ranks, pieces: Callable[[], Pieces] | None = None) -> None:
+        """Fetch files in parts, of which each rank of this machine takes its share; every rank calls it.
+
+        Of shards, `pieces` returns those that this rank reads, and is asked when all other files are here. A shard that
+        the ranks of this machine read a part of is fetched so far, and has the rest as a hole.
+        """
         doing = f"Reading the checkpoint {str(self.store.address)!r}"
         with ranks.together(doing):
             missing = json.loads((self.local.root / _MISSING).read_bytes())
-            sizes = {name: missing[name] for name in set(wanted) & missing.keys()}
-            mine = parts_of(sizes, self.world.local_rank, max(1, self.world.local_size))
-            with self.local.room():
-                fetch(self.store, self.commit.folder, mine, self.local.files)
+            shards = {name for name in wanted & missing.keys() if pieces and name.endswith(names.SHARD_SUFFIX)}
+            self._take((name, 0, missing[name]) for name in sorted(wanted & missing.keys() - shards))
             if self.world.is_local_main:
-                for name in missing.keys() - sizes.keys():  # a hole is not to be taken for zeros
+                for name in missing.keys() - wanted:  # a hole is not to be taken for zeros
                     (self.local.files / name).unlink()
+        if pieces is None:
+            return
+        told = [self.local.root / f"pieces-{rank}.json" for rank in range(max(1, self.world.local_size))]
+        with ranks.together(doing):
+            mine = {name: found for name, found in pieces().items() if name in shards}
+            told[self.world.local_rank].write_text(json.dumps(mine))
+        with ranks.together(doing):
+            read = [json.loads(path.read_bytes()) for path in told]
+            known = {os.path.dirname(name) for each in read for name in each}
+            ranges = {name: _joined(piece for each in read for piece in each.get(name, ())) for name in shards}
+            ranges |= {name: [(0, missing[name])] for name in shards if os.path.dirname(name) not in known}
+            self.partial = {name for name in shards if ranges[name] != [(0, missing[name])]}
+            self._take((name, *piece) for name in sorted(shards) for piece in ranges[name])
+        with ranks.together(doing):  # digests are of whole files
+            for name in self.partial & mine.keys():
+                for start, stop in mine[name]:
+                    _check_archive(self.local.files / name, start, stop)
+
+    def _take(self, ranges: Iterable[tuple[str, int, int]]) -> None:
+        """Fetch this rank's share of what its machine needs."""
+        mine = parts_of(ranges, self.world.local_rank, max(1, self.world.local_size))
+        with self.local.room():
+            fetch(self.store, self.commit.folder, mine, self.local.files)
 
     def close(self) -> None:
         """Give back the room on this machine, but for the cache; every rank calls it when all have loaded."""
@@ -88,18 +123,23 @@ class Download:
         except AccelError:  # other ranks wait for the answer, and the error that is asked about says more
             return False
 
-    def _lay_out(self) -> None:
-        """Write the list of files, and make a hole of its size for every file that is not here already."""
-        raw, manifest = _manifest_of(self.store, self.commit)
-        missing: dict[str, int] = {}
+    def lay_out(self, manifest: Manifest) -> None:
+        """Make a hole of its size for every file that is not here already; the first rank of a machine calls it."""
         for entry in manifest.entries:
             path = self.local.files / entry.name
-            here = path.is_file() and path.stat().st_size == entry.size and digest_of(path) == entry.digest
-            if not here:  # in the cache
-                missing[entry.name] = entry.size
+            here = path.is_file() and path.stat().st_size == entry.size
+            if entry.name not in self.missing and not (here and digest_of(path) == entry.digest):  # in the cache
+                self.missing[entry.name] = entry.size
                 make_hole(path, entry.size)
+        (self.local.root / _MISSING).write_text(json.dumps(self.missing))
+
+    def _begin(self) -> None:
+        """Write the manifest, and the lists of what the ranks of this machine read, and make room for the files."""
+        raw, head = _manifest_of(self.store, self.commit)
+        first = self.world.rank  # of this machine
+        shares = [(rank, self.world.size) for rank in range(first, first + max(1, self.world.local_size))]
         (self.local.files / names.MANIFEST_NAME).write_bytes(raw)
-        (self.local.root / _MISSING).write_text(json.dumps(missing))
+        self.lay_out(commits.with_lists(self.store, self.commit, head, head.listing(shares), self.local.files))
 
 
 def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into: Path) -> None:
@@ -126,20 +166,49 @@ def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into
             pass
 
 
-def parts_of(sizes: Mapping[str, int], rank: int = 0, ranks: int = 1) -> list[tuple[str, int, int]]:
-    """Return what of some files one of several ranks fetches, all about as many bytes, in parts.
+def parts_of(ranges: Iterable[tuple[str, int, int]], rank: int = 0, ranks: int = 1) -> list[tuple[str, int, int]]:
+    """Return what of some ranges of files one of several ranks fetches, all about as many bytes, in parts.
 
-    >>> parts_of({"a": 5, "b": 3}, 0, 2), parts_of({"a": 5, "b": 3}, 1, 2)
-    ([('a', 0, 4)], [('a', 4, 5), ('b', 0, 3)])
+    >>> [parts_of([("a", 0, 5), ("b", 2, 5)], rank, 2) for rank in (0, 1)]
+    [[('a', 0, 4)], [('a', 4, 5), ('b', 2, 5)]]
     """
-    total = sum(sizes.values())
+    wanted = list(ranges)
+    total = sum(stop - start for _, start, stop in wanted)
     first, last = total * rank // ranks, total * (rank + 1) // ranks
-    parts, begin = [], 0  # `begin` is where a file begins, if all lay one after the other
-    for name, size in sorted(sizes.items()):
-        start, stop = max(first - begin, 0), min(last - begin, size)
+    parts, begin = [], 0  # `begin` is where a range begins, if all lay one after the other
+    for name, low, high in wanted:
+        start, stop = low + max(first - begin, 0), low + min(last - begin, high - low)
         parts += [(name, at, min(at + PART, stop)) for at in range(start, stop, PART)]
-        begin += size
+        begin += high - low
     return parts
+
+
+def _joined(pieces: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+    """Return pieces of a file in order, with those that touch or overlap as one.
+
+    >>> _joined([(4, 6), (0, 2), (2, 3)])
+    [(0, 3), (4, 6)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(map(tuple, pieces)):
+        if found and start <= found[-1][1]:
+            start, stop = found[-1][0], max(stop, found.pop()[1])
+        found.append((start, stop))
+    return found
+
+
+def _check_archive(path: Path, start: int, stop: int) -> None:
+    """Compare what `torch.save` wrote into a part of a file with the checksums in it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with zipfile.ZipFile(io.BufferedReader(Window(descriptor, start, stop - start))) as archive:
+            wrong = archive.testzip()
+    except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        wrong = str(error)
+    finally:
+        os.close(descriptor)
+    if wrong is not None:
+        raise damaged_file(path, f"another checksum in bytes {start} to {stop} ({wrong})")
 
 
 def make_hole(path: Path, size: int) -> None:
@@ -180,7 +249,13 @@ def _incomplete(store: Store, commit: Commit) -> str | None:
         _, manifest = _manifest_of(store, commit)
     except CheckpointDamagedError as error:
         return str(error)
-    sizes, stored = {each.name: each.size for each in manifest.entries}, store.sizes(commit.folder)
+    stored = store.sizes(commit.folder)
+    if f"{total_of((name, size) for name, size in stored.items() if name != names.MANIFEST_NAME):x}" == manifest.total:
+        return None  # all files, also those in lists
+    manifest = commits.with_lists(store, commit, manifest, manifest.listing())
+    if manifest.lost:
+        return "; ".join(f"{name} {problem}" for name, problem in [*manifest.lost.items()][:_SHOWN])
+    sizes = {each.name: each.size for each in manifest.entries}
     unlike = [name for name, size in sizes.items() if stored.get(name) != size]
     # A store may list an object late that it knows by its name at once.
     unlike = [name for name in unlike if store.size(f"{commit.folder}/{name}") != sizes[name]]

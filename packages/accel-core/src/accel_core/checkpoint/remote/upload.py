@@ -13,7 +13,7 @@ from accel_core._records import record
 from accel_core.checkpoint import commit as folders
 from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
-from accel_core.checkpoint.digest import digest_of, digest_of_bytes, flush
+from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote import commits
@@ -71,24 +71,43 @@ class Upload:
         self.hooked = folders.files_in(self.local.files) if self.world.is_local_main else []
         return []
 
-    def send(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Write to the store what this rank staged; return an entry for every file."""
-        mine = list(entries)
-        for name in self.hooked:
-            path = self.local.files / name
-            flush(path)
-            mine.append(Entry(name, path.stat().st_size, digest_of(path), self.world.rank))
-        self._put(mine)
-        return mine
+    def send(self, entries: Sequence[Entry]) -> None:
+        """Write files to the store: large ones in parts that go together, small ones together; two parts in memory."""
+        folder = commits.folder_name(self.number, self.identity)
+        large = [each for each in entries if each.size > PART]
+        small = [each for each in entries if each.size <= PART]
 
-    def found(self, entries: Sequence[Entry]) -> set[str]:
-        """Return the files that the store has whole, after writing those that were concluded; rank 0 calls it."""
+        def put(each: Entry) -> None:
+            try:
+                self.store.put(self.local.files / each.name, f"{folder}/{each.name}")
+            except FileNotFoundError as error:
+                raise CheckpointError(
+                    f"A file that was staged for {str(self.store.address)!r} is gone; got {error}. Leave the folder "
+                    f"{str(self.local.root)!r} alone while a save is under way."
+                ) from error
+            if not self.kept:  # so that no more room is taken than for what is still to be written
+                (self.local.files / each.name).unlink(missing_ok=True)
+
+        with self.store.traffic.watched(f"Writing {self.store.address}", sum(each.size for each in entries)):
+            for each in large:
+                put(each)
+            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-upload") as pool:
+                for _ in pool.map(put, small):
+                    pass
+
+    def found(self, entries: Sequence[Entry]) -> dict[str, int]:
+        """Return the files that the store has whole, with sizes, after writing those that were concluded on rank 0."""
+        if len({entry.name for entry in entries}) < len(entries):
+            raise CheckpointError(
+                "Hooks of several machines write files of one name, and a checkpoint at an address has one of each; "
+                f"got {sorted(entry.name for entry in entries)}. Put the rank into the name."
+            )
         if commits.is_taken(self.store, self.number):
             raise self._refused()
         folder = commits.folder_name(self.number, self.identity)
         stored = self.store.sizes(folder)
         left = [each for each in entries if each.name not in stored and (self.local.files / each.name).is_file()]
-        self._put(left)
+        self.send(left)
         stored |= {each.name: each.size for each in left}
         for each in entries:
             # A store may list an object late that it knows by its name at once.
@@ -99,15 +118,10 @@ class Upload:
                     f"instead of {each.size}. Save again; if several hooks write a file of that name, rename it."
                 )
             stored |= {} if size is None else {each.name: size}
-        return set(stored)
+        return stored
 
     def complete(self, manifest: Manifest) -> None:
         """Write the manifest, after which nothing but the commit is missing."""
-        if len({entry.name for entry in manifest.entries}) < len(manifest.entries):
-            raise CheckpointError(
-                "Hooks of several machines write files of one name, and a checkpoint at an address has one of each; "
-                f"got {sorted(entry.name for entry in manifest.entries)}. Put the rank into the name."
-            )
         raw = manifest.encode()
         manifest.write(self.local.files)
         folder = commits.folder_name(self.number, self.identity)
@@ -157,30 +171,6 @@ class Upload:
             except (CheckpointError, ConfigurationError) as error:
                 logger.warning("The save to %s failed. %s", self.store.address, _KEPT % error)
         self.leave(committed=False)
-
-    def _put(self, entries: Sequence[Entry]) -> None:
-        """Write files: large ones in parts that go together, small ones together; two parts are in memory at most."""
-        folder = commits.folder_name(self.number, self.identity)
-        large = [each for each in entries if each.size > PART]
-        small = [each for each in entries if each.size <= PART]
-
-        def put(each: Entry) -> None:
-            try:
-                self.store.put(self.local.files / each.name, f"{folder}/{each.name}")
-            except FileNotFoundError as error:
-                raise CheckpointError(
-                    f"A file that was staged for {str(self.store.address)!r} is gone; got {error}. Leave the folder "
-                    f"{str(self.local.root)!r} alone while a save is under way."
-                ) from error
-            if not self.kept:  # so that no more room is taken than for what is still to be written
-                (self.local.files / each.name).unlink(missing_ok=True)
-
-        with self.store.traffic.watched(f"Writing {self.store.address}", sum(each.size for each in entries)):
-            for each in large:
-                put(each)
-            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-upload") as pool:
-                for _ in pool.map(put, small):
-                    pass
 
     def _refused(self) -> CheckpointError:
         return CheckpointError(

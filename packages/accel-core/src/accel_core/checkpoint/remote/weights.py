@@ -66,7 +66,8 @@ def local_weights(given: str | os.PathLike[str]) -> Path:
         if not (local.root / _WHOLE).exists():
             for name, size in found.sizes.items():
                 make_hole(local.files / name, size)
-            fetch(found.store, found.folder, parts_of(found.sizes), local.files)
+            wanted = ((name, 0, size) for name, size in sorted(found.sizes.items()))
+            fetch(found.store, found.folder, parts_of(wanted), local.files)
             for name, expected in found.digests.items():
                 if digest_of(local.files / name) != expected:
                     raise damaged_file(address / name, "another digest than its manifest has")
@@ -125,6 +126,10 @@ def _of_run(address: Address) -> _Found | None:
         commit = commits.newest(store) if store else None
         if store and commit:
             _, manifest = commits.read_manifest(store, commit)
+            if not any(names.is_model(each.name) for each in manifest.entries):  # in shards, which many ranks list
+                manifest = commits.with_lists(store, commit, manifest, manifest.listing())
+                if manifest.lost:
+                    raise damaged_file(address, "; ".join(map(" ".join, manifest.lost.items())))
             kept = [each for each in manifest.entries if not each.name.startswith(_OF_RUNS)]
             inside = {each.name.removeprefix(folder): each for each in kept if each.name.startswith(folder)}
             sizes = {name: each.size for name, each in inside.items()}

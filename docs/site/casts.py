@@ -80,6 +80,10 @@ CASTS = {
         "accel doctor examines a machine, and prints a remedy below each finding.",
         {"ACCEL_NUM_PROCESESS=2 accel doctor": ()},
     ),
+    "meter": Cast(
+        "A language model trains with a meter; accel launch shows how the run went.",
+        {"accel launch --cpu --num-processes 2 examples/gallery/language_model.py": ()},
+    ),
 }
 """The casts, by name."""
 
@@ -90,6 +94,7 @@ def record(cast: Cast) -> terminal.Screen:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "run")
         shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
         subprocess.run([sys.executable, "prepare.py"], cwd=folder, check=True)
         names, begun = _names(place), time.monotonic()
         for command, answers in cast.commands.items():

@@ -56,6 +56,7 @@ def test_a_script_prints_its_result(name: str, processes: int, results: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(SCRIPTS[name]) == 1, done.stdout
     assert re.search(rf"^  processes +{processes}$", done.stdout, re.MULTILINE), done.stdout
+    assert ("of peak FLOP/s" in done.stderr) is (name == "language_model")  # which has a meter
     assert (folder / "curve.png").exists() is bool(find_spec("matplotlib"))  # which trackers bring along
     if os.environ.get("ACCEL_RECORD_GALLERY") and processes == 2:
         kept = ROOT / "docs" / "gallery"

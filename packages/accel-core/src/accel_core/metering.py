@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import resource
-import sys
 import threading
 import time
 import weakref
@@ -29,6 +27,7 @@ from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import listed_failures
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.rows import count_rows
+from accel_core.devices.memory import peak_memory
 from accel_core.errors import ConfigurationError, EngineUnavailableError, RankDisagreementError
 from accel_core.host.run_card import card
 from accel_core.logging import get_logger
@@ -213,9 +212,10 @@ class Meter:
         self.last: Measurement | None = None
         self.is_apart = False  # whether ranks make different numbers of steps
         self._settings, self._strategy, self._world, self._log = settings, strategy, strategy.world, log
-        self._module: Any = getattr(torch, self._world.device.type, None)
         self._event: type[torch.Event] | None = (
-            None if self._world.device.type == "cpu" else getattr(self._module, "Event", None)
+            None
+            if self._world.device.type == "cpu"
+            else getattr(getattr(torch, self._world.device.type, None), "Event", None)
         )
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
         self._thread, self._counting = threading.get_ident(), settings.flops == "auto"
@@ -417,7 +417,7 @@ class Meter:
             flops = samples * self._settings.flops
         if self.last is None:
             self._check_all_measure()
-        own = (self._sums[: len(_PARTS)], steps, samples, tokens, flops, self._peak, self._memory())
+        own = (self._sums[: len(_PARTS)], steps, samples, tokens, flops, self._peak, peak_memory(self._world.device))
         self._sums = [0.0] * len(self._sums)
         group = "" if "gloo" in str(self._world.backend) else "meter"
         rows = Channel(self._world, "measuring steps", group_name=group).exchange(own)
@@ -482,13 +482,6 @@ class Meter:
         event = self._event(enable_timing=True)
         event.record()
         return event
-
-    def _memory(self) -> int:
-        most = getattr(self._module, "max_memory_allocated", None)
-        if self._world.device.type != "cpu" and most is not None:
-            return int(most(self._world.device))
-        # In bytes on macOS, in KiB elsewhere.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class MeteredOptimizer(AcceleratedOptimizer):

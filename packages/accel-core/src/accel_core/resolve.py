@@ -17,6 +17,7 @@ from accel_core._records import record
 from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError, expect, expect_flags
 from accel_core.host import environ, installed
+from accel_core.modules.held_memory import tell_if_exhausted
 from accel_core.optim.accumulation import Accumulation
 from accel_core.options.engines import engines, load, require
 from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
@@ -148,6 +149,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
         )
     )
     roll_call.start(world, strategy.process_groups)
+    tell_if_exhausted(world.device, world.rank)
     runtime = _wire(given, strategy, handlers, project)
     return runtime, _publish(given, runtime, choice, parallelism)
 

@@ -177,3 +177,50 @@ def test_logs_go_on_after_a_restart(accel, script, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "logs")) == [
         f"rank{rank}.{stream}.log" for rank in range(2) for stream in ("stderr", "stdout")
     ]
+
+
+HUNGRY = """
+import resource
+import torch
+from accel_core.accelerator import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024, bias=False))
+optimizer = torch.optim.Adam(model.parameters())
+model, optimizer = accelerator.prepare(model, optimizer)
+accelerator.backward(model(torch.ones(2, 1024)).sum())
+optimizer.step()
+ema = accelerator.ema(model)
+
+def remember(size):
+    kept = []
+    if accelerator.process_index == 1:
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, resource.RLIM_INFINITY))
+    while accelerator.process_index == 1:
+        kept.append(torch.ones(size, size))
+    accelerator.wait_for_everyone()
+
+remember(4096)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="a process learns its size on Linux only")
+def test_a_rank_without_memory_tells_what_held_it(accel, script, tmp_path: Path) -> None:
+    """Below the traceback of a rank whose memory is full, weights, gradients, state and tensors stand with names."""
+    done = accel("launch", "--cpu", "--num-processes", "2", "--log-dir", "logs", script(HUNGRY), quiet=20)
+    assert done.returncode == 1
+    record = json.loads((tmp_path / "logs" / "failure.json").read_text())
+    _, told = (rank["traceback"] for rank in record["ranks"])
+    assert told in done.stderr
+    above, _, below = told.partition("Memory ran out on rank 1. What held it:\n")
+    assert "can't allocate memory" in above.splitlines()[-1]
+    held = {line[2:18].strip(): line[18:].split() for line in below.splitlines()}
+    assert list(held)[:5] == ["other tensors", "optimizer", "parameters", "gradients", "averages"]
+    assert held["other tensors"][2:5] == ["kept", "in", "remember"]
+    sizes = {kind: float(words[0]) for kind, words in held.items() if kind != "the process"}
+    own = (2 * 1024 * 4096 + 4096) * 4 / 2**20
+    assert sizes == pytest.approx(
+        {"other tensors": 960, "optimizer": 2 * own, "parameters": own, "gradients": own, "averages": own}, abs=0.1
+    )
+    assert all(held[kind][2] == "0.weight" for kind in ("optimizer", "parameters", "gradients", "averages"))

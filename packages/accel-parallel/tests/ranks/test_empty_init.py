@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import PreparationError
+from accel_core.errors import PreparationError, RemoteRankError
 from accel_core.mesh.tensor import local_part
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
@@ -20,7 +20,7 @@ from accel_core.testing import requires, world
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
-WAYS = {2: ("ddp", "fsdp2", "tp"), 4: ("fsdp2", "hsdp", "fsdp2 and tp")}
+WAYS = {2: ("ddp", "fsdp2", "tp", "pp"), 4: ("fsdp2", "hsdp", "fsdp2 and tp", "pp and fsdp2")}
 
 
 class Norm(nn.Module):
@@ -61,11 +61,13 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Blocks between an embedding and a layer that is tied to it."""
 
+    kind: Any = nn.BatchNorm1d
+
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Embedding(13, 8)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.scale = nn.BatchNorm1d(8)
+        self.scale = self.kind(8)
         self.leave = nn.Linear(8, 13, bias=False)
         self.leave.weight = self.enter.weight
 
@@ -78,6 +80,12 @@ class Net(nn.Module):
         return found
 
 
+class Stages(Net):
+    """The same with a norm of single samples, as pipelines have it."""
+
+    kind = Norm
+
+
 def language_model() -> nn.Module:
     """Return a model of transformers, whose blocks initialize layers inside of them."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -88,7 +96,7 @@ def language_model() -> nn.Module:
 def arguments(way: str, block: str = "Block") -> dict[str, Any]:
     """Return what makes an Accelerator share a model in one of the ways."""
     found: dict[str, Any] = {}
-    if way.startswith(("fsdp", "hsdp")):
+    if "fsdp" in way or way == "hsdp":
         found["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=1 if way == "fsdp1" else 2,
             state_dict_type="FULL_STATE_DICT",
@@ -101,12 +109,13 @@ def arguments(way: str, block: str = "Block") -> dict[str, Any]:
         "hsdp": {"dp_replicate_size": 2, "dp_shard_size": 2},
         "fsdp2 and tp": {"dp_shard_size": 2, "tp_size": 2, "tp_handler": plan},
         "pp": {"pp_size": 2},
+        "pp and fsdp2": {"pp_size": 2, "dp_shard_size": 2},
         "ep": {"ep_size": 2},
     }
     if way in axes:
         found["parallelism_config"] = ParallelismConfig(**axes[way])  # type: ignore[arg-type]
-    if way == "pp":
-        found["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda out, _: out.sum(), microbatches=2)]
+    if way.startswith("pp"):
+        found["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda out, _: out.square().mean(), microbatches=2)]
     return found
 
 
@@ -142,8 +151,10 @@ def alone(make: Any = Net, seed: int = 0) -> dict[str, Tensor]:
 
 def check(size: int, make: Any = Net) -> None:
     """Check that every way gives the values of one process, bit for bit."""
-    wanted = alone(make)
     for way in WAYS[size]:
+        if make in (Net, Stages):
+            make = Stages if way.startswith("pp") else Net
+        wanted = alone(make)
         if make is language_model and "tp" in way:
             continue  # its layers have other names
         got = started(way, make)
@@ -175,6 +186,28 @@ def test_models_of_transformers_initialize_their_layers() -> None:
 def test_values_do_not_depend_on_the_mesh() -> None:
     """Neither do they on copies of shards, nor on shards of parts."""
     check(4)
+
+
+@requires("torch:2.8")
+@world(2, quiet=20)
+def test_a_stage_makes_its_own_values_and_trains() -> None:
+    """A rank of a pipeline has no memory for the other's block, and after a step the weights are those of one."""
+    plain, tokens = Stages(), torch.arange(32).view(4, 8) % 13
+    plain.load_state_dict(alone(Stages))
+    plain(tokens).square().mean().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    run = Accelerator(cpu=True, **arguments("pp"))
+    with run.empty_init():
+        model = Stages()
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    held = [sum(each.untyped_storage().nbytes() for each in block.parameters()) for block in model.blocks]
+    other = model.blocks[1 - dist.get_rank()]
+    assert held[1 - dist.get_rank()] == 4 * len([*other.parameters()]) < held[dist.get_rank()]
+    run.backward(model(tokens).loss)
+    optimizer.step()
+    trained = run.get_state_dict(model)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(trained[name], value, rtol=0, atol=1e-6)
 
 
 def memory(kind: str) -> int:
@@ -267,14 +300,25 @@ def test_what_would_have_no_value_is_refused_by_name() -> None:
         with pytest.raises(PreparationError, match=fault):
             run.prepare(net)
     reset_all()
-    for way in ("fsdp1", "ep", "pp"):
+    for way in ("fsdp1", "ep"):
         run = Accelerator(cpu=True, **arguments(way))
         with pytest.raises(PreparationError, match="does not initialize a model; got Block, made under empty_init"):
             run.prepare(model)
         assert all(each.is_meta for each in model.parameters())
         reset_all()
-    run = Accelerator(cpu=True, **arguments("fsdp2"))
-    with run.empty_init(seed=dist.get_rank()):
-        model = Block()
-    with pytest.raises(PreparationError, match=r"made otherwise on the ranks \[1\] than on rank 0"):
+    run = Accelerator(cpu=True, **arguments("pp"))
+    with run.empty_init():
+        model = Stages()
+        model.blocks[1].norm = Forgets(8)
+    with pytest.raises(
+        (PreparationError, RemoteRankError)[1 - dist.get_rank()], match=r"none for blocks\.1\.norm\.calls"
+    ):
         run.prepare(model)
+    reset_all()
+    for way in ("fsdp2", "pp"):
+        run = Accelerator(cpu=True, **arguments(way))
+        with run.empty_init(seed=dist.get_rank()):
+            model = Stages()
+        with pytest.raises(PreparationError, match=r"made otherwise on the ranks \[1\] than on rank 0"):
+            run.prepare(model)
+        reset_all()

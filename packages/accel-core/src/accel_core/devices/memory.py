@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import resource
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,13 @@ import torch
 from accel_core.devices import registry
 from accel_core.errors import OutOfMemoryError, UnsupportedTypeError
 
-__all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]
+__all__ = [
+    "clear_device_cache",
+    "find_executable_batch_size",
+    "peak_memory",
+    "release_memory",
+    "should_reduce_batch_size",
+]
 
 _SHRINK = 0.9
 _SIGNS_OF_FULL_MEMORY = (
@@ -49,6 +57,15 @@ def release_memory(*objects: object) -> list[None]:
     del objects
     clear_device_cache(garbage_collection=True)
     return [None] * count
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that were allocated: on a device if torch counts them, else by this process."""
+    most = getattr(getattr(torch, device.type, None), "max_memory_allocated", None)
+    if device.type != "cpu" and most is not None:
+        return int(most(device))
+    # In bytes on macOS, in KiB elsewhere.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def should_reduce_batch_size(exception: Exception) -> bool:

@@ -18,10 +18,13 @@ from typing import Any
 
 from accel_core.host import environ
 
-__all__ = ["VARIABLE", "CardReader", "RunCard", "card"]
+__all__ = ["MEMORY_RAN_OUT", "VARIABLE", "CardReader", "RunCard", "card"]
 
 VARIABLE = "ACCEL_RUN_CARD"
 """Variable that holds the path of the file."""
+
+MEMORY_RAN_OUT = "Memory ran out"
+"""How the lines below a traceback begin that say what held memory."""
 
 _MAGIC = b"accel-card\n"
 _END: Any = object()

@@ -146,11 +146,17 @@ def check(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, device: torch.device, kept: torch.device | None = None) -> None:
+def initialize(
+    model: nn.Module,
+    device: torch.device,
+    kept: torch.device | None = None,
+    holds: Callable[[Tensor], bool] = lambda _: True,
+) -> None:
     """Give a model its memory and first values: of each module whole, one after the other, and kept as it is spread.
 
     Random numbers depend on the seed, and on the names of the module and of what initializes it, so they are the same
-    on every rank. Modules that hold others are asked once for each of these, which alone has memory meanwhile.
+    on every rank. Modules that hold others are asked once for each of these, which alone has memory meanwhile. What is
+    not held here (`holds`) stays without memory.
 
     Raises:
         PreparationError: Tensors were left without values.
@@ -158,7 +164,10 @@ def initialize(model: nn.Module, device: torch.device, kept: torch.device | None
     seed, modules = seed_of(model), dict(model.named_modules())
     places = {name: list(_own(module)) for name, module in modules.items()}
     tensors = {id(tensor): tensor for here in places.values() for *_, tensor in here}
-    made = {key: _like(each, torch.empty_like(each, device=kept or device)) for key, each in tensors.items()}
+    made = {
+        key: _like(each, torch.empty_like(each, device=kept or device)) if holds(each) else each
+        for key, each in tensors.items()
+    }
     empty = {
         key: _like(each, torch.empty(each.shape, dtype=each.dtype, device="meta")) for key, each in tensors.items()
     }
@@ -186,7 +195,7 @@ _Place = tuple[dict[str, Any], str, Tensor]
 
 def _fill(here: list[_Place], run: list[tuple[str, Callable[[], Any]]], device: torch.device) -> Iterator[str]:
     """Give the tensors of one module their values, by initializers with their seeds; yield the names that got none."""
-    if not here:
+    if all(held.is_meta for *_, held in here):
         return
     before: dict[str, tuple[Tensor, int]] = {}
     for into, own, held in here:
@@ -204,7 +213,7 @@ def _fill(here: list[_Place], run: list[tuple[str, Callable[[], Any]]], device: 
         lost = bool(now.sum().isnan()) if now.is_floating_point() else now is whole and now._version == version
         if lost and now.numel():
             yield own
-        if now is not held:
+        if now is not held and not held.is_meta:
             for (starts, lengths), part in local_parts(held):
                 box = tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))
                 part.copy_(now[box])

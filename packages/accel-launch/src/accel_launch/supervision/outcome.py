@@ -1,6 +1,7 @@
 """How processes ended: exit code, signal or out of memory, and which one failed first."""
 
 import contextlib
+import itertools
 import re
 import signal
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from accel_core.host.run_card import MEMORY_RAN_OUT
 from accel_launch.supervision.streams import RankLog
 from accel_launch.supervision.traceback_hold import TRACEBACK
 
@@ -46,6 +48,11 @@ class ExitOutcome:
     failed_at: float  # on the monotonic clock, in seconds
     out_of_memory: bool = False
     traceback: str = ""
+
+    @property
+    def fault(self) -> str:
+        """Return the last line of the traceback, above those that say what held memory."""
+        return [*itertools.takewhile(lambda line: MEMORY_RAN_OUT not in line, self.traceback.splitlines())][-1]
 
     @property
     def how(self) -> str:

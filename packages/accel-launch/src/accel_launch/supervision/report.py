@@ -131,7 +131,7 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
         lines.append(
             f"  speed       {rate:,.{0 if rate >= 100 else 2}f} samples/s on all ranks together, "
             f"{share:.0%} of the time waiting for data"
-            + (f", {facts['mfu']:.1%} of the devices' peak" if "mfu" in facts else "")
+            + (f", {facts['mfu']:.1%} of peak FLOP/s" if "mfu" in facts else "")
         )
     # In bytes on macOS, in KiB elsewhere.
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -208,7 +208,7 @@ def _summary(
             else ""
         )
         if outcome.traceback and outcome is not cause:
-            word += f", {shortened(outcome.traceback.splitlines()[-1])}"
+            word += f", {shortened(outcome.fault)}"
         lines.append(f"  rank {outcome.rank}  pid {outcome.pid}  {word}{paint(note, 'error', colors)}")
     if folder is not None and first is not None:
         lines.append(f"  log of rank {first.rank}: {folder / f'rank{first.rank}.stderr.log'}")

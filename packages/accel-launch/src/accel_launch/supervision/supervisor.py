@@ -244,7 +244,7 @@ class Supervisor:
                 before, found, after = held.partition(outcome.traceback)  # other lines were held with it
                 import_module(_REPORT).pass_on(before + after)
                 if not found:
-                    message = message.splitlines()[-1]  # the process went on after its traceback, which was shown then
+                    message = outcome.fault  # the process went on after its traceback, which was shown then
             elif cause is not None and (outcome.stopped or outcome.traceback):
                 self.streams.take_held(log)
             else:

@@ -147,4 +147,4 @@ def test_the_speed_of_a_run_is_written_out(samples: float, shown: str, capsys: p
 def test_the_speed_of_a_run_has_what_its_meter_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The share of the peak that a meter found stands behind the speed."""
     report_card({"samples": 10, "seconds": 1.0, "mfu": 0.412}, 2.0, "train.py")
-    assert "0% of the time waiting for data, 41.2% of the devices' peak\n" in capsys.readouterr().err
+    assert "0% of the time waiting for data, 41.2% of peak FLOP/s\n" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from accel_core._records import record
 from accel_core._torch import foreach_mul_
 from accel_core.errors import DataError, PreparationError, RemoteRankError, StateError
 from accel_core.mesh.tensor import local_part
+from accel_core.modules import empty
 from accel_core.modules.unwrap import canonical_name
 from accel_parallel.pipeline.batches import Call, Losses, divide, joined, loss_in, shapes, weights
 from accel_parallel.pipeline.flow import Flow, Leaf, Source, stage_in, trace
@@ -72,8 +73,12 @@ class Pipeline:
         self.step: _Step | None = None
 
     def make(self) -> None:
-        """Give a model on the meta device memory for what the stages here need, and for nothing else."""
-        lost = [name for name, each in self.model.named_buffers() if each.is_meta]
+        """Give a model on the meta device memory for what the stages here need, and for nothing else.
+
+        One that was made under `empty_init` gets its values too.
+        """
+        has_values = empty.seed_of(self.model) is not None
+        lost = [name for name, each in self.model.named_buffers() if each.is_meta and not has_values]
         if lost:
             raise PreparationError(
                 f"Buffers have values that no checkpoint may have; got {', '.join(lost[:3])} on the meta device. Make "
@@ -82,11 +87,14 @@ class Pipeline:
         example = getattr(self.model, "dummy_inputs", None)  # of all models of transformers
         if example is not None:
             self._decide(trace(self.model, self.model.forward, self.blocks, self.calls, ((), example), self.device))
+        if has_values:
+            empty.initialize(self.model, self.device, holds=lambda each: self.rank in self.holders(each))
+            self._holders = None  # by id of what was there before
         self._empty = [name for name, each in self._named().items() if each.is_meta and self.rank in self.holders(each)]
-        empty = {id(each) for each in self.model.parameters() if self.rank in self.holders(each)}
+        own = {id(each) for each in self.model.parameters() if self.rank in self.holders(each)}
 
         def unknown(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-            if id(tensor) in empty:
+            if id(tensor) in own:
                 return torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0, device=device)
             return torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
 
@@ -175,10 +183,10 @@ class Pipeline:
 
     def planned(self, plain: Callable[..., Any], batch: Call, training: bool) -> _Step:
         """Return what a batch needs, or refuse it, changing nothing."""
-        empty = [name for name in self._empty if local_part(self.model.get_parameter(name)).flatten()[:1].isnan().any()]
-        if empty:
+        lost = [name for name in self._empty if local_part(self.model.get_parameter(name)).flatten()[:1].isnan().any()]
+        if lost:
             raise PreparationError(
-                f"A model from the meta device is run once it has its weights; got none of {', '.join(empty[:3])}. "
+                f"A model from the meta device is run once it has its weights; got none of {', '.join(lost[:3])}. "
                 "Call accelerator.load_state, or load_state_dict with what model.state_dict() names on each rank."
             )
         self._empty = []

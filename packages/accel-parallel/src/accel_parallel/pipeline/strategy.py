@@ -16,6 +16,7 @@ from accel_core.comm.control import Channel
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.host.versions import require_torch
 from accel_core.mesh.tensor import whole
+from accel_core.modules import empty
 from accel_core.modules.unwrap import canonical_name
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DynamoBackend
@@ -39,7 +40,6 @@ class PipelineStrategy(MeshStrategy):
     """Ranks along "pp" run the stages of each batch; copies of the pipeline average gradients."""
 
     name = "pipeline"
-    initializes = False
     plugin_type = PipelineKwargs
     combines = ("pp",)
     receives_weights = True
@@ -123,14 +123,17 @@ class PipelineStrategy(MeshStrategy):
         if model in self._pipelines:
             return
         stages: Stages = self.plans[model]
-        is_empty = all(Channel(self.world, "prepare: empty").exchange(has_no_values(model)))
-        if not is_empty:
+        channel = Channel(self.world, "prepare: empty")
+        found = channel.exchange((has_no_values(model), empty.seed_of(model)))
+        is_empty = all(without for without, _ in found)
+        if not is_empty or any(seed is not None for _, seed in found):
             refuse_empty(model, self.world)
         from_main = not is_empty and starts_from_main(model, self.world, asked=False)
         pipeline = Pipeline(model, stages, self.settings, self.group, self.world.device)
         pipeline.scaler = self.number_format.scaler
         if is_empty:
-            pipeline.make()
+            with channel.together("Giving stages memory"):
+                pipeline.make()
         if from_main:
             inside = {id(part) for block in pipeline.blocks.values() for part in block.modules()}
             for block in pipeline.blocks.values():  # so that no rank has more than one block beyond its own

@@ -30,6 +30,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.comm.tree import tree_leaves
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
+from accel_core.devices.memory import peak_memory
 from accel_core.host import environ
 from accel_core.mesh.layout import GROUPS
 from accel_core.mesh.tensor import local_part, whole
@@ -37,7 +38,7 @@ from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_verify.parallel.draws import DrawWatch
 from accel_verify.parallel.forward import ForwardWatch
 from accel_verify.parallel.one_process import read_for_all
-from accel_verify.parallel.values import generator_state, gradients, peak_memory, row_digests, sketch, weights
+from accel_verify.parallel.values import generator_state, gradients, row_digests, sketch, weights
 from accel_verify.patch import wrap
 
 __all__ = ["UNSAVED", "Finished", "StepRecorder", "main", "run_target"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import resource
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +16,7 @@ from accel_core.comm.tree import tree_leaves
 from accel_core.mesh.tensor import local_part
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["first_tensor", "generator_state", "gradients", "peak_memory", "row_digests", "sketch", "sums", "weights"]
+__all__ = ["first_tensor", "generator_state", "gradients", "row_digests", "sketch", "sums", "weights"]
 
 
 def _bare_models(accelerator: Accelerator) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
@@ -108,12 +106,3 @@ def generator_state(device: torch.device) -> str:
     """Return a digest of the state of the default generator of a device."""
     state = torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
     return hashlib.blake2b(buffer_of(state.cpu()), digest_size=8).hexdigest()
-
-
-def peak_memory(device: torch.device) -> int:
-    """Return the peak memory of this process: on its device if torch counts it, else in host memory."""
-    module: Any = getattr(torch, device.type, None)
-    if device.type != "cpu" and hasattr(module, "max_memory_allocated"):
-        return int(module.max_memory_allocated(device))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -3,7 +3,9 @@
 Prints a line of JSON and leaves with `os._exit`: a backend that is torn down with the interpreter may abort.
 """
 
+import contextlib
 import gc
+import io
 import json
 import os
 import sys
@@ -29,6 +31,7 @@ from accel_bigmodel.hooks.prefetch import _residencies
 from accel_core.accelerator import Accelerator
 from accel_core.errors import DeviceMapError
 from accel_core.host.environ import patch_environment
+from accel_core.modules.held_memory import tell_if_exhausted
 
 LAYER = 64 * 64 * 4 + 64 * 4
 
@@ -145,6 +148,24 @@ def full(sim: Any, folder: Path) -> dict[str, Any]:
     sim.native.set_limit(1 << 30)
     output = model(TOKENS.to(simulated.NAME)).cpu()
     return {"raised": raised, "equal": torch.equal(output, expected)}
+
+
+def exhausted(sim: Any, folder: Path) -> dict[str, Any]:
+    """What is told where memory runs out, beside the bytes of the weights and all that the device has allocated."""
+    device, printed = torch.device(simulated.NAME, 0), io.StringIO()
+    model = Stack().to(device)
+    loss = model(TOKENS.to(device)).square().sum()
+    sys.excepthook = lambda *_: None
+    tell_if_exhausted.__wrapped__(device, 0)
+    sim.native.set_limit(sim.memory_allocated(0) + LAYER)
+    try:
+        torch.empty(2 * LAYER, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as failure:
+        with contextlib.redirect_stderr(printed):
+            sys.excepthook(type(failure), failure, failure.__traceback__)
+    sim.native.set_limit(1 << 30)
+    weights = sum(each.nbytes for each in model.parameters())
+    return {"told": printed.getvalue(), "weights": weights, "used": sim.memory_allocated(0), "loss": float(loss)}
 
 
 def refused(sim: Any, folder: Path) -> dict[str, Any]:
@@ -330,7 +351,7 @@ def experts(sim: Any, folder: Path) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     scenario.__name__: scenario
-    for scenario in (spread, budget, full, refused, tight, gradients, back, mixed, prepared, experts)
+    for scenario in (spread, budget, full, refused, tight, gradients, back, mixed, prepared, experts, exhausted)
 }
 
 

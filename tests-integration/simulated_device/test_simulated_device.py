@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from accel_core.modules.sizes import convert_file_size_to_int
 from accel_core.testing import limits
 from accel_core.testing.programs import Program
 
@@ -29,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for names in (
         ("mixed", "spread", "budget"),
         ("refused", "gradients", "back", "prepared"),
-        ("full", "experts"),
+        ("full", "experts", "exhausted"),
         ("tight",),
     ):
         words = [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names]
@@ -42,6 +43,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_devices_are_apart(results: dict[str, Any]) -> None:
     """Arithmetic across devices raises; a model over both gives its output where its input was."""
     assert results["mixed"] == {"caught": [True, True], "output": "cpu"}
+
+
+def test_a_full_device_tells_what_holds_its_memory(results: dict[str, Any]) -> None:
+    """All that the device has allocated is told: the model's weights, other tensors, and what is kept for backward."""
+    found = results["exhausted"]
+    heading, *lines = found["told"].splitlines()
+    assert heading == "Memory ran out on rank 0. What held it:"
+    sizes = {line[2:18].strip(): convert_file_size_to_int("".join(line[18:].split()[:2])) for line in lines}
+    assert sizes["parameters"] == pytest.approx(found["weights"], abs=10)  # KiB with two decimals
+    assert sum(sizes.values()) == pytest.approx(found["used"], abs=10 * len(sizes))
+    assert lines[-1].startswith("  no tensor above")
+    assert sizes["no tensor above"] > 0
 
 
 def test_two_devices_cpu_and_disk_work_together(results: dict[str, Any]) -> None:

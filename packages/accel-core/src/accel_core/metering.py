@@ -17,6 +17,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -131,7 +132,7 @@ def _shapes(values: Iterable[object]) -> tuple[object, ...]:
     return tuple(
         [
             value.shape
-            if isinstance(value, torch.Tensor)
+            if type(value) is Tensor or isinstance(value, Tensor)
             else _shapes(value.values() if isinstance(value, Mapping) else value)
             if isinstance(value, list | tuple | Mapping)
             else None
@@ -470,11 +471,14 @@ class Meter:
             if not counts:
                 continue
             begun, part, reading = marks[0]
-            for mark in marks:
-                took = mark[0] - begun if on_host else begun.elapsed_time(mark[0]) / 1e3
+            for now, then, following in marks:
+                took = now - begun if on_host else begun.elapsed_time(now) / 1e3
                 sums[part if reading.trains else _EVALUATION] += took
-                begun, part, reading = mark
-            sums[-4:] = [sums[-4] + 1, sums[-3] + samples, sums[-2] + sum(map(float, tokens)), sums[-1] + flops]
+                begun, part, reading = now, then, following
+            sums[-4] += 1
+            sums[-3] += samples
+            sums[-2] += sum(map(float, tokens)) if tokens else 0.0
+            sums[-1] += flops
 
     def _mark_stream(self) -> torch.Event:
         """Record an event after the work that is queued on the device, and return it."""

@@ -174,16 +174,16 @@ class Replicas:
         manager, patience = self._manager, None if asked.done() else self._patience()
         self._rests.set()
         try:
-            asked.result()
-            failure = manager.errored()
-        except (RuntimeError, ConnectionError, TimeoutError) as error:
-            failure = error
+            has_failed = asked.exception() is not None  # which meeting in the foreground tells
         finally:
             self._rests.clear()
             if patience is not None:
                 patience.cancel()
-        if failure is not None:
-            self._fail(failure)
+        if self._channel.any(has_failed):
+            self.leave()
+            return False
+        if manager.errored() is not None:
+            self._fail(manager.errored())
             return False
         self._asked_at = 0.0
         before, self.place = self.place, (manager.participating_rank(), manager.num_participants())
@@ -206,6 +206,7 @@ class Replicas:
         """Try once; where too few came, or the connection failed, there is another try."""
         left = deadline - time.monotonic()
         failure = nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
+        is_asked = False
         if left > 0:
             try:
                 manager = self._manager or self._connect(left)
@@ -213,25 +214,29 @@ class Replicas:
                     self._group.set_timeout(timedelta(seconds=min(self._limit, self._settings.timeout)))
                 self._rests.set()
                 self._ask(left)
-                failure = str(manager.errored() or "")
-                self._take_over()
+                is_asked, failure = True, str(manager.errored() or "")
+                held, self._held = self._held, None
+                if held is not None:
+                    self._restore(held)
             except TimeoutError:
                 failure = nobody
             except (RuntimeError, ConnectionError) as error:
                 failure = f"{type(error).__name__}: {error}"
             finally:
                 self._rests.clear()
-        own = failure, len(self.living), (self._folder / "finished").exists()
-        told = self._channel.exchange(own)
-        failures = [each for each, _, _ in told if each]
+        told = self._channel.exchange((failure, is_asked, len(self.living), (self._folder / "finished").exists()))
+        failures = [each for each, *_ in told if each]
         if failures and deadline <= time.monotonic():
             raise QuorumLost(failures[0])
         if failures:
-            self._give_up(failures[0])
             self._limit *= 2
+            if all(each[1] for each in told):
+                self._give_up(failures[0])
+            else:  # torchft's manager would give the same answer again
+                self.leave()
             return False
         self.place = manager.participating_rank(), manager.num_participants()
-        _, before, finished = told[0]
+        *_, before, finished = told[0]
         if finished and self.place[1] < before:
             raise QuorumLost("the others came to the end of the script")
         return bool(self.place[1] >= self._fewest)
@@ -311,11 +316,6 @@ class Replicas:
             raise TimeoutError("a state is sent between two steps; none ended in time")
         return self._capture()
 
-    def _take_over(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._restore(held)
-
     @contextmanager
     def averaging(
         self, parameters: Sequence[torch.nn.Parameter], weight: float, where: int, *, early: bool = False
@@ -353,7 +353,7 @@ class Replicas:
 
     def _send(self, tensor: torch.Tensor) -> Work | None:
         """Begin to add up a tensor over replicas; `None` where the step is lost."""
-        if self._manager.errored() is None:
+        if self._manager is not None and self._manager.errored() is None:
             try:
                 options = AllreduceOptions()
                 options.timeout = timedelta(seconds=self._settings.timeout)
@@ -375,9 +375,10 @@ class Replicas:
 
     def _fail(self, error: BaseException) -> None:
         """Lose the step, and close this replica's connections: others may wait for it in vain."""
-        self._manager.report_error(error)
-        with suppress(RuntimeError):
-            self._group.abort()
+        if self._manager is not None:
+            self._manager.report_error(error)
+            with suppress(RuntimeError):
+                self._group.abort()
 
     def _tell(self, where: int) -> None:
         """Begin to tell the others what this replica stands for."""
@@ -414,12 +415,13 @@ class Replicas:
             return True
         if not self.is_decided:
             self.is_decided = True
-            self._is_made = self._is_steady = bool(self._manager.should_commit())
+            self._is_made = self._is_steady = self._manager is not None and bool(self._manager.should_commit())
             if self._is_made:
                 self._make()
             else:
                 self.lost_steps += 1
-                _logger.info("A step is not made, and its samples are read again: %s", self._manager.errored())
+                why = "nobody answered" if self._manager is None else self._manager.errored()
+                _logger.info("A step is not made, and its samples are read again: %s", why)
         return self._is_made
 
     def close(self, parameters: Sequence[torch.nn.Parameter]) -> bool:

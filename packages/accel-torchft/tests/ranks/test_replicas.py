@@ -42,7 +42,11 @@ def launched(
     """Run the program under replicas; return what each rank of each found."""
     command = command_of(folder, *words, ranks=ranks, replicas=replicas, epochs=epochs)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        meanwhile(run)
+        try:
+            meanwhile(run)
+        except BaseException:
+            run.terminate()
+            raise
         out, errors = limits.communicate(run, quiet=40)
     ended = subprocess.CompletedProcess(command, run.returncode, out, errors)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -215,7 +219,7 @@ def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None
 
     def hold_up(run: subprocess.Popen[str]) -> None:
         note = tmp_path / "start-1-0"
-        assert limits.wait_until(lambda: (tmp_path / "read-1-0").exists(), quiet=20)
+        assert limits.wait_until(lambda: all((tmp_path / f"read-{n}-0").exists() for n in (0, 1)), quiet=20)
         os.kill(int(note.read_text()), signal.SIGSTOP)
         before = steps()
         assert limits.wait_until(lambda: steps() > before + 30, quiet=20)

@@ -15,6 +15,7 @@ from accel_core.mesh.tensor import local_memory
 
 __all__ = ["Average"]
 
+_FREED = 31 << 20  # just below what glibc takes for large at most
 _FIRST, _BUCKET = 1 << 20, 25 << 20  # bytes of gradients that are averaged at once, as of DDP
 
 
@@ -56,6 +57,10 @@ class Average:
         self._waiting, self._sent = [], []
         if len(found) != len(self._parameters) or any(a is not b for a, b in zip(found, self._parameters, strict=True)):
             self._parameters, self._kept = found, {}
+            if found and found[0].device.type == "cpu":
+                # glibc returns blocks to the kernel that are larger than any that was freed, with pages that the next
+                # step of gradients and optimizer would fetch anew.
+                torch.empty(_FREED, dtype=torch.uint8)
             for hook in self._hooks:
                 hook.remove()
             self._hooks.clear()

@@ -1,13 +1,15 @@
 """Replicas that die and come back, compared with torchft alone and plain DDP.
 
     python benchmarks/replicas.py [--only ROW] [--kills N] [--minutes N] [--seed N]
+    python benchmarks/replicas.py --svg docs/guides/replicas.svg --kills 4
 
 Kills: runs of 600 steps on 2 to 4 replicas of one process each; a random one of those that train is killed by SIGKILL,
 when at least one other trains too, at random moments of the first four fifths. Each sample has a weight that counts the
 steps in which it was trained with, so what is lost or repeated shows at the end. Steps: a step of two replicas, without
 failures, and one of plain DDP on two ranks, of the same model on the same processors; runs take turns, and the median
 of ratios is shown. Alone: torchft's own sampler, optimizer and manager, as its documentation puts them together; one of
-two replicas is killed in the middle of an epoch, and started again.
+two replicas is killed in the middle of an epoch, and started again. --svg makes one run of three replicas instead, and
+draws who trained when.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -124,7 +127,53 @@ def one_run(replicas: int, most: int, draw: random.Random) -> dict[str, object]:
             "repeated": sum(int((each["counts"] - EPOCHS).clamp(min=0).sum()) for each in found.values()),
             "equal": all(torch.equal(first["layer"], each["layer"]) for each in found.values()),
             "ended": len(found),
+            "killed": kills,
+            "steps": {
+                number: [(when, samples) for when, samples, _ in lines(folder, number)] for number in range(replicas)
+            },
         }
+
+
+def picture(run: dict[str, object], replicas: int) -> str:
+    """Draw who trained when, who was killed, and how many samples were read by then."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "docs" / "site"))
+    import drawing
+
+    steps: dict[int, list[tuple[float, float]]] = run["steps"]  # type: ignore[assignment]
+    made = sorted(step for each in steps.values() for step in each)
+    first, last, most = made[0][0], made[-1][0], made[-1][1]
+    left, wide, row, low = 80, 600, 26, 70
+
+    def at(when: float) -> float:
+        return left + (when - first) / (last - first) * wide
+
+    out = []
+    for number in range(replicas):
+        y, times = 24 + number * row, [when for when, _ in steps[number]]
+        out.append(drawing.text(left - 8, y + 12, f"replica {number}", "end"))
+        begun = times[0]
+        for before, when in itertools.pairwise([*times, math.inf]):
+            if when - before > 0.4:
+                place = f'x="{at(begun):.1f}" width="{max(1.0, at(before) - at(begun)):.1f}" y="{y}" height="15"'
+                out.append(f'<rect {place} fill="{drawing.COLORS[number]}" fill-opacity=".75"/>')
+                begun = when
+        for victim, when in run["killed"]:  # type: ignore[attr-defined]
+            if victim == number:
+                mark = f"M{at(when) - 5:.1f},{y + 2}l10,11m0,-11l-10,11"
+                out.append(f'<path d="{mark}" stroke="#c0392b" stroke-width="2.5" fill="none"/>')
+    top = 24 + replicas * row + 8
+    points = " ".join(f"{at(when):.1f},{top + low * (1 - read / most):.1f}" for when, read in made[::5])
+    out.append(f'<polyline points="{points}" fill="none" stroke="#555" stroke-width="1.5"/>')
+    out += [
+        drawing.text(left - 8, top + 10, f"{most:,.0f}", "end"),
+        drawing.text(left - 8, top + low, "samples", "end"),
+    ]
+    for second in range(0, int(last - first) + 1, 10):
+        x = at(first + second)
+        out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="20" y2="{top + low}" {drawing.GRID}/>')
+        out.append(drawing.text(x, top + low + 15, f"{second} s"))
+    out.append(drawing.text(left, 13, "bars: makes steps; crosses: SIGKILL; the line: samples trained with", "start"))
+    return drawing.picture("\n".join(out), left + wide + 30, top + low + 22, paper=True)
 
 
 def lines(folder: Path, number: int) -> list[tuple[float, float, list[int]]]:
@@ -142,7 +191,8 @@ def rows_of_kills(most: int, minutes: float, seed: int) -> str:
         replicas = draw.choice([2, 3, 4])
         runs.append(one_run(replicas, left, draw))
         left -= int(runs[-1]["kills"])  # type: ignore[call-overload]
-        print(f"{replicas} replicas: { {**runs[-1], 'waits': max(runs[-1]['waits'], default=None)} }", file=sys.stderr)
+        shown = {key: value for key, value in runs[-1].items() if key not in ("waits", "killed", "steps")}
+        print(f"{replicas} replicas: {shown}, waits up to {max(runs[-1]['waits'], default=None)} s", file=sys.stderr)
     kills, waits = sum(r["kills"] for r in runs), [wait for r in runs for wait in r["waits"]]
     equal, lost, repeated, ended = (sum(r[key] for r in runs) for key in ("equal", "lost", "repeated", "ended"))
     return "\n".join(
@@ -315,6 +365,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=30, help="begin no run later")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--svg", type=Path, help="draw one run of three replicas")
     parser.add_argument("--work", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
@@ -325,6 +376,9 @@ def main() -> None:
             alone(int(rest[2]), Path(rest[0]), int(rest[1]))
         else:
             steps(kind)
+        return
+    if args.svg:
+        args.svg.write_text(picture(one_run(3, args.kills, random.Random(args.seed)), 3))
         return
     print("| replicas | accel | compared with | target |\n|---|---|---|---|")
     rows = {

@@ -1,8 +1,13 @@
 """Replicas that are killed at random, by the dozen: what benchmarks/replicas.py measures is also right."""
 
+import contextlib
+import importlib.util
 import os
 import re
+import signal
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,8 @@ from accel_core.testing import limits
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "replicas.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "replicas.py"
 
 
 @pytest.mark.full("fuzz by the hundred")
@@ -31,3 +37,53 @@ def test_random_kills_lose_and_repeat_no_sample() -> None:
     assert found["samples lost; repeated"] == "0; 0", done.stderr
     equal, runs = found["runs that ended with bit-equal weights (N replicas)"].split(" of ")
     assert equal == runs, done.stderr
+
+
+def ranks_of(replica: int, folder: Path) -> list[int]:
+    """Return the processes of a replica that run the script, and not those that start it."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words, variables = ((each / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            if str(folder).encode() in words and b"accel_launch" not in words:
+                found += [int(each.name)] * (f"ACCEL_REPLICA={replica}".encode() in variables)
+    return found
+
+
+def digits(folder: Path, *flags: str, meanwhile: Callable[[], None] = lambda: None) -> tuple[float, str]:
+    """Train examples/train_digits.py, as it is; return the accuracy that it prints, and what the launcher says."""
+    script = [str(ROOT / "examples" / "train_digits.py"), "--folder", str(folder)]
+    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", *flags, *script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            meanwhile()
+        except BaseException:
+            run.terminate()
+            raise
+        out, errors = limits.communicate(run, quiet=60)
+    assert run.returncode == 0, errors
+    found = re.search(r"test accuracy +(\S+)", out)
+    assert found is not None, out
+    return float(found[1]), errors
+
+
+@pytest.mark.full("a whole training")
+def test_an_example_reads_digits_as_well_where_a_replica_dies_and_comes_back(tmp_path: Path) -> None:
+    """One of three replicas is killed when the state of mid-way is saved; three ranks that nobody kills do no better.
+
+    With a minimum of three, the others wait for it, so that it is there again before the end.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        pytest.skip("scikit-learn is not installed")
+
+    def kill() -> None:
+        assert limits.wait_until((tmp_path / "killed" / "state").is_dir, quiet=60)
+        (rank,) = ranks_of(1, tmp_path / "killed")
+        os.kill(rank, signal.SIGKILL)
+
+    flags = ("-n", "1", "--replicas", "3", "--min-replicas", "3")
+    accuracy, said = digits(tmp_path / "killed", *flags, meanwhile=kill)
+    assert "replica 1 ended: killed by SIGKILL; it starts again at once" in said
+    assert "3 of 3 replicas came to the end of the script" in said
+    wanted, _ = digits(tmp_path / "whole", "-n", "3")
+    assert abs(accuracy - wanted) <= 1.5 / 360, (accuracy, wanted)  # one of 360 digits, as it is rounded

@@ -1,19 +1,23 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
-    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [workers] [slow] [hasty] [saving]
+    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [saving] [once] [fp16]
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
-`before` its gradients are exchanged, `within` the step behind that, or `behind` the step. Beside the counts a small
+`before` its gradients are exchanged, `within` the step behind that, or `behind` the step. With `giving` for the step,
+the first replica dies that gives its state to another one behind the start. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
 A `hasty` one waits 3 s for others, and begins where its latest checkpoint is. One that is `saving` saves its state
-every 4 steps, and may be killed at it.
+every 4 steps, and may be killed at it. One that lives `once` does not come back.
 """
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.mesh.tensor import whole
+from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.project import ProjectConfiguration
 from accel_torchft.kwargs import FaultToleranceKwargs
 
@@ -70,6 +75,21 @@ class Counter(torch.optim.Optimizer):
             state["sum"] = state["sum"] + parameter.grad if "sum" in state else parameter.grad.clone()
 
 
+class Witness:
+    """Something registered, whose state is taken where a replica gives its own to another one."""
+
+    def __init__(self, given: Callable[[], None]) -> None:
+        self.given = given
+
+    def state_dict(self) -> dict[str, int]:
+        """Say that the state is taken."""
+        self.given()
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take nothing over."""
+
+
 def optimizers_of(model: Model) -> list[torch.optim.Optimizer]:
     """Return what trains the model, as here and in the plain loop."""
     return [Counter([model.times]), torch.optim.AdamW(model.layer.parameters(), lr=0.05)]
@@ -84,17 +104,30 @@ def main() -> None:
     """Train, and write what was counted."""
     folder, samples, epochs = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     kills = sys.argv[4].split(",")
-    plugin = None
+    plugin = axes = None
+    if "tp" in sys.argv:
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import ColwiseParallel
+
+        from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+
+        plan = {"layer": ColwiseParallel(output_layouts=Replicate())}
+        axes = ParallelismConfig(tp_size=2, tp_handler=TorchTensorParallelConfig(tp_plan=plan))
     if "fsdp2" in sys.argv:
         from accel_parallel import FullyShardedDataParallelPlugin
 
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     hasty = "hasty" in sys.argv
+    handlers: list[Any] = [
+        FaultToleranceKwargs(timeout=10, quorum_timeout=3 if hasty else 60, heal="once" not in sys.argv)
+    ]
     accelerator = Accelerator(
         cpu=True,
+        mixed_precision="fp16" if "fp16" in sys.argv else "no",
         fsdp_plugin=plugin,
+        parallelism_config=axes,
         project_config=ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=hasty),
-        kwargs_handlers=[FaultToleranceKwargs(timeout=10, quorum_timeout=3 if hasty else 60)],
+        kwargs_handlers=[*handlers, GradScalerKwargs(growth_interval=8)],
     )
     replicas, own, rank = accelerator.replicas, 0, accelerator.process_index
     torch.manual_seed(replicas.number)  # the first replica's weights and order count
@@ -111,6 +144,13 @@ def main() -> None:
         if f"{replicas.number}:{replicas.life}:{own}:{when}" in kills and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def give() -> None:
+        if "giving" in kills and replicas.step:
+            with suppress(FileExistsError):
+                (folder / "gave").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    accelerator.register_for_checkpointing(Witness(give))
     accelerator.register_save_state_pre_hook(lambda *_: die("saving"))
 
     def starts(number: int) -> int:
@@ -139,7 +179,7 @@ def main() -> None:
             own += 1
             if "saving" in sys.argv and own % 4 == 0:
                 accelerator.save_state(folder / "state")
-            missing = {*range(replicas.size)} - {*replicas.living} if replicas.living else ()
+            missing = {*range(replicas.size)} - {*replicas.living} if replicas.living and "once" not in sys.argv else ()
             for number in range(replicas.size):  # one that died is waited for until it is about to come
                 while any(kills) and number in missing and starts(number) == started.get(number, 1):
                     time.sleep(LOOK)
@@ -157,6 +197,7 @@ def main() -> None:
         "schedule": schedule.get_last_lr(),
         "epochs": schedule.state_dict()["last_epoch"],
         "random": torch.rand(1),
+        "scale": accelerator.scaler and accelerator.scaler.get_scale(),
         "step": replicas.step,
         "samples": replicas.samples,
         "lost": replicas.lost_steps,

@@ -49,8 +49,10 @@ class Reader:
         positions: Where each loader stands behind the last step that was made, by its number in the run.
     """
 
-    def __init__(self, runtime: Runtime, meet: Callable[[bool], bool]) -> None:
-        self._runtime, self._meet = runtime, meet
+    def __init__(
+        self, runtime: Runtime, meet: Callable[[bool], bool], parameters: Callable[[], list[torch.nn.Parameter]]
+    ) -> None:
+        self._runtime, self._meet, self._parameters = runtime, meet, parameters
         self.positions: dict[int, dict[str, Any]] = {}
         self.is_open = False  # whether a step was begun
         self.is_made = True  # whether the last step was made
@@ -163,9 +165,6 @@ class Reader:
         if stream is None:
             yield from self._pass(loader, epoch)
         self._finish(loader, stream, epoch, self.positions[number])
-
-    def _parameters(self) -> int:
-        return len({id(each) for model in self._runtime.models for each in model.parameters()})
 
     def commit(self) -> bool:
         """Return whether the step is made, and end it."""

@@ -1,8 +1,11 @@
 """The replicas of a run: who is there, what a step averages over them, and whether it is made on all of them.
 
-A step goes so on every replica: `meet` agrees on who takes part, and heals who came; `average` tells each other what
+A step goes so on every replica: `meet` agrees on who takes part, and heals who came; `averaging` tells each other what
 was read, and averages gradients; `commit` decides. What goes wrong meanwhile leaves the step unmade, and its samples
 unread. torchft agrees, connects and sends states; which samples are whose, and what a step is worth, is decided here.
+
+Behind a step that was made, `meet` only asks who takes part in the next one, and a batch is read as if nobody came or
+left. The answer is looked at before gradients are averaged; where somebody did, this step is not made by anybody.
 """
 
 from __future__ import annotations
@@ -15,31 +18,32 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import AllreduceOptions, Work
 
 from accel_core.comm.control import Channel
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.logging import get_logger
-from accel_core.mesh.tensor import local_memory
 from accel_core.options.engines import load
 from accel_core.process.store import loopback_store
 from accel_core.process.world import World, lead
+from accel_torchft.average import Average
 from accel_torchft.kwargs import FaultToleranceKwargs
 
 __all__ = ["QuorumLost", "Replicas"]
 
 _logger = get_logger(__name__)
-_BUCKET = 1 << 25  # bytes of gradients that are averaged at once
-_CLOSING = -1
+_CLOSING, _VOID = -1, -2  # where a replica stands that ends an epoch, or whose batch was divided for others
 _COLUMNS = 4  # what a replica tells the others: its history, the weight of its samples, its number, where it stands
+_CONNECT = 2.0  # seconds for connections, in which one that died is waited for; doubled where they fail
 _PATIENCE = 5.0  # seconds of waiting after which a line says for whom
 _PAUSE, _LOOK = 0.2, 0.02
 _RETRIES = 20  # of asking a lighthouse that does not answer, as one that is started again
@@ -94,12 +98,22 @@ class Replicas:
         self._manager: Any = None
         self._group: Any = None
         self._store: Any = None
+        self._transport: Any = None
         self._told: list[list[int]] = []
         self._chain, self._made_at = 0, time.monotonic()
         self._averaged, self.is_decided = False, False
+        self._average = Average(self._send, self._arrived, self._wait_for_share)
+        self._table: tuple[torch.Tensor, Work | None] | None = None
+        self._weight: float = 0.0
+        self._asker = ThreadPoolExecutor(1, "replicas")
+        self._asked: Future[None] | None = None
+        self._limit = _CONNECT
+        self._asked_at = 0.0
+        self._is_steady = False  # whether the next step will likely be made by those that made the last one
+        self._rests = threading.Event()  # whether the state may be sent
+        self._held: Any = None  # a state that was received
         self._capture, self._restore, self._follow = capture, restore, follow  # the state; what follows each step
         self.has_changed = self._is_new = self._is_made = False
-        self._holders: Sequence[int] = ()
         lead(self.number == 0 and self.life == 0)
         if not settings.heal:
             self._write(f"stays-away-{self.number}", "")
@@ -112,20 +126,24 @@ class Replicas:
         """Whether this replica takes part, or is only about to come."""
         return self._manager is not None
 
-    def meet(self) -> None:
+    def meet(self, ahead: bool = False) -> None:
         """Agree with the replicas that are there on who takes part in the next step; heal if this one came late.
+
+        Args:
+            ahead: Whether the answer may be looked at later, behind a step that was made.
 
         Raises:
             QuorumLost: Too few are there.
         """
-        self.healed, self._averaged, self.is_decided = False, False, False
-        deadline = time.monotonic() + self._settings.quorum_timeout
-        text = f"Replica {self.number} waits for others of {self.size}: a step needs {self._fewest}"
-        patience = threading.Timer(
-            _PATIENCE, _logger.warning, [f"{text}; took part last: {self.living or 'none yet'}."]
-        )
-        patience.daemon = True
-        patience.start()
+        self._averaged, self.is_decided, self.healed = False, False, False
+        if self._asked is not None and self._channel.any(not self._is_as_before()):  # of a step that was not begun
+            self._give_up("a loop was broken off")
+        now = time.monotonic()
+        if ahead and self._is_steady:
+            self._asked_at, self._asked = now, self._asker.submit(self._ask, self._settings.quorum_timeout)
+            return
+        deadline = (self._asked_at or now) + self._settings.quorum_timeout
+        patience = self._patience()
         try:
             while not self._met(deadline):
                 time.sleep(_PAUSE)
@@ -133,7 +151,43 @@ class Replicas:
             patience.cancel()
         if self._is_fresh and not self.healed and self._channel.broadcast(self._is_late()):
             raise QuorumLost("no replica is left whose state could be taken over")
-        self._is_fresh = False
+        self._is_fresh, self._is_steady, self._asked_at, self._limit = False, True, 0.0, _CONNECT
+
+    def _ask(self, seconds: float) -> None:
+        """Ask who takes part, and be connected to them; a thread begins on the first device."""
+        if self._world.device.type == "cuda":
+            torch.cuda.set_device(self._world.device)
+        self._manager.start_quorum(timeout=timedelta(seconds=seconds))
+
+    def _patience(self) -> threading.Timer:
+        text = f"Replica {self.number} waits for others of {self.size}: a step needs {self._fewest}"
+        timer = threading.Timer(_PATIENCE, _logger.warning, [f"{text}; took part last: {self.living or 'none yet'}."])
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _is_as_before(self) -> bool:
+        """Return whether the same replicas as before take part, as far as was asked ahead."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return True
+        manager, patience = self._manager, None if asked.done() else self._patience()
+        self._rests.set()
+        try:
+            has_failed = asked.exception() is not None  # which meeting in the foreground tells
+        finally:
+            self._rests.clear()
+            if patience is not None:
+                patience.cancel()
+        if self._channel.any(has_failed):
+            self.leave()
+            return False
+        if manager.errored() is not None:
+            self._fail(manager.errored())
+            return False
+        self._asked_at = 0.0
+        before, self.place = self.place, (manager.participating_rank(), manager.num_participants())
+        return self._held is None and self.place == before
 
     def _is_late(self) -> bool:
         """Return whether others trained without this replica, which has the weights of the start."""
@@ -152,25 +206,37 @@ class Replicas:
         """Try once; where too few came, or the connection failed, there is another try."""
         left = deadline - time.monotonic()
         failure = nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
+        is_asked = False
         if left > 0:
             try:
                 manager = self._manager or self._connect(left)
-                manager.start_quorum(timeout=timedelta(seconds=left))
-                failure = str(manager.errored() or "")
+                if self._world.device.type != "cuda":  # where exchanges have the same limit
+                    self._group.set_timeout(timedelta(seconds=min(self._limit, self._settings.timeout)))
+                self._rests.set()
+                self._ask(left)
+                is_asked, failure = True, str(manager.errored() or "")
+                held, self._held = self._held, None
+                if held is not None:
+                    self._restore(held)
             except TimeoutError:
                 failure = nobody
             except (RuntimeError, ConnectionError) as error:
                 failure = f"{type(error).__name__}: {error}"
-        own = failure, len(self.living), (self._folder / "finished").exists()
-        told = self._channel.exchange(own)
-        failures = [each for each, _, _ in told if each]
+            finally:
+                self._rests.clear()
+        told = self._channel.exchange((failure, is_asked, len(self.living), (self._folder / "finished").exists()))
+        failures = [each for each, *_ in told if each]
         if failures and deadline <= time.monotonic():
             raise QuorumLost(failures[0])
         if failures:
-            self._give_up(failures[0])
+            self._limit *= 2
+            if all(each[1] for each in told):
+                self._give_up(failures[0])
+            else:  # torchft's manager would give the same answer again
+                self.leave()
             return False
         self.place = manager.participating_rank(), manager.num_participants()
-        _, before, finished = told[0]
+        *_, before, finished = told[0]
         if finished and self.place[1] < before:
             raise QuorumLost("the others came to the end of the script")
         return bool(self.place[1] >= self._fewest)
@@ -192,23 +258,25 @@ class Replicas:
         # Where a run has replicas, and not earlier.
         from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
 
-        transport = load("accel_torchft.transport:Transport")
-
         logging.getLogger("torchft").setLevel(logging.CRITICAL)  # a replica that leaves is no error
         timeout = timedelta(seconds=self._settings.timeout)
         if self._world.rank == 0 and self._store is None:
             self._store = loopback_store(0, timeout, self._host)
         port = self._channel.broadcast(0 if self._store is None else self._store.port)
-        self._group = (ProcessGroupNCCL if self._world.device.type == "cuda" else ProcessGroupGloo)(timeout=timeout)
+        limit = timedelta(seconds=min(left, self._limit, self._settings.timeout))
+        on_gpu = self._world.device.type == "cuda"
+        self._group = ProcessGroupNCCL(timeout) if on_gpu else ProcessGroupGloo(limit)
+        if self._transport is None:
+            self._transport = load("accel_torchft.transport:Transport")(timeout, self._host)
         self._manager = Manager(
             pg=self._group,
-            state_dict=self._capture,
-            load_state_dict=self._restore,
+            state_dict=self._at_rest,
+            load_state_dict=lambda found: setattr(self, "_held", found),
             min_replica_size=self._fewest,
             use_async_quorum=False,  # whose samples are whose is known before they are read
             timeout=timeout,
             quorum_timeout=timedelta(seconds=self._settings.quorum_timeout),
-            connect_timeout=timedelta(seconds=min(left, self._settings.timeout)),
+            connect_timeout=limit,
             rank=self._world.rank,
             world_size=self._world.size,
             store_addr=self._host,
@@ -216,7 +284,7 @@ class Replicas:
             hostname=self._host,
             quorum_retries=_RETRIES,
             replica_id=f"replica{self.number}",
-            checkpoint_transport=transport(timeout, self._host),
+            checkpoint_transport=self._transport,
         )
         self._show_step()
         atexit.register(self.leave)
@@ -234,15 +302,31 @@ class Replicas:
 
     def leave(self) -> None:
         """Take part no more, until the next `meet`."""
-        manager, self._manager = self._manager, None
+        manager, self._manager, self._asked, self._is_steady = self._manager, None, None, False
         if manager is not None:
             atexit.unregister(self.leave)
             with suppress(RuntimeError):
                 self._group.abort()
             manager.shutdown(wait=False)
+            self._transport = None
 
-    def average(self, parameters: Sequence[torch.nn.Parameter], weight: float, where: int) -> None:
-        """Average gradients over the replicas of this step, each by the weight of its samples.
+    def _at_rest(self) -> Any:
+        """Return the state where nothing changes it; called by a thread that asks who takes part."""
+        if not self._rests.wait(self._settings.timeout):
+            raise TimeoutError("a state is sent between two steps; none ended in time")
+        return self._capture()
+
+    @contextmanager
+    def averaging(
+        self, parameters: Sequence[torch.nn.Parameter], weight: float, where: int, *, early: bool = False
+    ) -> Iterator[None]:
+        """Average gradients over the replicas of this step behind a block, each by the weight of its samples.
+
+        Args:
+            parameters: Whose gradients.
+            weight: Of the samples of this replica.
+            where: Position behind the last step, the same on all replicas.
+            early: Whether the block is a backward pass that leaves whole gradients, which may be sent while it runs.
 
         Raises:
             StateError: The step was made already.
@@ -252,78 +336,78 @@ class Replicas:
                 "Replicas make one step of a batch, behind all its backward passes; got a backward pass behind an "
                 "optimizer's step. Call accelerator.backward for all losses first, and then the optimizers."
             )
-        self._averaged = True
-        rows = self._tell(weight, [parameter.grad is not None for parameter in parameters], where)
-        if rows is None or len(rows) == 1:
-            return
-        total = math.fsum(_number(row[1]) for row in rows)
-        self._reduce(self._gradients(parameters), weight / total if total else 0.0)
+        self._averaged, self._weight = True, weight
+        is_alone = self.place[1] == 1
+        self._average.lay_out(parameters, early and not is_alone)
+        self._tell(where if self._is_as_before() else _VOID)
+        try:
+            yield
+        except BaseException:
+            self._average.stop()
+            self._fail(RuntimeError("a backward pass failed"))
+            raise
+        if self._heard() is not None and not is_alone:
+            self._average.finish()
+        if self._average.was_early:
+            self._manager.report_error(RuntimeError("a gradient came in parts; from now on it is sent later"))
 
-    def _gradients(self, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-        """Return the memory of the gradients that any replica has; who lacks one has zeros for it."""
-        found = []
-        for parameter, holders in zip(parameters, self._holders, strict=True):
-            if not holders:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            memory = local_memory(parameter.grad)
-            if memory.layout is not torch.strided:
-                raise StateError(
-                    f"Replicas average dense gradients; got one with the layout {memory.layout}. Use sparse=False."
-                )
-            found.append(memory)
-        return found
+    def _send(self, tensor: torch.Tensor) -> Work | None:
+        """Begin to add up a tensor over replicas; `None` where the step is lost."""
+        if self._manager is not None and self._manager.errored() is None:
+            try:
+                options = AllreduceOptions()
+                options.timeout = timedelta(seconds=self._settings.timeout)
+                work: Work = self._group.allreduce([tensor], options)
+                return work
+            except (RuntimeError, AssertionError) as error:  # the second where connections were closed meanwhile
+                self._fail(error)
+        return None
 
-    def _reduce(self, gradients: list[torch.Tensor], share: float) -> None:
-        """Add up over replicas what each has times its share, some at a time; the next is sent while one is added."""
-        sent: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
-        for bucket in _buckets(gradients):
-            flat = torch.cat([each.reshape(-1) for each in bucket])
-            flat = flat.mul_(share) if share else flat.zero_()
-            sent.append((self._manager.allreduce(flat, reduce_op=ReduceOp.SUM), flat, bucket))
-            if len(sent) > 1:
-                self._take(*sent.pop(0))
-        for each in sent:
-            self._take(*each)
+    def _arrived(self, work: Work | None) -> bool:
+        """Wait for an exchange."""
+        if work is None:
+            return False
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self._fail(error)
+        return self._manager.errored() is None
 
-    def _take(self, work: Any, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
-        """Put what was averaged where the gradients are."""
-        if self._arrived(work):
-            parts = torch.split(flat, [each.numel() for each in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])
-
-    def _arrived(self, work: Any) -> bool:
-        """Wait for an exchange; where it failed, close this replica's connections: others may wait for it in vain."""
-        work.wait()
-        failed = self._manager.errored() is not None
-        if failed:
+    def _fail(self, error: BaseException) -> None:
+        """Lose the step, and close this replica's connections: others may wait for it in vain."""
+        if self._manager is not None:
+            self._manager.report_error(error)
             with suppress(RuntimeError):
                 self._group.abort()
-        return not failed
 
-    def _tell(self, weight: float, has: Sequence[bool], where: int) -> list[list[int]] | None:
-        """Tell the others what this replica stands for; return what each told, or `None` where the step is lost."""
+    def _tell(self, where: int) -> None:
+        """Begin to tell the others what this replica stands for."""
         rank, count = self.place
         self._told = []
-        table = torch.zeros(count * _COLUMNS + len(has), dtype=torch.int64)
-        own = torch.tensor([self._chain, _bits(weight), self.number, where])
-        table[rank * _COLUMNS : (rank + 1) * _COLUMNS] = own
-        table[count * _COLUMNS :] = torch.tensor(has, dtype=torch.int64)
+        table = torch.zeros(count, _COLUMNS, dtype=torch.int64)
+        table[rank] = torch.tensor([self._chain ^ self._average.form, _bits(self._weight), self.number, where])
         sent = table.to(self._world.device)
-        if not self._arrived(self._manager.allreduce(sent, reduce_op=ReduceOp.SUM)):
-            return None
-        values = sent.tolist()
-        self._holders = values[count * _COLUMNS :]
-        rows = self._told = [values[at * _COLUMNS : (at + 1) * _COLUMNS] for at in range(count)]
-        stands = [(row[0], row[3]) for row in rows]
-        if len({*stands}) > 1:
-            self._manager.report_error(RuntimeError("replicas stand at different places, or have different histories"))
-            most = max(stands, key=stands.count)  # of equals, the first
-            if _CLOSING not in {place for _, place in stands} and stands[rank] != most:
-                # Others went on without this one, or otherwise: it takes over their state.
-                self._manager.load_state_dict({"step": 0, "batches_committed": 0})
-        return rows if self._manager.errored() is None else None
+        self._table = sent, self._send(sent)
+
+    def _heard(self) -> list[list[int]] | None:
+        """Return what each told, or `None` where the step is lost."""
+        table, self._table = self._table, None
+        if table is not None and self._arrived(table[1]):
+            rows = self._told = table[0].tolist()
+            stands = [(row[0], row[3]) for row in rows]
+            if len({*stands}) > 1 or _VOID in {row[3] for row in rows}:
+                self._manager.report_error(RuntimeError("replicas stand at different places, or have other histories"))
+                most = max(stands, key=stands.count)  # of equals, the first
+                if min(place for _, place in stands) >= 0 and stands[self.place[0]] != most:
+                    # Others went on without this one, or otherwise: it takes over their state.
+                    self._manager.load_state_dict({"step": 0, "batches_committed": 0})
+        return self._told if self._told and self._manager.errored() is None else None
+
+    def _wait_for_share(self) -> float | None:
+        """Return what this replica counts among all, or `None` where the step is lost."""
+        rows = self._heard()
+        total = 0.0 if rows is None else math.fsum(_number(row[1]) for row in rows)
+        return None if rows is None else self._weight / total if total else 0.0
 
     def commit(self) -> bool:
         """Return whether the step is made; the same for all optimizers, and on all processes of this replica."""
@@ -331,21 +415,22 @@ class Replicas:
             return True
         if not self.is_decided:
             self.is_decided = True
-            self._is_made = bool(self._manager.should_commit())
+            self._is_made = self._is_steady = self._manager is not None and bool(self._manager.should_commit())
             if self._is_made:
                 self._make()
             else:
                 self.lost_steps += 1
-                _logger.info("A step is not made, and its samples are read again: %s", self._manager.errored())
+                why = "nobody answered" if self._manager is None else self._manager.errored()
+                _logger.info("A step is not made, and its samples are read again: %s", why)
         return self._is_made
 
-    def close(self, parameters: int) -> bool:
-        """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it.
-
-        What is told is as long as in a step of this number of parameters, which another replica may be about to make.
-        """
-        rows = self._tell(0.0, [False] * parameters, _CLOSING)
-        apart = self._channel.any(any(row[3] != _CLOSING for row in self._told))
+    def close(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
+        """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it."""
+        self._weight, self._is_steady = 0.0, False
+        self._average.lay_out(parameters, early=False)
+        self._tell(_CLOSING)
+        rows = self._heard()
+        apart = self._channel.any(any(row[3] >= 0 for row in self._told))
         if bool(self._manager.should_commit()) and rows is not None:
             self._advance()
             return True
@@ -421,21 +506,6 @@ class Replicas:
             made = self._folder / f".{name}.{self.number}"
             made.write_text(text)
             made.replace(self._folder / name)
-
-
-def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Put tensors of one kind together, up to a size."""
-    found: list[list[torch.Tensor]] = []
-    sizes: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
-    for tensor in tensors:
-        kind = tensor.dtype, tensor.device
-        bucket, size = sizes.get(kind, ([], _BUCKET))
-        if size >= _BUCKET:
-            bucket, size = [], 0
-            found.append(bucket)
-        bucket.append(tensor)
-        sizes[kind] = bucket, size + tensor.numel() * tensor.element_size()
-    return found
 
 
 def _bits(value: float) -> int:

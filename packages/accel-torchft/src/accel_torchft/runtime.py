@@ -36,11 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["ReplicatedOptimizer", "ReplicatedRuntime"]
 
 _logger = get_logger(__name__)
-_STRATEGIES = ("single", "ddp", "fsdp2")
+_STRATEGIES = ("single", "ddp", "fsdp2", "mesh")
 
 
 class ReplicatedOptimizer(AcceleratedOptimizer):
     """An optimizer that steps where replicas agree on it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self._updates_in_backward and self.gradient_state.meter is not None:
+            raise PreparationError(
+                "Replicas average gradients before an optimizer sees them; got a LOMO optimizer, which updates inside "
+                "of backward. Use another one."
+            )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as `AcceleratedOptimizer` does, or not at all where the step is not made."""
@@ -78,10 +86,13 @@ class ReplicatedRuntime(Runtime):
         if environ.text("ACCEL_REPLICA") is None:
             return
         ENGINE.require()
-        if self.strategy.name not in _STRATEGIES:
+        name, axes = self.strategy.name, self.strategy.layout.sizes
+        split = [axis for axis, size in axes if size > 1 and axis in ("cp", "ep", *(["tp"] if name == "fsdp2" else []))]
+        if name not in _STRATEGIES or split:
             raise EngineUnavailableError(
-                f"Replicas train with {', '.join(_STRATEGIES)}; got the engine {self.strategy.name!r}. Start the "
-                "script without --replicas, or train with one of them."
+                f"Replicas train with whole models, FSDP2 or tensor parallel inside; got the engine {name!r}"
+                f"{f' with the axes {split}' if split else ''}. Start the script without --replicas, or train with one "
+                "of them."
             )
         if not self.gradient_state.sync_with_dataloader:
             raise ConfigurationError(
@@ -94,7 +105,7 @@ class ReplicatedRuntime(Runtime):
         settings = cast("FaultToleranceKwargs", self.handlers.get("FaultToleranceKwargs") or FaultToleranceKwargs())
         self.replicas = Replicas(settings, self.world, self._capture, self._restore, self._follow)
         self.hub.is_main = self.strategy.is_main  # known only now
-        self.reader = self.gradient_state.meter = Reader(self, self._meet)
+        self.reader = self.gradient_state.meter = Reader(self, self._meet, self._parameters)
 
     @property
     def reading(self) -> Layout:
@@ -169,7 +180,7 @@ class ReplicatedRuntime(Runtime):
             SystemExit: Too few replicas are there, with the code that asks for another start.
         """
         try:
-            self.replicas.meet()
+            self.replicas.meet(ahead=not patient)
         except QuorumLost as lost:
             if patient:
                 self.replicas.leave()
@@ -203,11 +214,17 @@ class ReplicatedRuntime(Runtime):
             loss, weight = (loss, weight) if reader.share else (loss * 0, 0.0)
         elif reader.share != 1:
             loss = loss * reader.share
-        super().backward(loss, weight, arguments)
+        ends = self.gradient_state.sync_gradients
+        # With several ranks, shards, or weights of losses, gradients are whole only behind the pass.
+        early = ends and weight is None and self.strategy.name == "single" and self.world.device.type == "cpu"
+        if not early:
+            super().backward(loss, weight, arguments)
         reader.is_fed = True
-        if self.gradient_state.sync_gradients:
+        if ends:
             amount = reader.weight if weight is None else self.accumulation.amount
-            self.replicas.average(self._parameters(), amount, reader.where)
+            with self.replicas.averaging(self._parameters(), amount, reader.where, early=early):
+                if early:
+                    super().backward(loss, weight, arguments)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         found = {id(each): each for model in self.models for each in model.parameters()}

@@ -36,23 +36,33 @@ def launched(
     ranks: int = 1,
     replicas: int = 2,
     epochs: int = 3,
+    gone: int = 0,
     meanwhile: Callable[[subprocess.Popen[str]], None] = lambda run: None,
 ) -> dict[str, Any]:
     """Run the program under replicas; return what each rank of each found."""
     command = command_of(folder, *words, ranks=ranks, replicas=replicas, epochs=epochs)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        meanwhile(run)
+        try:
+            meanwhile(run)
+        except BaseException:
+            run.terminate()
+            raise
         out, errors = limits.communicate(run, quiet=40)
     ended = subprocess.CompletedProcess(command, run.returncode, out, errors)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = {path.stem.removeprefix("found-"): torch.load(path) for path in sorted(folder.glob("found-*.pt"))}
-    assert len(found) == ranks * replicas, ended.stderr
+    assert len(found) == ranks * (replicas - gone), ended.stderr
     found["report"] = ended.stderr
     return found
 
 
 def plain(folder: Path, ranks: int) -> tuple[Any, dict[int, list[int]]]:
-    """Make the steps that were made, each with the samples of all replicas, in one process without accel."""
+    """Make the steps that were made, each with the samples of all replicas, in one process without accel.
+
+    Args:
+        folder: Where it is written down who read what.
+        ranks: How many of each replica read samples of their own.
+    """
     spec = importlib.util.spec_from_file_location("program", PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -60,7 +70,8 @@ def plain(folder: Path, ranks: int) -> tuple[Any, dict[int, list[int]]]:
     spec.loader.exec_module(program)
     steps: dict[int, list[int]] = defaultdict(list)
     moves: dict[int, int] = {}
-    for line in (line for path in folder.glob("read-*") for line in path.read_text().splitlines()):
+    readers = [path for rank in range(ranks) for path in folder.glob(f"read-*-{rank}")]
+    for line in (line for path in readers for line in path.read_text().splitlines()):
         step, replicas, *indices = map(int, line.split())
         moves[step] = replicas * ranks
         steps[step] += indices
@@ -78,11 +89,11 @@ def plain(folder: Path, ranks: int) -> tuple[Any, dict[int, list[int]]]:
     return model.state_dict(), steps
 
 
-def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int]) -> None:
+def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int], ranks: int = 1) -> None:
     """Check that every sample was trained with once an epoch, and that all replicas end with one state."""
     found.pop("report")
     first = found["0-0"]
-    weights, steps = plain(folder, sum(name.startswith("0-") for name in found))
+    weights, steps = plain(folder, ranks)
     assert sorted(itertools.chain(*steps.values())) == sorted([*range(SAMPLES)] * epochs)
     assert first["samples"] == SAMPLES * epochs
     assert first["weights"]["times"].tolist() == [epochs] * SAMPLES
@@ -97,6 +108,7 @@ def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int
         assert other["schedule"] == first["schedule"]
         if rank == 0:
             assert all(torch.equal(each, other["weights"][key]) for key, each in first["weights"].items())
+            assert other["scale"] == first["scale"]
             assert torch.equal(first["sums"], other["sums"])
             assert torch.equal(first["random"], other["random"])
 
@@ -112,9 +124,9 @@ def test_no_sample_is_lost_or_repeated_where_a_replica_dies_twice(tmp_path: Path
 
 
 @pytest.mark.full("more axes at once")
-@pytest.mark.parametrize("inside", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("inside", ["ddp", "fsdp2", "tp"])
 def test_replicas_of_several_ranks_end_equal(inside: str, tmp_path: Path) -> None:
-    """A replica of two ranks, with whole models or shards, loses one of them, and comes back as a whole."""
+    """A replica of two ranks, with whole models, shards or a layer that is split, loses one, and comes back whole."""
     found = launched(tmp_path, "1:0:3:before", inside, ranks=2)
     check(found, tmp_path, 3, {1: 1})
 
@@ -124,6 +136,45 @@ def test_three_replicas_with_workers_of_which_the_first_dies(tmp_path: Path) -> 
     """Batches that workers read ahead are read again by those that live; who prints is another one meanwhile."""
     found = launched(tmp_path, "0:0:2:before,2:0:4:behind", "workers", replicas=3)
     check(found, tmp_path, 3, {0: 1, 2: 1})
+
+
+@pytest.mark.full("another case of a grid")
+def test_the_scale_of_fp16_moves_with_the_steps(tmp_path: Path) -> None:
+    """A replica that comes takes it over, and a step that is not made leaves it alone."""
+    found = launched(tmp_path, "1:0:3:before", "fp16")
+    assert found["0-0"]["scale"] > torch.amp.GradScaler("cpu").get_scale()
+    check(found, tmp_path, 3, {1: 1})
+
+
+@pytest.mark.full("another case of a grid")
+def test_a_replica_may_stay_away(tmp_path: Path) -> None:
+    """Without healing the others train on alone, with all samples that the one that died left."""
+    found = launched(tmp_path, "1:0:3:before", "once", gone=1)
+    assert "replica 1 ended: killed by SIGKILL; it stays away" in found["report"]
+    check(found, tmp_path, 3, {})
+
+
+@pytest.mark.full("another case of a grid")
+def test_a_signal_ends_all_replicas(tmp_path: Path) -> None:
+    """Where a script takes no notice of SIGTERM, its replicas end by it, and none is started again."""
+    with subprocess.Popen(command_of(tmp_path, "", "slow"), stderr=subprocess.PIPE, text=True) as run:
+        assert limits.wait_until(lambda: (tmp_path / "read-1-0").exists(), quiet=20)
+        run.send_signal(signal.SIGTERM)
+        _, errors = limits.communicate(run, quiet=40)
+    assert run.returncode == 128 + signal.SIGTERM, errors
+    assert "0 of 2 replicas came to the end of the script" in errors
+    starts = [*tmp_path.glob("start-*")]
+    assert sorted(path.name for path in starts) == ["start-0-0", "start-1-0"]
+    assert not any((Path("/proc") / path.read_text()).exists() for path in starts)
+
+
+@pytest.mark.full("another case of a grid")
+def test_who_gives_its_state_may_die_of_it(tmp_path: Path) -> None:
+    """A replica that dies while another one takes over its state costs neither that one nor the third replica's."""
+    found = launched(tmp_path, "1:0:3:before,giving", replicas=3)
+    assert (tmp_path / "gave").exists()
+    (victim,) = [number for number in (0, 2) if found[f"{number}-0"]["life"]]
+    check(found, tmp_path, 3, {1: 1, victim: 1})
 
 
 @pytest.mark.full("another case of a grid")
@@ -168,7 +219,7 @@ def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None
 
     def hold_up(run: subprocess.Popen[str]) -> None:
         note = tmp_path / "start-1-0"
-        assert limits.wait_until(lambda: (tmp_path / "read-1-0").exists(), quiet=20)
+        assert limits.wait_until(lambda: all((tmp_path / f"read-{n}-0").exists() for n in (0, 1)), quiet=20)
         os.kill(int(note.read_text()), signal.SIGSTOP)
         before = steps()
         assert limits.wait_until(lambda: steps() > before + 30, quiet=20)

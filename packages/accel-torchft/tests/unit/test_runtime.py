@@ -124,6 +124,16 @@ def test_steps_that_replicas_cannot_make_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("replica")
+def test_optimizers_that_update_inside_of_backward_are_refused() -> None:
+    """They would learn from the gradients of one replica alone."""
+    library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
+    accelerator, model = made(), nn.Linear(1, 1)
+    with pytest.raises(PreparationError, match="got a LOMO optimizer"):
+        accelerator.prepare(model, library.Lomo(model, lr=0.1))
+    assert accelerator._optimizers == []
+
+
+@pytest.mark.usefixtures("replica")
 def test_batch_norm_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Its statistics are those of one replica."""
     made().prepare(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))

@@ -230,7 +230,7 @@ def faults() -> list[tuple[str, str, int, collections.Counter[str]]]:
             at = 0
             context = multiprocessing.get_context("spawn")
             here, there = context.Pipe()
-            arguments = ("s3://faults/run", run.project.run_id, folder, there)
+            arguments = ("s3://faults/run", run.project.run_id, folder, settings(proxy), there)
             killed = context.Process(target=save_when_told, args=arguments) if "kill" in fault else None
             if killed:
                 killed.start()

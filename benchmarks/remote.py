@@ -7,7 +7,8 @@ of a model and its AdamW state takes turns with s3fs, which it uses, and with bo
 the same size and as many under way; compared is what each wrote per second, without the staging on disk, which has its
 own row. Memory is the growth of the peak of resident memory over what was there before, less that of the same save to a
 folder, or load from one.
-What ranks fetch is what each of four says it fetched of a checkpoint that one rank saved, over a quarter of the files.
+What ranks fetch is what each of four says it fetched of a checkpoint that one rank saved, over a quarter of the files;
+and of one that they saved in shards, where each is on a machine of its own.
 The table of faults lets every request of a save over an older checkpoint, and of a load, fail in each way, once.
 """
 
@@ -19,6 +20,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -164,6 +166,32 @@ def fetch(mib: float) -> dict[str, float]:
     return {"fetched": max(moved), "all": sum(moved)}
 
 
+def shards(mib: float) -> dict[str, float]:
+    """Save in shards on ranks of which each is a machine, load, and say how much one fetched and how much there is."""
+    rank = os.environ["RANK"]
+    os.environ.update({"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+    tempfile.tempdir = tempfile.mkdtemp(suffix=rank)
+    import s3fs
+    import torch
+
+    from accel_core.accelerator import Accelerator
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    count = max(1, round(mib * MIB / 3 / (WIDTH * WIDTH * 4)))
+    model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count)])
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(2, WIDTH)).sum())
+    optimizer.step()
+    accelerator.save_state("s3://bucket/shards")
+    traffic = accelerator.load_state("s3://bucket/shards").traffic
+    assert traffic is not None
+    moved = accelerator.gather(torch.tensor([float(traffic.bytes)])).tolist()
+    shutil.rmtree(tempfile.tempdir)
+    return {"fetched": max(moved), "all": float(s3fs.S3FileSystem().du("bucket/shards"))}
+
+
 def child(*words: str, ranks: int = 1) -> dict[str, float]:
     """Run a part of this file in processes of its own, and return what the first one prints last."""
     command = [sys.executable, *(["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else [])]
@@ -202,7 +230,7 @@ def faults() -> list[tuple[str, str, int, collections.Counter[str]]]:
             at = 0
             context = multiprocessing.get_context("spawn")
             here, there = context.Pipe()
-            arguments = ("s3://faults/run", run.project.run_id, folder, there)
+            arguments = ("s3://faults/run", run.project.run_id, folder, settings(proxy), there)
             killed = context.Process(target=save_when_told, args=arguments) if "kill" in fault else None
             if killed:
                 killed.start()
@@ -256,10 +284,11 @@ def main() -> None:
     parser.add_argument("--mib", type=float, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help="accepted, as every benchmark does; accelerate keeps no checkpoints in stores")
-    parser.add_argument("--part", choices=("upload", "fetch"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("upload", "fetch", "shards"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        result = upload(args.mib, args.rounds) if args.part == "upload" else fetch(args.mib)
+        parts = {"upload": lambda mib: upload(mib, args.rounds), "fetch": fetch, "shards": shards}
+        result = parts[args.part](args.mib)
         if os.environ.get("RANK", "0") == "0":
             print(json.dumps(result))
         return
@@ -267,6 +296,7 @@ def main() -> None:
     with server():
         found = child(*words, "--part", "upload")
         four = child(*words, "--part", "fetch", ranks=RANKS)
+        apart = child(*words, "--part", "shards", ranks=RANKS)
     share = found["mib"] * MIB / RANKS
     print(f"| what, checkpoint of {found['mib']:.0f} MiB | measured | target |\n|---|---|---|")
     rates = ", ".join(f"{who} {found[who]:.0f}" for who in ("accel", "s3fs", "boto3"))
@@ -277,6 +307,8 @@ def main() -> None:
     print(f"| memory of a save beyond one to a folder, MiB | {found['save']:.0f} | ≤ 32 |")
     print(f"| memory of a load beyond one from a folder, MiB | {found['load']:.0f} | ≤ 32 |")
     print(f"| bytes fetched by one of {RANKS} ranks ÷ its share | {four['fetched'] / share:.3f} | ≤ 1.05 |")
+    alone = apart["fetched"] / (apart["all"] / RANKS)
+    print(f"| … each on a machine of its own, of shards that they saved | {alone:.3f} | ≤ 1.05 |")
     print("\n| of | each request | requests | what is loaded afterwards |\n|---|---|---|---|")
     for what, fault, count, counts in faults():
         told = ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))

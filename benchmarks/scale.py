@@ -3,19 +3,22 @@
     python benchmarks/scale.py [--ranks 8 64 512 4096 100000] [--files 10 1000 100000] [--svg FILE]
 
 One process is rank 0 of many: a fake process group answers every collective at once, for each other rank with what this
-rank sent (in a save, with the entry of that rank's own file), and a store of this script's own holds the keys. Counted
-is what goes through both; timed is the work of this rank, without the time that the fakes take. What no simulation
-shows, and is not here: the network, the waiting for the slowest rank, and a filesystem that all ranks write to. There
-is no column of the peer: nothing here compares.
+rank sent (in a save, with the entry of that rank's own file), and a store of this script's own holds the keys. Of more
+ranks than gather what each brings, the files and lists that the others write in a save are there too. Counted is what
+goes through group and store; timed is the work of this rank, without the time that the fakes take. What no simulation
+shows, and is not here: the network, the waiting for the slowest rank, and a filesystem that all ranks write to at once.
+There is no column of the peer: nothing here compares.
 
 For each number of ranks a process of its own prepares a model of 8 linear layers for DistributedDataParallel, with an
-optimizer and a loader of four samples a batch, trains, gathers and saves. Manifests hold as many entries as a
+optimizer and a loader of four samples a batch, trains, gathers, saves and loads; and one more has FSDP2 shard a layer
+of as many rows. Manifests hold as many entries as a
 checkpoint of so many files has. --svg is a drawing of the measured points; nothing is drawn beyond them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -28,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +40,10 @@ import drawing
 
 RANKS, FILES = (8, 64, 512, 4096, 100_000), (10, 100, 1000, 10_000, 100_000)
 KIB, MIB = 2**10, 2**20
+ON_A_MACHINE = 8
 STEPS = 20
+DIFFERENT = (b"SavePlan", b"MetadataIndex")
+"""What is in the pickles of plans, and of what is noted of shards."""
 
 
 def least(call: Callable[[], object], seconds: float = 0.5) -> float:
@@ -118,6 +125,7 @@ def group_that_answers(size: int, store: Any) -> Any:
             self.messages = self.received = self.reduced = 0
             self.seconds = 0.0
             self.theirs = b""
+            self.sums: list[int] = []  # what the others add to the sums of a save
 
         def done(self, result: Any, received: int) -> Any:
             self.messages += 1
@@ -130,12 +138,18 @@ def group_that_answers(size: int, store: Any) -> Any:
             self.reduced += 1
             if self.theirs and tensors[0].dtype == torch.int64:
                 tensors[0][:, -1] += 1  # of the digest of what ranks bring, which is another one on the others
+            if len(self.sums) == tensors[0].numel() and tensors[0].dtype == torch.int64:
+                tensors[0] += torch.tensor(self.sums)
             return self.done(tensors, _bytes_of(tensors))
 
         def allreduce_coalesced(self, tensors: Any, options: Any = None) -> Any:
             return self.allreduce(tensors)
 
         def broadcast(self, tensors: Any, options: Any = None) -> Any:
+            if self.theirs and options.rootRank:  # what is too long for all of it to travel at once
+                begun = time.perf_counter()
+                tensors[0].copy_(torch.frombuffer(bytearray(self.theirs), dtype=torch.uint8))
+                self.seconds += time.perf_counter() - begun
             return self.done(tensors, _bytes_of(tensors))
 
         def barrier(self, options: Any = None) -> Any:
@@ -157,7 +171,12 @@ def group_that_answers(size: int, store: Any) -> Any:
             self.seconds += time.perf_counter() - begun
             return self.done(output, output.nbytes)
 
-        _allgather_base = all_gather_single
+        def reduce_scatter_single(self, output: Any, sent: Any, options: Any = None) -> Any:
+            self.reduced += 1
+            output.copy_(sent.view(size, -1)[0].view_as(output))
+            return self.done(output, output.nbytes)
+
+        _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
 
         def getBackendName(self) -> str:  # noqa: N802  torch's name
             return "answering"
@@ -176,18 +195,95 @@ def group_that_answers(size: int, store: Any) -> Any:
         made.theirs = b""
 
     Transport.exchange_bytes = exchange_bytes  # type: ignore[method-assign]
+    let_others_write(size, made)
+    let_others_differ(made)
     dist.Backend.register_backend("answering", lambda *_: made, devices=["cpu"])
     dist.init_process_group("answering", store=store, rank=0, world_size=size)
     return made
 
 
+def let_others_write(size: int, group: Any) -> None:
+    """Let the other ranks of a save write files like those of this one when it has written them, and their lists."""
+    from accel_core.checkpoint import lists, names
+    from accel_core.checkpoint.manifest import Entry, Manifest, total_of
+    from accel_core.checkpoint.save import Transaction
+
+    write = Transaction._write
+
+    def written(self: Transaction, *given: Any, listed: bool, **options: Any) -> list[Any]:
+        found, begun = write(self, *given, listed=listed, **options), time.perf_counter()
+        own = [entry for entry in found if entry.name == names.random_states_name(0) or entry.name.endswith(".distcp")]
+        sizes = []
+        for rank in range(1, size) if listed else ():  # of few ranks, the fake group tells what they wrote
+            theirs = [replace(each, name=_of_rank(each.name, rank), rank=rank) for each in own]
+            for mine, each in zip(own, theirs, strict=True):
+                if rank < ON_A_MACHINE:  # whose files are read; a file has no more than so many links
+                    os.link(self.staging / mine.name, self.staging / each.name)
+                else:
+                    os.close(os.open(self.staging / each.name, os.O_CREAT | os.O_WRONLY))
+                    os.truncate(self.staging / each.name, each.size)
+            content = Manifest(tuple(theirs), size, {}, self.written_at, self.identity).encode()
+            place = self.staging / names.list_name(rank)
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(content)
+            sizes += [(each.name, each.size) for each in [*theirs, Entry(names.list_name(rank), len(content), "")]]
+        group.sums = [0, *lists.words_of(total_of(sizes))]
+        group.seconds += time.perf_counter() - begun
+        return found
+
+    Transaction._write = written  # type: ignore[method-assign]
+
+
+def _of_rank(name: str, rank: int) -> str:
+    """Return the name under which another rank writes what this one writes."""
+    return name.replace("states_0", f"states_{rank}").replace("__0_0", f"__{rank}_0")
+
+
+def let_others_differ(group: Any) -> None:
+    """Let plans of shards, and what is noted of them, be those of ranks of which each has the next row of a tensor."""
+    from torch import Size
+
+    from accel_core.comm import control
+
+    swap = control.swap
+
+    def moved(value: Any, rank: int) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(each, rank) for key, each in value.items()}
+        if isinstance(value, list):
+            return [moved(each, rank) for each in value]
+        if isinstance(value, tuple) and not isinstance(value, Size):
+            return tuple(moved(each, rank) for each in value)
+        if type(value).__name__ == "SavePlan":
+            return replace(value, items=moved(value.items, rank))
+        if type(value).__name__ == "WriteItem" and value.tensor_data is not None:
+            data = value.tensor_data
+            chunk = replace(data.chunk, offsets=Size([rank, *data.chunk.offsets[1:]]))
+            return replace(value, index=moved(value.index, rank), tensor_data=replace(data, chunk=chunk))
+        if type(value).__name__ == "MetadataIndex" and value.offset:
+            return replace(value, offset=Size([rank, *value.offset[1:]]))
+        return value
+
+    def swapped(value: Any, *given: Any, **options: Any) -> list[Any]:
+        found, begun = swap(value, *given, **options), time.perf_counter()
+        content = pickle.dumps(value)
+        if any(name in content for name in DIFFERENT):
+            found = [value, *(moved(value, rank) for rank in range(1, len(found)))]
+        group.seconds += time.perf_counter() - begun
+        return found
+
+    control.swap = swapped
+
+
 def others_bring(content: bytes | memoryview) -> bytes:
     """Return what the other ranks bring where this one brings the files of a save: their own, and none that is shared.
 
-    Empty where they bring the same as this rank.
+    Plans of shards are as long as those of this rank. Empty where they bring the same.
     """
     from accel_core.checkpoint.manifest import Entry
 
+    if any(name in bytes(content) for name in DIFFERENT):
+        return bytes(content)
     if Entry.__name__.encode() not in bytes(content):
         return b""
     keeper, entries, _ = pickle.loads(content)
@@ -267,19 +363,61 @@ def one_rank(size: int, folder: Path) -> dict[str, float]:
     assert accelerator.num_processes == size
     figures |= steps(accelerator, model, optimizer, traffic)
     tensor = torch.zeros(4, 64)
+    number = itertools.count()
     calls: dict[str, Callable[[], object]] = {
         "gather": lambda: accelerator.gather(tensor),
         "wait": accelerator.wait_for_everyone,
-        "save": lambda: accelerator.save_state(str(folder / "state")),
+        "save": lambda: accelerator.save_state(str(folder / f"state_{next(number)}")),
     }
     for name, call in calls.items():
         for _ in range(8 if name != "save" else 1):  # frames take their size, files their place
             call()
         turns = [traffic.counted(call) for _ in range(9 if name != "save" else 3)]
         found[name] = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+    if size > 64:  # of fewer, the fake group wrote no files of the others
+        found["load"] = traffic.counted(lambda: accelerator.load_state(str(folder / "state_3")))
     figures |= {f"{name} {key}": value for name, values in found.items() for key, value in values.items()}
     figures["memory MiB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / KIB
     return figures
+
+
+def one_sharded_rank(size: int, folder: Path) -> dict[str, float]:
+    """Be rank 0 of so many that FSDP2 shards a model over, of which each has a row of a layer."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    from accel_core.accelerator import Accelerator
+    from accel_parallel.plugin import FullyShardedDataParallelPlugin
+
+    torch.set_num_threads(1)
+    store = store_that_counts()
+    traffic = Traffic(group_that_answers(size, store), store)
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    made: list[Any] = []
+
+    def prepare() -> None:
+        layer = torch.nn.Linear(4, size, bias=False)
+        made.append(Accelerator(cpu=True, fsdp_plugin=plugin))
+        made.extend(made[0].prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)))
+
+    found = {"prepare": traffic.counted(prepare)}
+    accelerator, model, optimizer = made
+    twin = fully_shard(torch.nn.Linear(4, size, bias=False), reshard_after_forward=True)
+    x = torch.ones(4, 4)
+
+    def step(own: Any, run: Callable[[Any], None]) -> None:
+        for _ in range(STEPS):
+            run(own(x).square().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step(model, accelerator.backward), step(twin, lambda loss: loss.backward())
+    ours = traffic.counted(lambda: step(model, accelerator.backward))
+    plain = traffic.counted(lambda: step(twin, lambda loss: loss.backward()))
+    for number, name in enumerate(("first save", "second save", "third save")):
+        found[name] = traffic.counted(lambda number=number: accelerator.save_state(str(folder / f"state_{number}")))
+    figures = {f"sharded {name} {key}": value for name, values in found.items() for key, value in values.items()}
+    return figures | {"sharded step messages over FSDP2": ours["messages"] - plain["messages"]}
 
 
 def steps(accelerator: Any, model: Any, optimizer: Any, traffic: Traffic) -> dict[str, float]:
@@ -389,7 +527,15 @@ LINES = (
     ("… messages", "save messages", ""),
     ("… this rank receives", "save received", "bytes"),
     ("… through the store", "save store bytes", "bytes"),
+    ("`load_state` of it: this rank's time", "load ms", "ms"),
+    ("… this rank receives", "load received", "bytes"),
     ("growth of this rank's memory by all of it", "memory MiB", "MiB"),
+    ("FSDP2: messages in `prepare`", "sharded prepare messages", ""),
+    ("… messages in 20 steps more than under plain `fully_shard`", "sharded step messages over FSDP2", ""),
+    ("… first `save_state`: this rank receives", "sharded first save received", "bytes"),
+    ("… second one: this rank's time", "sharded second save ms", "ms"),
+    ("… messages", "sharded second save messages", ""),
+    ("… this rank receives", "sharded second save received", "bytes"),
 )
 
 
@@ -442,7 +588,8 @@ def svg(by_ranks: dict[int, dict[str, float]], by_files: dict[int, dict[str, flo
             "sharding, a step": of(by_ranks, "shard us a step", 1e-3)}, 0, 0),
         drawing.panel("one rank receives, KiB", "ranks", {
             "gather of 1 KiB": of(by_ranks, "gather received", 1 / KIB),
-            "save_state": of(by_ranks, "save received", 1 / KIB)}, drawing.WIDTH, 0),
+            "save_state": of(by_ranks, "save received", 1 / KIB),
+            "second save_state, FSDP2": of(by_ranks, "sharded second save received", 1 / KIB)}, drawing.WIDTH, 0),
         drawing.panel("manifest, ms", "files", {
             "write and flush": of(by_files, "write ms"), "read and check": of(by_files, "read ms")}, 0, drawing.HEIGHT),
         drawing.panel("manifest, KiB", "files", {
@@ -456,6 +603,7 @@ def separate(task: str, number: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--task", task, "--number", str(number), "--folder", folder]
         env = {**os.environ, "PYTHONWARNINGS": "ignore", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        env |= {"LOCAL_WORLD_SIZE": str(min(number, ON_A_MACHINE))} if task != "files" else {}
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -469,20 +617,24 @@ def main() -> None:
     parser.add_argument("--files", nargs="+", type=int, default=FILES)
     parser.add_argument("--turns", type=int, default=3, help="processes for each number; shown is their median")
     parser.add_argument("--svg", default=Path(__file__).parents[1] / "docs" / "concepts" / "scale.svg", type=Path)
-    parser.add_argument("--task", choices=["ranks", "files"], help=argparse.SUPPRESS)
+    parser.add_argument("--task", choices=["ranks", "sharded", "files"], help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        measure = {"ranks": one_rank, "files": manifest}[options.task]
+        measure = {"ranks": one_rank, "sharded": one_sharded_rank, "files": manifest}[options.task]
         print(json.dumps(measure(options.number, options.folder)), flush=True)
         os._exit(0)  # the fake group is no group that could be left
 
     def medians(task: str, number: int) -> dict[str, float]:
-        turns = [separate(task, number) for _ in range(options.turns)]
+        try:
+            turns = [separate(task, number) for _ in range(options.turns)]
+        except subprocess.CalledProcessError as error:
+            sys.stderr.write(f"{task} {number} is not measured: {error}\n")
+            return {}
         return {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
 
-    by_ranks = {size: medians("ranks", size) for size in options.ranks}
+    by_ranks = {size: medians("ranks", size) | medians("sharded", size) for size in options.ranks}
     by_files = {count: medians("files", count) for count in options.files}
     options.svg.write_text(svg(by_ranks, by_files))
     print(table(by_ranks, by_files))

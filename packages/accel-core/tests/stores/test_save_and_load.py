@@ -1,6 +1,7 @@
 """Saving whole runs to stores and loading them: several ranks, series, other writers, caches, what is refused."""
 
 import errno
+import itertools
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -512,6 +514,35 @@ def test_a_store_that_lists_late_is_asked_by_name(
         set_to(series, value)
         save_state(series)
         assert stored(None, **project) == {value}
+
+
+def test_a_large_file_goes_in_parts(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two parts of a file are under way, each of its own bytes; where one fails for good, nothing of it is left."""
+    monkeypatch.setattr(store, "PART", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(store, "_PAUSE", 0.0)
+    path, at = tmp_path / "large", place(f"{bucket}/run")
+    path.write_bytes(os.urandom(17 << 20))
+    at.put(path, "large")
+    assert at.read("large") == path.read_bytes()
+    client, call, under_way = at._fs, at._fs.call_s3, []
+
+    def noted(method: str, **options: Any) -> Any:
+        if method != "upload_part":
+            return call(method, **options)
+        if options["PartNumber"] == 3:
+            raise OSError("no such luck")
+        under_way.append(1)
+        try:
+            return call(method, **options)
+        finally:
+            under_way.append(-1)
+
+    monkeypatch.setattr(client, "call_s3", noted)
+    with pytest.raises(CheckpointError, match=r"failed 6 times; got OSError: no such luck"):
+        at.put(path, "again")
+    assert max(itertools.accumulate(under_way)) == store.PARALLEL
+    assert not call("list_multipart_uploads", Bucket=bucket.removeprefix("s3://")).get("Uploads")
+    assert at.size("again") is None
 
 
 def test_a_full_disk_is_named(address: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:

@@ -108,9 +108,18 @@ def staged(target: Path, identity: str) -> tuple[Path, int] | None:
 
 def files_in(staging: Path) -> list[str]:
     """Return the files that were written into a folder and into all folders in it, but no links."""
-    paths = (Path(place) / name for place, _, files in os.walk(staging) for name in files)
-    found = [path.relative_to(staging).as_posix() for path in paths if not path.is_symlink()]
-    return [name for name in found if name != _COMMITTER]
+    return list(sizes_in(staging))
+
+
+def sizes_in(staging: Path, below: str = "") -> dict[str, int]:
+    """Return the same with their sizes."""
+    found: dict[str, int] = {}
+    for entry in os.scandir(staging / below):
+        if entry.is_dir(follow_symlinks=False):
+            found |= sizes_in(staging, f"{below}{entry.name}/")
+        elif not entry.is_symlink() and entry.name != _COMMITTER:
+            found[below + entry.name] = entry.stat().st_size
+    return found
 
 
 def complete(staging: Path, target: Path, manifest: Manifest) -> None:

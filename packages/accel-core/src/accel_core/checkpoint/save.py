@@ -340,9 +340,7 @@ class Transaction:
 
     def _found(self, entries: Sequence[Entry]) -> dict[str, int]:
         """Return the names and sizes of all files that lie there."""
-        if self.upload:
-            return self.upload.found(entries)
-        return {name: (self.staging / name).stat().st_size for name in commit.files_in(self.staging)}
+        return self.upload.found(entries) if self.upload else commit.sizes_in(self.staging)
 
     def _refuse_difference(self, entries: Sequence[Entry], found: Mapping[str, int]) -> None:
         listed, there = {entry.name for entry in entries}, found.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -138,10 +139,10 @@ def extra_components(run: Run, source: Source) -> list[Finding]:
         "custom_checkpoint": len(run.custom_objects),
     }
     found = []
-    for entry in sorted(source.folder.iterdir()):
-        parsed = re.fullmatch(r"([a-z_]+?)(?:_(\d+))?\.(?:safetensors|bin|pkl)", entry.name)
+    for name in sorted(os.listdir(source.folder)):
+        parsed = re.fullmatch(r"([a-z_]+?)(?:_(\d+))?\.(?:safetensors|bin|pkl)", name)
         if parsed and parsed[1] in counts and int(parsed[2] or 0) >= counts[parsed[1]]:
-            found.append(Finding(entry.name, "extra", "the run has no such component", run.world.rank))
+            found.append(Finding(name, "extra", "the run has no such component", run.world.rank))
     if run.scaler is None and (source.folder / names.SCALER_NAME).exists():
         found.append(Finding(names.SCALER_NAME, "extra", "the run has no gradient scaler", run.world.rank))
     return found

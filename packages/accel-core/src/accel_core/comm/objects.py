@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable, Iterable
@@ -104,7 +105,12 @@ def swap(
         if check is not None:
             check(value)
         content = pickled(value)
-        read = [_Read(received) for received in transport.exchange_bytes(content, Message(nbytes=len(content)))]
+        read: list[_Read] = []
+        before: object = None
+        for received in transport.exchange_bytes(content, Message(nbytes=len(content))):
+            # What many ranks bring alike is the same memory, and is read once where nobody can change what it is.
+            read.append(read[-1] if received is before and read[-1].is_fixed else _Read(received))
+            before = received
     return [each.value() for each in read]
 
 
@@ -122,6 +128,11 @@ class _Read:
         except Exception as failure:
             self._failure = failure
 
+    @functools.cached_property
+    def is_fixed(self) -> bool:
+        """Whether the object and all in it can never change."""
+        return _is_fixed(self._value)
+
     def value(self) -> object:
         """Return the object.
 
@@ -131,6 +142,12 @@ class _Read:
         if self._failure is not None:
             raise self._failure
         return self._value
+
+
+def _is_fixed(value: object) -> bool:
+    if isinstance(value, tuple):
+        return type(value) is tuple and all(map(_is_fixed, value))
+    return value is None or type(value) in (bool, int, float, str, bytes)
 
 
 def pickled(value: object) -> memoryview:

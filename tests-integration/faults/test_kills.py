@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import multiprocessing
 import os
 import random
@@ -238,13 +240,30 @@ def test_one_rank_killed_in_save_state_ends_the_others(tmp_path: Path) -> None:
     assert count_on_disk(tmp_path, False) in (completed(tmp_path), completed(tmp_path) + 1)
 
 
+def stop(rank: BaseProcess, store: Path) -> None:
+    """Stop a rank, but not while it locks torch's file store: a lock is held up for all, whatever their timeout."""
+    assert rank.pid is not None
+    while True:
+        os.kill(rank.pid, signal.SIGSTOP)
+        assert limits.wait_until(
+            lambda: Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        )
+        with store.open("rb") as file:
+            for _ in range(100):  # the other rank has the lock for moments only
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                time.sleep(0.01)
+        os.kill(rank.pid, signal.SIGCONT)
+        time.sleep(0.01)
+
+
 def test_one_rank_stopped_in_save_state_ends_the_others_in_time(tmp_path: Path) -> None:
     """A rank that neither goes on nor dies: the others end when the configured timeout is over."""
     ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.003, timeout=3 * limits.slowness())
     while completed(tmp_path) < 1:
         time.sleep(0.005)
-    assert ranks[1].pid is not None
-    os.kill(ranks[1].pid, signal.SIGSTOP)
+    stop(ranks[1], tmp_path / "meeting")
     deadline = limits.Deadline()
     ranks[0].join(limits.limit())
     code = ranks[0].exitcode

@@ -34,6 +34,7 @@ from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.remote.download import Download
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
+from accel_core.modules import reduction_order
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
 
@@ -71,6 +72,7 @@ def load_state(
         if run.load_state_pre_hooks:
             reading.plans = _call_hooks(reading) + reading.plans
         _apply(reading)
+        reduction_order.follow(run.models, ranks.exchange)
     finally:
         for copy in request.copies:
             copy.close()

@@ -8,8 +8,8 @@ places gradients as they came in its first step: a run that begins again would h
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, MutableMapping, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_core._torch import ddp_figures, has_gradient_hooks
 
-__all__ = ["ReductionOrders"]
+__all__ = ["ReductionOrders", "follow"]
+
+_restored: MutableMapping[DistributedDataParallel, list[int]] = WeakKeyDictionary()
+"""Orders that wrappers had in a checkpoint, and that `follow` gives them; empty once it did."""
 
 
 class ReductionOrders:
@@ -28,20 +31,29 @@ class ReductionOrders:
 
     def state_dict(self) -> dict[str, list[list[int]]]:
         """Return the numbers of each model's parameters in the order of their gradients, where it is known."""
-        return {"orders": [_order_of(model) for model in self._models]}
+        wrappers = map(_wrapper_of, self._models)
+        return {"orders": [[] if wrapper is None else _order_of(wrapper) for wrapper in wrappers]}
 
     def load_state_dict(self, state: dict[str, list[list[int]]]) -> None:
-        """Have each model take over its order when it trains for the first time."""
+        """Note the order of each model, which `follow` gives it when all ranks have theirs."""
         for model, order in zip(self._models, state["orders"], strict=False):
             wrapper = _wrapper_of(model)
-            if wrapper is not None and order and not _order_of(model):
-                _follow(model, wrapper, order)
+            if wrapper is not None and wrapper not in _restored and not _order_of(wrapper):
+                _restored[wrapper] = order
 
 
-def _order_of(model: torch.nn.Module) -> list[int]:
-    wrapper = _wrapper_of(model)
-    if wrapper is None or dist.get_world_size(wrapper.process_group) < 3:
-        return []
+def follow(models: Sequence[torch.nn.Module], exchange: Callable[[list[bool]], list[list[bool]]]) -> None:
+    """Give models that did not train yet the orders that were restored, where all ranks can; every rank calls it."""
+    wrappers = [wrapper for wrapper in map(_wrapper_of, models) if wrapper is not None]
+    if wrappers:
+        able = exchange([_can_follow(wrapper, _restored.get(wrapper, [])) for wrapper in wrappers])
+        for wrapper, *answers in zip(wrappers, *able, strict=True):
+            if all(answers):
+                _give_zeros(wrapper, _restored[wrapper])
+                _restored[wrapper] = []  # once: a second load gives nothing
+
+
+def _order_of(wrapper: DistributedDataParallel) -> list[int]:
     figures = ddp_figures(wrapper)
     placed = figures.get("has_rebuilt_buckets")
     found = figures.get("rebuilt_per_bucket_param_indices" if placed else "prev_iteration_grad_ready_order_indices", "")
@@ -49,31 +61,28 @@ def _order_of(model: torch.nn.Module) -> list[int]:
 
 
 def _wrapper_of(model: torch.nn.Module) -> DistributedDataParallel | None:
-    """Return the wrapper of a model that changes its order after the first step: with unused parameters, none does."""
+    """Return the wrapper of a model whose order changes after the first step and shows, on more than two ranks."""
     model = getattr(model, "_orig_mod", model)
-    changes = isinstance(model, DistributedDataParallel) and not (model.static_graph or model.find_unused_parameters)
-    return cast(DistributedDataParallel, model) if changes else None
+    if not isinstance(model, DistributedDataParallel) or model.static_graph or model.find_unused_parameters:
+        return None
+    return model if dist.get_world_size(model.process_group) > 2 else None
 
 
-def _follow(model: torch.nn.Module, wrapper: DistributedDataParallel, order: list[int]) -> None:
-    """Give a model gradients of zero in an order before it trains; all ranks come there together."""
+def _trained(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    named = [(name, each) for name, each in wrapper.module.named_parameters() if each.requires_grad]
+    return [each for name, each in named if name not in wrapper.parameters_to_ignore]
 
-    def first(*_: object) -> None:
-        if torch.is_grad_enabled():
-            handle.remove()
-            _give_zeros(wrapper, order)
 
-    handle = model.register_forward_pre_hook(first)
+def _can_follow(wrapper: DistributedDataParallel, order: list[int]) -> bool:
+    """Return whether nobody would take the zeros for a step, and the order is of these parameters."""
+    trained = _trained(wrapper)
+    sparse = any(getattr(module, "sparse", False) for module in wrapper.modules())
+    fits = bool(order) and sorted(order) == list(range(len(trained)))
+    return fits and not sparse and not any(map(has_gradient_hooks, trained))
 
 
 def _give_zeros(wrapper: DistributedDataParallel, order: list[int]) -> None:
-    left_out = wrapper.parameters_to_ignore
-    named = [(name, each) for name, each in wrapper.module.named_parameters() if each.requires_grad]
-    trained = [each for name, each in named if name not in left_out]
-    sparse = any(getattr(module, "sparse", False) for module in wrapper.modules())
-    # Whoever listens to gradients would take these for a step; another set of parameters has another order.
-    if sparse or sorted(order) != list(range(len(trained))) or any(map(has_gradient_hooks, trained)):
-        return
+    trained = _trained(wrapper)
     before = [each.grad for each in trained]
     for each in trained:
         each.grad = None

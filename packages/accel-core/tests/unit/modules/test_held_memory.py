@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +14,14 @@ from torch import nn
 from accel_core.modules.held_memory import tell_if_exhausted
 
 ROWS = 1000
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Hide what earlier tests of this process left: models of theirs may share our names, or be larger."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def told(error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
@@ -46,6 +56,13 @@ def test_holders_have_their_names(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     kinds = [line.split()[0] for line in text.splitlines()[1:-1]]
     assert kinds.index("other") < kinds.index("parameters")
     assert text.splitlines()[-1].startswith("  the process")
+
+
+def test_models_of_equal_names_are_added(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two models of one kind are told under one name, with the sum of their sizes."""
+    models = [nn.Sequential(nn.Linear(ROWS, ROWS, bias=False)) for _ in range(2)]
+    size = len(models) * ROWS * ROWS * torch.float32.itemsize / 2**20
+    assert f"0.weight {size:.2f} MiB\n" in told(MemoryError("full"), monkeypatch, capsys)
 
 
 def test_other_errors_are_as_they_were(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ Set ACCEL_PEER_PYTHON to a Python that has accelerate 1.15.0 and torch; without 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from accel_core.host.ports import get_free_port
 from accel_core.testing import limits
 from accel_core.testing.programs import Program
 
@@ -26,9 +26,7 @@ pytestmark = pytest.mark.skipif(PEER is None, reason="needs ACCEL_PEER_PYTHON, a
 
 def act(library: str, action: str, directory: Path, size: int) -> None:
     """Run the script on `size` ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = get_free_port()
     ranks = []
     for rank in range(size):
         environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}

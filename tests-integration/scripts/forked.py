@@ -10,13 +10,14 @@ import contextlib
 import importlib
 import os
 import runpy
-import socket
 import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+
+from accel_core.host.ports import get_free_port
 
 HERE = Path(__file__).parent
 
@@ -39,9 +40,7 @@ def _ranks(processes: int) -> list[dict[str, str]]:
     """Return the environment of each process, as torchrun gives it; a process alone has none."""
     if processes == 1:
         return [{}]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
     shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from accel_core.host.ports import get_free_port
 from accel_core.testing import limits
 
 SCRIPT = """
@@ -86,10 +86,8 @@ def by_launcher(words: list[str]) -> None:
 
 def by_itself(words: list[str]) -> None:
     """Run a script on two ranks, of which rank 0 serves the store and ends first; neither prints errors of it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+    meeting |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
             [sys.executable, *words],

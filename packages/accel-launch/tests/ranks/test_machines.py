@@ -254,15 +254,13 @@ def test_mpi_starts_ranks_that_reduce(accel, script, tmp_path: Path, printed) ->
         "sys.stdout.write(f'{here.rank} of {here.size} {total} ' + os.environ['ACCELERATE_MIXED_PRECISION'] + '\\n')\n"
         "destroy()\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
     allowed = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
     words = ["--cpu", "--mpirun-hostfile", "hosts", "--num-processes", "2", "--mixed-precision", "bf16"]
-    words += ["--main-process-port", port, name]
+    words += ["--main-process-port", str(get_free_port()), name]
     done = accel("launch", *words, more=allowed)
     assert done.returncode == 0, done.stderr
     assert sorted(printed(done.stdout)) == ["0 of 2 3 bf16", "1 of 2 3 bf16"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from accel_core.host.ports import get_free_port
 from accel_core.testing import limits, requires
 from accel_core.testing.programs import Program
 from accel_launch.supervision.orphans import find_orphans
@@ -360,10 +361,7 @@ def two_machines(
     tmp_path: Path, variables: dict[str, str], *words: str, options: tuple[str, ...] = ()
 ) -> list["subprocess.CompletedProcess[str]"]:
     """Start two launchers that play two machines, and wait for both."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(get_free_port())
     (tmp_path / "meet.py").write_text(MEET)
     running = []
     for rank in ("0", "1"):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import LaunchError
+from accel_core.host.ports import get_free_port
 from accel_launch.settings import environ
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.outcome import TRY_AGAIN
@@ -50,11 +51,8 @@ class Machine:
 
     def facts(self, folder: str, script: str) -> tuple[str, str, int, str]:
         """Return name, address and a free port of the machine, and which path of the run it lacks, if any."""
-        with socket.socket() as found:
-            found.bind(("", 0))
-            port = found.getsockname()[1]
         lacking = next((path for path in (folder, script) if path and not Path(folder, path).exists()), "")
-        return socket.gethostname(), import_module("ray.util").get_node_ip_address(), port, lacking
+        return socket.gethostname(), import_module("ray.util").get_node_ip_address(), get_free_port(), lacking
 
     def run(
         self, words: Sequence[str], folder: str, variables: Mapping[str, str]

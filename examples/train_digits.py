@@ -33,7 +33,6 @@ class Progress:
     """How far the training is; saved and restored with everything else."""
 
     def __init__(self) -> None:
-        self.epoch = 0
         self.batch = 0
         self.step = 0
 
@@ -119,9 +118,8 @@ def main() -> None:
     per_epoch = math.ceil(len(train_loader) / ACCUMULATION)
     middle = EPOCHS * per_epoch // 2 + per_epoch // 3  # an optimizer step inside an epoch
 
-    begun = progress.epoch * len(train_loader) + progress.batch
-    bar = tqdm(total=EPOCHS * len(train_loader), initial=begun, ncols=80, mininterval=1)
-    while progress.epoch < EPOCHS:
+    bar = tqdm(total=EPOCHS * len(train_loader), initial=progress.batch, ncols=80, mininterval=1)
+    while train_loader.iteration < EPOCHS:  # a state that is saved behind the last batch of an epoch has the next one
         for images, labels in train_loader:  # a loaded state makes it go on where it stood, inside the epoch
             with accelerator.accumulate(model):
                 loss = nn.functional.cross_entropy(model(images), labels)
@@ -141,7 +139,6 @@ def main() -> None:
                 if preemption.requested():  # not inside a window: a state holds no accumulated gradients
                     accelerator.save_state(preempted)
                     preemption.leave()
-        progress.epoch, progress.batch = progress.epoch + 1, 0
     bar.close()
 
     score, asked = accuracy(accelerator, model, test_loader)

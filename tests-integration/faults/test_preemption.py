@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from accel_core.testing.programs import ProgramAndRanks
 from accel_core.testing.world import run
 
 SCRIPT = Path(__file__).with_name("preempted.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS = 2
 
 
@@ -74,3 +78,28 @@ def test_asked_to_end_and_started_again(number: signal.Signals, uninterrupted: P
         two = torch.load(tmp_path / f"end-{rank}.pt", weights_only=True)
         assert torch.equal(one["weight"], two["weight"])
         assert torch.equal(one["next"], two["next"])
+
+
+def example(folder: Path, leaves: bool) -> None:
+    """Run two epochs of the example on this rank; it is asked to leave at the last step of the first one, or never."""
+    sys.path.insert(0, str(EXAMPLES))
+    import train_digits
+
+    digits: Any = train_digits
+    steps, asked = math.ceil(math.ceil(len(digits.datasets()[0]) / digits.BATCH) / digits.ACCUMULATION), []
+    digits.EPOCHS, sys.argv = 2, ["train_digits.py", "--folder", str(folder)]
+    digits.preemption.requested = lambda: bool(asked.append(1) or (leaves and len(asked) == steps))
+    digits.accuracy = lambda *_: (1.0, len(digits.datasets()[1]))  # two epochs reach less than the example asks for
+    with suppress(SystemExit):
+        digits.main()
+    assert len(asked) == (steps if leaves or (folder / "left").exists() else 2 * steps)
+    (folder / "left").touch()
+
+
+def test_an_epoch_that_ended_with_the_save_is_counted(tmp_path: Path) -> None:
+    """Asked to leave at the last step of an epoch, the example goes on with the next one, and trains no epoch more."""
+    for folder, leaves in (("straight", False), ("left", True), ("left", False)):
+        assert (run(example, 1, (tmp_path / folder, leaves)) or "") == ""
+    straight, resumed = (sorted((tmp_path / each / "model").glob("*.safetensors")) for each in ("straight", "left"))
+    assert [each.read_bytes() for each in straight] == [each.read_bytes() for each in resumed]
+    assert straight

@@ -1,13 +1,14 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
-    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [saving] [once] [fp16]
+    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [brief] [saving] [once] [fp16]
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. With `giving` for the step,
 the first replica dies that gives its state to another one behind the start. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
-A `hasty` one waits 3 s for others, and begins where its latest checkpoint is. One that is `saving` saves its state
-every 4 steps, and may be killed at it. One that lives `once` does not come back.
+A `hasty` one waits 3 s for others, and begins where its latest checkpoint is; one that is `brief` exchanges for 4 s at
+most. One that is `saving` saves its state every 4 steps, and may be killed at it. One that lives `once` does not come
+back. Where there is a file `hold`, the first one waits between two epochs until it is gone.
 """
 
 import os
@@ -119,7 +120,9 @@ def main() -> None:
         plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
     hasty = "hasty" in sys.argv
     handlers: list[Any] = [
-        FaultToleranceKwargs(timeout=10, quorum_timeout=3 if hasty else 60, heal="once" not in sys.argv)
+        FaultToleranceKwargs(
+            timeout=4 if "brief" in sys.argv else 10, quorum_timeout=3 if hasty else 60, heal="once" not in sys.argv
+        )
     ]
     accelerator = Accelerator(
         cpu=True,
@@ -189,6 +192,10 @@ def main() -> None:
         with torch.no_grad():
             model(index)
         model.train()
+        if (folder / "hold").exists() and replicas.number == 0:
+            (folder / "held").touch()
+            while (folder / "hold").exists():
+                time.sleep(LOOK)
     weights = {key: whole(each.detach()) for key, each in accelerator.unwrap_model(model).named_parameters()}
     sums = next(iter(counter.state.values()))["sum"]
     found = {

@@ -118,6 +118,8 @@ class Reader:
         stream: Generator[Any, None, None] | None = None
         if loader.pending is None:
             loader.forget_position()  # of an iteration that was broken off, which begins anew
+        if replicas.is_behind and self.positions[number]["epoch"] == epoch:
+            loader.cursor.load_state_dict(self.positions[number])
         self.positions[number] = loader.cursor.state_dict()
         self.is_open = False
         while True:

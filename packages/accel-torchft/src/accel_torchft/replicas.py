@@ -84,6 +84,7 @@ class Replicas:
         self.place = (0, 1)  # of this replica among those that meet
         self.healed = False
         self.skipped = 0  # epochs that others had read before this replica came
+        self.is_behind = False  # it took over a state, and passes epochs until it is there
         self._is_fresh = True
         self._settings, self._world = settings, world
         self._fewest = settings.min_replicas or environ.integer("ACCEL_REPLICA_MIN", 1) or 1
@@ -297,7 +298,7 @@ class Replicas:
 
         Before the first step one alone is furthest, as otherwise processes of one replica would be healed from several.
         """
-        step = self.step + self.size if self.step else self.size - self.number
+        step = self.step + self.size - self.is_behind if self.step else self.size - self.number
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def leave(self) -> None:
@@ -434,7 +435,8 @@ class Replicas:
         if bool(self._manager.should_commit()) and rows is not None:
             self._advance()
             return True
-        if apart:  # the others are further: this one comes back where they are
+        if apart:  # the others are further: this one comes back where they are, and takes over their state once more
+            self.is_behind = True  # epochs that pass by until then move generators of random numbers
             self.leave()
         return apart
 
@@ -457,6 +459,7 @@ class Replicas:
         words = struct.pack(f"<{1 + 2 * len(self._told)}q", self._chain, *(v for row in self._told for v in row[1:3]))
         self._chain = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
         self.step += 1
+        self.is_behind = False
         self._show_step()
         living = sorted(row[2] for row in self._told)
         if living != self.living:
@@ -477,7 +480,7 @@ class Replicas:
         if state["late"]:
             raise StateError("The state of a living replica is taken over; got one that came late itself. Start again.")
         self._chain, self.samples, self.step = state["chain"], state["samples"], state["step"]
-        self.healed = True
+        self.healed, self.is_behind = True, False
 
     def publish(self, epochs: dict[int, int]) -> None:
         """Let replicas that come know which epochs are over."""

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +36,7 @@ from accel_core.process.store import loopback_store
 from accel_core.process.world import World, lead
 from accel_torchft.average import Average
 from accel_torchft.kwargs import FaultToleranceKwargs
+from accel_torchft.notes import Notes
 
 __all__ = ["QuorumLost", "Replicas"]
 
@@ -94,8 +94,8 @@ class Replicas:
                 "it, or start more with --replicas."
             )
         self._channel = Channel(world, "replicas")
-        self._folder = Path(environ.text("ACCEL_REPLICA_FOLDER") or ".")
-        self._host = environ.text("ACCEL_REPLICA_HOST") or "127.0.0.1"
+        self._notes = Notes(environ.text("ACCEL_REPLICA_STORE") or "")
+        self._hosts = (environ.text("ACCEL_REPLICA_HOSTS") or "127.0.0.1").split(",")  # this machine's first
         self._manager: Any = None
         self._group: Any = None
         self._store: Any = None
@@ -117,7 +117,7 @@ class Replicas:
         self.has_changed = self._is_new = self._is_made = False
         lead(self.number == 0 and self.life == 0)
         if not settings.heal:
-            self._write(f"stays-away-{self.number}", "")
+            self._notes.write(f"stays-away-{self.number}")
 
     def __repr__(self) -> str:
         return f"Replicas({self.number} of {self.size}, living={self.living}, step={self.step})"
@@ -192,14 +192,14 @@ class Replicas:
 
     def _is_late(self) -> bool:
         """Return whether others trained without this replica, which has the weights of the start."""
-        return self.step == 0 and bool(self.skipped or (self._folder / "finished").exists())
+        return self.step == 0 and bool(self.skipped or self._notes.has("finished"))
 
     def _await_start(self) -> None:
         """Wait for those that start together, so that none has trained for long before another one comes."""
-        self._write(f"here-{self.number}", "")
+        self._notes.write(f"here-{self.number}")
         deadline = time.monotonic() + self._settings.quorum_timeout
-        others = [self._folder / f"here-{number}" for number in range(self.size)]
-        while self._world.rank == 0 and not all(each.exists() for each in others) and time.monotonic() < deadline:
+        others = [f"here-{number}" for number in range(self.size)]
+        while self._world.rank == 0 and not self._notes.has(*others) and time.monotonic() < deadline:
             time.sleep(_LOOK)
         self._channel.broadcast(0)
 
@@ -225,7 +225,7 @@ class Replicas:
                 failure = f"{type(error).__name__}: {error}"
             finally:
                 self._rests.clear()
-        told = self._channel.exchange((failure, is_asked, len(self.living), (self._folder / "finished").exists()))
+        told = self._channel.exchange((failure, is_asked, len(self.living), self._notes.has("finished")))
         failures = [each for each, *_ in told if each]
         if failures and deadline <= time.monotonic():
             raise QuorumLost(failures[0])
@@ -262,13 +262,13 @@ class Replicas:
         logging.getLogger("torchft").setLevel(logging.CRITICAL)  # a replica that leaves is no error
         timeout = timedelta(seconds=self._settings.timeout)
         if self._world.rank == 0 and self._store is None:
-            self._store = loopback_store(0, timeout, self._host)
+            self._store = loopback_store(0, timeout, self._hosts[0])
         port = self._channel.broadcast(0 if self._store is None else self._store.port)
         limit = timedelta(seconds=min(left, self._limit, self._settings.timeout))
         on_gpu = self._world.device.type == "cuda"
         self._group = ProcessGroupNCCL(timeout) if on_gpu else ProcessGroupGloo(limit)
         if self._transport is None:
-            self._transport = load("accel_torchft.transport:Transport")(timeout, self._host)
+            self._transport = load("accel_torchft.transport:Transport")(timeout, self._hosts)
         self._manager = Manager(
             pg=self._group,
             state_dict=self._at_rest,
@@ -280,9 +280,9 @@ class Replicas:
             connect_timeout=limit,
             rank=self._world.rank,
             world_size=self._world.size,
-            store_addr=self._host,
+            store_addr=self._hosts[0],
             store_port=port,
-            hostname=self._host,
+            hostname=self._transport.host,
             quorum_retries=_RETRIES,
             replica_id=f"replica{self.number}",
             checkpoint_transport=self._transport,
@@ -446,11 +446,9 @@ class Replicas:
         self.has_changed, self._is_new = self._is_new, False
         if self.has_changed:
             self.waited = time.monotonic() - self._made_at
-            self._write(f"made-{self.number}-{self.life}", "")
-            event = {"when": time.time(), "living": self.living, "step": self.step, "waited": self.waited}
+            self._notes.write(f"made-{self.number}", str(self.life))
             if self._world.is_main:
-                with (self._folder / "events").open("a") as file:
-                    file.write(json.dumps(event) + "\n")
+                self._notes.log(when=time.time(), living=self.living, step=self.step, waited=self.waited)
         self._made_at = time.monotonic()
         self._follow()
 
@@ -485,30 +483,16 @@ class Replicas:
     def publish(self, epochs: dict[int, int]) -> None:
         """Let replicas that come know which epochs are over."""
         if self._world.is_main:
-            self._write("epochs", json.dumps(epochs))
+            self._notes.write("epochs", json.dumps(epochs))
 
     def published(self, loader: int) -> int:
         """Return which epoch of a loader the living read, as far as is known; the same on all processes."""
-        found = 0
-        if self._world.rank == 0:
-            with suppress(OSError, ValueError):
-                found = int(json.loads((self._folder / "epochs").read_text()).get(str(loader), 0))
-        return self._channel.broadcast(found)
+        epochs: dict[str, int] = json.loads(self._notes.read("epochs", "{}")) if self._world.rank == 0 else {}
+        return self._channel.broadcast(epochs.get(str(loader), 0))
 
     def first_to(self, what: str) -> bool:
-        """Return whether this is the first replica of the machine to do something; the same on all processes."""
-        first = False
-        if self._world.rank == 0:
-            with suppress(FileExistsError):
-                (self._folder / what).touch(exist_ok=False)
-                first = True
-        return self._channel.broadcast(first)
-
-    def _write(self, name: str, text: str) -> None:
-        if self._world.rank == 0:
-            made = self._folder / f".{name}.{self.number}"
-            made.write_text(text)
-            made.replace(self._folder / name)
+        """Return whether this is the first replica to do something; the same on all processes."""
+        return self._channel.broadcast(self._world.rank == 0 and self._notes.first_to(what))
 
 
 def _bits(value: float) -> int:

@@ -1,118 +1,24 @@
 """Replicas that die by SIGKILL and come back, with the real launcher and torchft over gloo."""
 
-import importlib.util
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from accel_core.testing import limits
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from runs import check, command_of, launched
+
 pytest.importorskip("accel_launch", reason="accel-launch is an extra")
 pytest.importorskip("torchft", reason="torchft is not installed")
 
-PROGRAM = Path(__file__).parents[1] / "program.py"
 ASKS = 4.0  # seconds in which a replica that was stopped asks who is there
-SAMPLES = 61  # neither a multiple of the batch size, nor of the batches of two replicas
-
-
-def command_of(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epochs: int = 3) -> list[str]:
-    """Return the command that runs the program under replicas."""
-    flags = ["--cpu", "-n", ranks, "--replicas", replicas, *(word for word in words if word.startswith("--"))]
-    rest = [folder, SAMPLES, epochs, *(word for word in words if not word.startswith("--"))]
-    return [*map(str, [sys.executable, "-m", "accel_launch", "launch", *flags, PROGRAM, *rest])]
-
-
-def launched(
-    folder: Path,
-    *words: str,
-    ranks: int = 1,
-    replicas: int = 2,
-    epochs: int = 3,
-    gone: int = 0,
-    meanwhile: Callable[[subprocess.Popen[str]], None] = lambda run: None,
-) -> dict[str, Any]:
-    """Run the program under replicas; return what each rank of each found."""
-    command = command_of(folder, *words, ranks=ranks, replicas=replicas, epochs=epochs)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        try:
-            meanwhile(run)
-        except BaseException:
-            run.terminate()
-            raise
-        out, errors = limits.communicate(run, quiet=40)
-    ended = subprocess.CompletedProcess(command, run.returncode, out, errors)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = {path.stem.removeprefix("found-"): torch.load(path) for path in sorted(folder.glob("found-*.pt"))}
-    assert len(found) == ranks * (replicas - gone), ended.stderr
-    found["report"] = ended.stderr
-    return found
-
-
-def plain(folder: Path, ranks: int) -> tuple[Any, dict[int, list[int]]]:
-    """Make the steps that were made, each with the samples of all replicas, in one process without accel.
-
-    Args:
-        folder: Where it is written down who read what.
-        ranks: How many of each replica read samples of their own.
-    """
-    spec = importlib.util.spec_from_file_location("program", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    steps: dict[int, list[int]] = defaultdict(list)
-    moves: dict[int, int] = {}
-    readers = [path for rank in range(ranks) for path in folder.glob(f"read-*-{rank}")]
-    for line in (line for path in readers for line in path.read_text().splitlines()):
-        step, replicas, *indices = map(int, line.split())
-        moves[step] = replicas * ranks
-        steps[step] += indices
-    torch.manual_seed(0)
-    model = program.Model(SAMPLES)
-    optimizers = program.optimizers_of(model)
-    schedule = program.schedule_of(optimizers[1])
-    for step in sorted(steps):
-        model(torch.tensor(sorted(steps[step]))).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        for _ in range(moves[step]):
-            schedule.step()
-    return model.state_dict(), steps
-
-
-def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int], ranks: int = 1) -> None:
-    """Check that every sample was trained with once an epoch, and that all replicas end with one state."""
-    found.pop("report")
-    first = found["0-0"]
-    weights, steps = plain(folder, ranks)
-    assert sorted(itertools.chain(*steps.values())) == sorted([*range(SAMPLES)] * epochs)
-    assert first["samples"] == SAMPLES * epochs
-    assert first["weights"]["times"].tolist() == [epochs] * SAMPLES
-    torch.testing.assert_close(first["sums"].sum(), torch.tensor(float(len(steps)), dtype=torch.float64))
-    for name in ("layer.weight", "layer.bias"):
-        torch.testing.assert_close(first["weights"][name], weights[name], rtol=0, atol=1e-6)
-    for name, other in found.items():
-        number, rank = map(int, name.split("-"))
-        assert other["life"] == lives.get(number, 0)
-        assert other["main"] == (number == rank == 0)
-        assert other["step"] == first["step"]
-        assert other["schedule"] == first["schedule"]
-        if rank == 0:
-            assert all(torch.equal(each, other["weights"][key]) for key, each in first["weights"].items())
-            assert other["scale"] == first["scale"]
-            assert torch.equal(first["sums"], other["sums"])
-            assert torch.equal(first["random"], other["random"])
 
 
 def test_no_sample_is_lost_or_repeated_where_a_replica_dies_twice(tmp_path: Path) -> None:
@@ -194,7 +100,8 @@ def test_the_lighthouse_may_die(tmp_path: Path) -> None:
 
     def end_lighthouse(run: subprocess.Popen[str]) -> None:
         assert limits.wait_until(lambda: (tmp_path / "read-0-0").exists(), quiet=20)
-        children = (Path("/proc") / str(run.pid) / "task" / str(run.pid) / "children").read_text().split()
+        threads = (Path("/proc") / str(run.pid) / "task").glob("*/children")
+        children = [each for path in threads for each in path.read_text().split()]
         words = {int(each): (Path("/proc") / each / "cmdline").read_bytes() for each in children}
         (lighthouse,) = [each for each, line in words.items() if b"accel_torchft.launching.lighthouse" in line]
         os.kill(lighthouse, signal.SIGKILL)

@@ -28,14 +28,21 @@ def with_torchft(monkeypatch: pytest.MonkeyPatch, version: str | None = "0.2.0")
     monkeypatch.setattr(installed, "version_of", lambda name: version if name == "torchft" else before(name))
 
 
-def test_replicas_are_started_by_launchers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of the command line starts one replica, which knows that it is one."""
+@pytest.mark.parametrize(
+    "machines", [(), ("--machines=3", "--machine-rank=1", "--main-process-ip=n0", "--main-process-port=29500")]
+)
+def test_replicas_are_started_by_launchers_of_their_own(
+    machines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the command line starts one replica on one machine, which knows that it is one."""
     with_torchft(monkeypatch)
-    found = settings("--cpu", "--num-processes", "2", "--replicas", "3", "--min-replicas", "2")
+    found = settings("--cpu", "--num-processes", "2", "--replicas", "3", "--min-replicas", "2", *machines)
     launcher = choose(found)
     assert isinstance(launcher, ReplicaLauncher)
     words = launcher.command(found)
-    assert words[1:] == ["-m", "accel_launch", "launch", "--cpu", "--num-processes=2", "train.py", "--lr", "1"]
+    alone = ["--nnodes=1", "--machine-rank=0", "--main-process-port=0"]  # whatever a file or SLURM says of the run
+    assert words[1:4] == ["-m", "accel_launch", "launch"]
+    assert words[4:] == ["--cpu", "--num-processes=2", *alone, "train.py", "--lr", "1"]
     assert launcher.environ(found)["ACCELERATE_RUNTIME"] == "replicas"
 
 
@@ -50,8 +57,10 @@ def test_a_run_without_replicas_is_not_claimed() -> None:
         (("--replicas", "1"), "2 or more"),
         (("--replicas", "2", "--min-replicas", "3"), "min_replicas=3"),
         (("--replicas", "2", "--max-restarts", "1"), "max_restarts from --max-restarts"),
-        (("--replicas", "2", "--launcher", "slurm"), "launcher from --launcher"),
-        (("--replicas", "2", "--num-machines", "2", "--num-processes", "2"), "num_machines"),
+        (("--replicas", "2", "--launcher", "kubernetes"), "launcher from --launcher"),
+        (("--replicas", "2", "--num-machines", "3"), "replicas=2 and min_replicas=1 on 3 machines"),
+        (("--replicas", "2", "--nnodes", "1:2"), "nnodes from --nnodes"),
+        (("--replicas", "2", "--num-machines", "2", "--rdzv-backend", "c10d"), "rdzv_backend from --rdzv-backend"),
     ],
 )
 def test_what_replicas_cannot_have_is_refused(

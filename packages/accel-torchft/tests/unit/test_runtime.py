@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,9 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.process.store import loopback_store
 from accel_core.process.world import lead
+from accel_core.testing import limits
 from accel_torchft.kwargs import FaultToleranceKwargs
 from accel_torchft.runtime import ReplicatedRuntime
 
@@ -29,9 +30,10 @@ class Stream(IterableDataset[int]):
 
 
 @pytest.fixture
-def replica(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_state: None) -> Iterator[None]:
+def replica(monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> Iterator[None]:
     """Let this process be the first of two replicas."""
-    variables = {"": "0", "_COUNT": "2", "_LIFE": "0", "_FOLDER": str(tmp_path), "_HOST": "localhost"}
+    store = loopback_store(0, timedelta(seconds=limits.limit()))
+    variables = {"": "0", "_COUNT": "2", "_LIFE": "0", "_STORE": f"127.0.0.1:{store.port}"}
     for name, value in variables.items():
         monkeypatch.setenv(f"ACCEL_REPLICA{name}", value)
     yield
@@ -141,14 +143,24 @@ def test_batch_norm_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("client", "answered"), [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("192.0.2.1", False)]
+    ("client", "answered"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("192.0.2.1", False),
+        ("::ffff:192.0.2.2", True),
+        ("2001:db8::2", True),
+        ("2001:db8::3", False),
+    ],
 )
-def test_states_are_sent_to_this_machine_alone(client: str, answered: bool) -> None:
+def test_states_are_sent_to_machines_of_the_run_alone(client: str, answered: bool) -> None:
     """They are pickles, which nobody else may ask for; torchft's server listens on every address."""
     from accel_torchft.transport import Transport
 
-    transport = Transport(timedelta(seconds=5), "127.0.0.1")
+    transport = Transport(timedelta(seconds=5), ["2001:db8::1", "2001:db8::2", "192.0.2.2"])
     try:
+        assert transport.address().startswith("http://[2001:db8::1]:")
         assert transport._server.verify_request(None, (client, 1)) is answered
     finally:
         transport.shutdown()

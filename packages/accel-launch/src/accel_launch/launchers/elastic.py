@@ -35,7 +35,7 @@ from accel_launch.supervision.streams import RankLog
 from accel_launch.supervision.supervisor import Supervisor, cannot_start
 from accel_launch.terminal import flush_output
 
-__all__ = ["run_elastic"]
+__all__ = ["rendezvous_of", "run_elastic"]
 
 _LOOKS = 100
 """Attempts, 10 ms apart, to read an exit status that the agent is about to record."""
@@ -157,7 +157,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
         try:
             # torch's agent handles the signals that this names; an inherited value may leave some of them out.
             write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
-            rendezvous = _rendezvous(settings, settings.layout)
+            rendezvous = rendezvous_of(settings, settings.layout)
             spec = _specification(settings, command, rendezvous)
             agent = _SupervisedAgent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
             with torch_loggers(talk=bool(settings["debug"])):
@@ -202,7 +202,12 @@ def _specification(
     )
 
 
-def _rendezvous(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | MachinesRendezvous:
+def rendezvous_of(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | MachinesRendezvous:
+    """Return where the launchers of a run meet, as soon as machine 0 can be reached.
+
+    Raises:
+        LaunchError: It cannot be reached.
+    """
     if layout.machines == 1:
         return LocalRendezvous(uuid.uuid4().hex, int(settings["main_process_port"] or 0))
     configuration: dict[str, Any] = dict(

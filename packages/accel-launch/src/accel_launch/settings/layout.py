@@ -16,7 +16,7 @@ _MOST_PROCESSES, _MOST_MACHINES = 1 << 12, 1 << 17
 class ProcessLayout:
     """Processes and machines of a run."""
 
-    processes: int  # processes over all machines, when as many machines as possible take part
+    processes: int  # processes over all machines, or of each replica, when as many machines as possible take part
     per_machine: int  # processes on each machine
     machines: int  # the largest number of machines
     fewest_machines: int  # the smallest number; less than `machines` in an elastic run
@@ -34,9 +34,11 @@ def layout_of(settings: Mapping[str, Resolved], environment: Mapping[str, str]) 
     """Work out where the processes are; the environment says which GPUs they see."""
     fewest, machines = _machines(settings)
     wanted, each = settings["num_processes"].value, settings["nproc_per_node"].value
+    replicas = settings["replicas"].value if "replicas" in settings else None
+    spread = 1 if replicas else machines  # each replica has all its processes on one machine
     if each is None:
-        each = _per_machine(settings, environment, machines)
-    elif wanted and wanted != each * machines and settings["nproc_per_node"].origin != "cluster":
+        each = _per_machine(settings, environment, spread)
+    elif wanted and wanted != each * spread and settings["nproc_per_node"].origin != "cluster":
         raise ConfigurationError(
             f"The numbers of processes contradict each other; got {wanted} from {_source(settings, 'num_processes')}, "
             f"and {each} per machine on {counted(machines, 'machine')} from {_source(settings, 'nproc_per_node')}. "
@@ -53,7 +55,7 @@ def layout_of(settings: Mapping[str, Resolved], environment: Mapping[str, str]) 
             f"A run has at most {_MOST_PROCESSES} processes on each of {_MOST_MACHINES} machines; got {each} on "
             f"{machines}. Lower --num-processes or --num-machines."
         )
-    return ProcessLayout(each * machines, each, machines, fewest, rank)
+    return ProcessLayout(each * spread, each, machines, fewest, rank)
 
 
 def _source(settings: Mapping[str, Resolved], key: str) -> str:

@@ -1,42 +1,62 @@
-"""Starts the replicas of a run, each by a launcher of its own, and starts those again that die."""
+"""Starts this machine's replicas of a run, each by a launcher of its own, and starts those again that die."""
 
 import json
-import shutil
+import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, LaunchError
+from accel_core.host.ports import get_free_port
 from accel_core.options.engines import engines
+from accel_launch.imports import load
 from accel_launch.launchers.launcher import Launcher, flags_of
+from accel_launch.launchers.preflight import check_agreement, facts_of_machine, own_address
 from accel_launch.settings.child import switched
+from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.outcome import TRY_AGAIN, shell_status
 from accel_launch.supervision.supervisor import Supervisor
 from accel_launch.terminal import say
 
+if TYPE_CHECKING:
+    from accel_torchft.notes import Notes
+
 __all__ = ["ReplicaLauncher"]
 
-_LOOK_S, _AGAIN_S = 0.05, 1.0
+_OF_RUN = {
+    "replicas", "min_replicas", "log_dir", "watchdog", "num_machines", "nnodes", "machine_rank", "main_process_ip",
+    "main_process_port", "rdzv_backend", "rdzv_conf",
+}  # fmt: skip
+"""Settings that a replica does not get from the run."""
+
+_OF_REPLICA = ("--nnodes=1", "--machine-rank=0", "--main-process-port=0")
+"""What it gets instead: a file or a scheduler may say otherwise, of the run."""
+
+_LOOK_S, _HEAR_S, _AGAIN_S = 0.05, 0.5, 1.0
+_SILENT_S, _GONE_S = 10.0, 60.0
+"""How long another machine is silent before its replicas are taken for dead, and machine 0 before the run is over."""
+
 _BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _IN_VAIN = 3
 """How many lives in a row a replica may have without a step before it stays away."""
 
 
 class ReplicaLauncher(Launcher):
-    """Several replicas on this machine."""
+    """Several replicas, on this machine and on others."""
 
     name = "replicas"
 
     def claims(self, settings: Settings) -> bool:
-        """Take every run with replicas."""
-        return "replicas" in settings and bool(settings["replicas"])  # another package may hide the row
+        """Take every run with replicas; one that is submitted to SLURM is taken on each machine of the job."""
+        asked = "replicas" in settings and bool(settings["replicas"])  # another package may hide the row
+        return asked and settings["launcher"] != "slurm"
 
     def command(self, settings: Settings) -> list[str]:
         """Return the command line of one replica.
@@ -45,8 +65,7 @@ class ReplicaLauncher(Launcher):
             ConfigurationError: Settings that contradict each other, or that replicas cannot have.
         """
         _check(settings)
-        words = [sys.executable, "-m", "accel_launch", "launch"]
-        words += flags_of(settings, ("replicas", "min_replicas", "main_process_port", "log_dir", "watchdog"))
+        words = [sys.executable, "-m", "accel_launch", "launch", *flags_of(settings, _OF_RUN), *_OF_REPLICA]
         return [*words, str(settings.script), *settings.arguments]
 
     def environ(self, settings: Settings) -> Mapping[str, str]:
@@ -55,108 +74,243 @@ class ReplicaLauncher(Launcher):
             "ACCELERATE_RUNTIME": "replicas",
             "ACCEL_REPLICA_COUNT": str(settings["replicas"]),
             "ACCEL_REPLICA_MIN": str(settings["min_replicas"]),
-            "ACCEL_REPLICA_HOST": "127.0.0.1",
         }
 
     def run(self, settings: Settings) -> int:
-        """Start the run, wait for it, and show the lives of its replicas."""
+        """Start this machine's replicas, wait for the run, and on machine 0 show the lives of all replicas."""
         command = self.command(settings)
-        folder = Path(tempfile.mkdtemp(prefix="accel-replicas-"))
-        try:
-            with Supervisor(settings, command, hold=False) as supervisor:
-                lives = _Lives(settings, command, {**settings.inherited, **self.environ(settings)}, supervisor, folder)
-                lives.watch()
-            if not settings["quiet"]:
+        with Supervisor(settings, command, hold=False) as supervisor:
+            lives = _Lives(settings, command, {**settings.inherited, **self.environ(settings)}, supervisor)
+            lives.watch()
+            if settings.layout.machine_rank == 0 and not settings["quiet"]:
                 say(lives.report())
-            return lives.status()
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            return lives.status
 
 
 def _check(settings: Settings) -> None:
-    replicas, fewest = int(settings["replicas"]), int(settings["min_replicas"])
+    replicas, fewest, layout = int(settings["replicas"]), int(settings["min_replicas"]), settings.layout
     engines()["replicas"].require()
-    if replicas < 2 or fewest > replicas:
+    if replicas < max(2, layout.machines) or fewest > replicas:
         raise ConfigurationError(
-            f"A run with replicas has 2 or more of them, and needs no more than it has; got replicas={replicas} and "
-            f"min_replicas={fewest}. Change --replicas or --min-replicas."
+            "A run with replicas has 2 or more of them, at least one on each machine, and needs no more than it has; "
+            f"got replicas={replicas} and min_replicas={fewest} on {counted(layout.machines, 'machine')}. Change "
+            "--replicas or --min-replicas."
         )
     others = [
         key for key in ("launcher", "tpu", "mpirun_hostfile", "max_restarts", "log_dir", "watchdog") if settings[key]
     ]
     others += [engine.switch for engine in switched(settings) if engine.name != "fsdp"]
-    if settings.layout.machines > 1:
-        others.append("num_machines")
+    others += ["nnodes"] * (layout.fewest_machines < layout.machines)
+    others += ["rdzv_backend"] * (settings["rdzv_backend"] != "static")
     if others:
         raise ConfigurationError(
-            f"Replicas are started on one machine, with engines of torch; got --replicas={replicas} and "
+            f"Replicas are started on a fixed number of machines, with engines of torch; got --replicas={replicas} and "
             f"{', '.join(f'{key} from {settings.source(key)}' for key in others)}. Leave one out."
         )
 
 
+def _meet(settings: Settings) -> tuple[object, str, list[str], str]:
+    """Meet the other machines; return what is kept for the store, its place, all machines, and the lighthouse's place.
+
+    Raises:
+        LaunchError: A machine does not come, or differs from machine 0.
+    """
+    layout, machine = settings.layout, settings.layout.machine_rank
+    if layout.machines == 1:
+        listener = socket.create_server(("127.0.0.1", 0))
+        return listener, f"127.0.0.1:{listener.getsockname()[1]}", ["127.0.0.1"], f"127.0.0.1:{get_free_port()}"
+    rendezvous = load("accel_launch.launchers.elastic").rendezvous_of(settings, layout)
+    store = rendezvous.next_rendezvous().store
+    facts = facts_of_machine(settings.script, layout.processes)
+    facts |= {key: settings[key] for key in ("replicas", "min_replicas")}
+    check_agreement(store, machine, layout.machines, facts, elastic=False)
+    # Its name stands for loopback on many a machine 0: it takes the address from which it reaches the next one.
+    own = rendezvous.address if machine else own_address(store.get("accel/host/1").decode(), 1)
+    store.set(f"accel/host/{machine}", str(own))
+    hosts = [store.get(f"accel/host/{each}").decode() for each in range(layout.machines)]
+    if machine == 0:
+        store.set("accel/lighthouse", f"{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{get_free_port()}")
+    place = f"{settings['main_process_ip']}:{settings['main_process_port']}"
+    return rendezvous, place, hosts, store.get("accel/lighthouse").decode()
+
+
 class _Lives:
-    """The replicas of a run, from the first start to the last end."""
+    """The replicas of this machine, from the first start to the last end.
+
+    Attributes:
+        status: Exit status of the run: 0 where a replica came to its end.
+    """
 
     def __init__(
-        self, settings: Settings, command: list[str], environment: dict[str, str], supervisor: Supervisor, folder: Path
+        self, settings: Settings, command: list[str], environment: dict[str, str], supervisor: Supervisor
     ) -> None:
+        self._machine, self._machines = settings.layout.machine_rank, settings.layout.machines
         self._count, self._fewest = int(settings["replicas"]), int(settings["min_replicas"])
-        self._command, self._supervisor, self._folder = command, supervisor, folder
-        self._port = _free_port()
+        self._command, self._supervisor = command, supervisor
+        self._serves, self._place, self._hosts, self._address = _meet(settings)
+        own = self._hosts[self._machine]
+        direct = [environment.get("no_proxy") or environment.get("NO_PROXY"), *self._hosts]  # states come by HTTP
         self._environment = {
-            **{name: value for name, value in environment.items() if name != "ACCEL_REPLICAS"},  # said to this launcher
-            "ACCEL_REPLICA_FOLDER": str(folder),
-            "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}",
+            # Said to this launcher, and of it: a rank would take SLURM's number of it for its own.
+            **{name: value for name, value in environment.items() if name not in ("ACCEL_REPLICAS", "SLURM_PROCID")},
+            "ACCEL_REPLICA_STORE": self._place,
+            "ACCEL_REPLICA_HOSTS": ",".join([own, *(each for each in self._hosts if each != own)]),
+            "TORCHFT_LIGHTHOUSE": f"http://{self._address}",
+            "no_proxy": ",".join(filter(None, direct)),
             **({} if settings["debug"] else {"RUST_LOG": "error"}),
         }
         self._lighthouse: subprocess.Popen[bytes] | None = None
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._lives = [0] * self._count
-        self._vain = [0] * self._count
-        self._next: dict[int, float] = dict.fromkeys(range(self._count), 0.0)
-        self._statuses: dict[int, int] = {}
-        self._late: dict[int, float] = {}
-        self._debug = bool(settings["debug"])
-        self._began = time.time()
-        self._events: list[tuple[float, str]] = []
+        self._lives = dict.fromkeys(self._share(self._machine), 0)
+        self._vain = dict.fromkeys(self._lives, 0)
+        self._next = dict.fromkeys(self._lives, 0.0)
+        self._late: dict[int, tuple[float, str]] = {}
+        self._said = {each: ("busy", time.monotonic()) for each in range(self._machines) if each != self._machine}
+        self._lost: set[int] = set()
+        self._debug, self._is_over, self.status = bool(settings["debug"]), False, 1
+        self._began, self._heard, self._beat = time.time(), 0.0, time.monotonic()
+        self._failure: BaseException | None = None
+
+    @cached_property
+    def _notes(self) -> "Notes":
+        module = load("accel_torchft.notes")  # behind the first starts: importing torch takes as long as they do
+        if self._machines == 1:
+            self._serves = module.serve(self._serves)
+        notes: Notes = module.Notes(self._place)
+        return notes
+
+    def _share(self, machine: int) -> range:
+        """Return the replicas of a machine; the first machines have one more where they do not come out even."""
+        each, more = divmod(self._count, self._machines)
+        first = machine * each + min(machine, more)
+        return range(first, first + each + (machine < more))
 
     def watch(self) -> None:
-        """Start replicas, and start them again, until the run is over."""
+        """Start replicas, and start them again, until the run is over.
+
+        Raises:
+            LaunchError: Machine 0 is gone.
+        """
         self._supervisor.signals.install()
+        # Beside the main thread, which handles signals while the store of a machine that is cut off does not answer.
+        thread = threading.Thread(target=self._guarded, name="accel-replicas", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_AGAIN_S)
+            if self._machine and time.monotonic() > self._beat + _GONE_S:
+                raise LaunchError(
+                    f"The launcher of machine 0 keeps what replicas tell each other; got no answer for {_GONE_S:.0f} s "
+                    f"at {self._place}. See whether that machine can be reached, and start the run again."
+                )
+        if self._failure is not None:
+            raise self._failure
+
+    def _guarded(self) -> None:
         try:
-            while self._running or self._next:
-                self._keep_lighthouse()
-                for number in [each for each, when in self._next.items() if when <= time.monotonic()]:
-                    del self._next[number]
-                    self._start(number)
-                for number, process in list(self._running.items()):
-                    status = process.poll()
-                    if status is not None:
-                        del self._running[number]
-                        self._ended(number, status)
-                    elif 0 in self._statuses.values() and not self._made_steps(number):
-                        self._send_home(number, process)
-                time.sleep(_LOOK_S)
+            self._watch()
+        except BaseException as failure:  # the main thread raises it
+            self._failure = failure
         finally:
             if self._lighthouse is not None:
                 self._lighthouse.terminate()
                 self._lighthouse.wait()
-            self._read_events()
+
+    def _watch(self) -> None:
+        while self._running or self._next or not self._is_done():
+            self._beat = time.monotonic()
+            if self._machine == 0:
+                self._keep_lighthouse()
+            for number in [each for each, when in self._next.items() if when <= time.monotonic()]:
+                del self._next[number]
+                self._start(number)
+            self._hear()
+            for number, process in list(self._running.items()):
+                status = process.poll()
+                if status is not None:
+                    del self._running[number]
+                    self._ended(number, status)
+                elif self._is_over:
+                    self._hasten(number, process)
+            time.sleep(_LOOK_S)
+        self._close()
+
+    def _hear(self) -> None:
+        """Tell the other machines how this one is, and take notice of what they tell."""
+        now, sent = time.monotonic(), self._supervisor.signals.first
+        if now < self._heard + _HEAR_S:
+            return
+        self._heard, self._is_over = now, self._notes.has("finished")
+        if self._machines > 1:
+            self._notes.write(f"machine-{self._machine}", f"{now} {'busy' if self._running or self._next else 'idle'}")
+            if self._machine == 0:
+                self._look_for_machines(now)
+            elif sent is None and self._notes.has("signal"):
+                os.kill(os.getpid(), int(self._notes.read("signal")))
+        if sent is not None and self._machine == 0:
+            self._notes.write("signal", str(int(sent)))
+        if self._is_over or sent is not None:
+            self._next.clear()
+
+    def _look_for_machines(self, now: float) -> None:
+        for machine, (before, when) in self._said.items():
+            said = self._notes.read(f"machine-{machine}", "busy")
+            name = f"machine {machine} ({self._hosts[machine]})"
+            if said != before:
+                self._said[machine] = said, now
+                if machine in self._lost:
+                    self._lost.remove(machine)
+                    self._note(f"{name} answers again")
+            elif said != "left" and now > when + _SILENT_S and machine not in self._lost:
+                self._lost.add(machine)
+                own = ", ".join(map(str, self._share(machine)))
+                self._note(f"{name} does not answer; its replicas are taken for dead: {own}")
+        self._notes.write("lost", json.dumps([*self._lost]))
+
+    def _is_done(self) -> bool:
+        """Return whether nothing is left to wait for: on machine 0 for the others, on those for its result."""
+        if self._machine:
+            return self._supervisor.signals.first is not None or self._notes.has("result")
+        return all(each in self._lost or not said.endswith("busy") for each, (said, _) in self._said.items())
+
+    def _close(self) -> None:
+        """Settle the status of the run; machine 0 serves its store until the others know it."""
+        if self._machine and self._supervisor.signals.first is None:
+            self.status = int(self._notes.read("result"))
+        else:
+            self.status = self._outcome()
+        if self._machine:
+            self._notes.write(f"machine-{self._machine}", "left")
+            return
+        self._notes.write("result", str(self.status))
+        while not all(said == "left" or each in self._lost for each, (said, _) in self._said.items()):
+            self._hear()
+            time.sleep(_LOOK_S)
 
     def _made_steps(self, number: int) -> bool:
-        return (self._folder / f"made-{number}-{self._lives[number]}").exists()
+        return self._notes.read(f"made-{number}", "") == str(self._lives[number])
 
-    def _send_home(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def _is_state_left(self) -> bool:
+        """Return whether a replica lives, on any machine, that has made steps."""
+        lost = {number for machine in json.loads(self._notes.read("lost", "[]")) for number in self._share(machine)}
+        others = {*range(self._count)} - lost
+        return any(self._notes.read(f"made-{each}", "") == self._notes.read(f"life-{each}", "0") for each in others)
+
+    def _hasten(self, number: int, process: subprocess.Popen[bytes]) -> None:
         """End a replica that came when the run was over: nobody is left to heal it."""
-        if time.monotonic() > self._late.get(number, 0.0):
-            self._late[number] = time.monotonic() + _AGAIN_S
-            process.terminate()  # a second time ends what took no notice of the first
+        now = time.monotonic()
+        if number in self._late:
+            when, why = self._late[number]
+            if now > when:
+                self._late[number] = now + _AGAIN_S, why
+                process.terminate()  # a second time ends what took no notice of the first
+        elif not self._made_steps(number):
+            self._late[number] = 0.0, f"replica {number} came when the run was over"
 
     def _keep_lighthouse(self) -> None:
         if self._lighthouse is None or self._lighthouse.poll() is not None:
             if self._lighthouse is not None:
                 self._note("the lighthouse ended, and starts again")
-            words = [sys.executable, "-m", "accel_torchft.launching.lighthouse", str(self._port), str(self._fewest)]
+            words = [sys.executable, "-m", "accel_torchft.launching.lighthouse", self._address, str(self._fewest)]
             variables = {**self._environment, **self._supervisor.variables(0)}
             quiet = None if self._debug else subprocess.DEVNULL
             self._lighthouse = subprocess.Popen(
@@ -176,23 +330,24 @@ class _Lives:
         self._supervisor.signals.repeat()
 
     def _ended(self, number: int, status: int) -> None:
-        self._statuses[number] = status
-        made = self._made_steps(number)
+        self._notes.write(f"status-{number}", str(status))
         if status == 0:
-            (self._folder / "finished").touch()
-            self._next.clear()  # who is behind has nobody left to heal it, and the run is over
+            self._notes.write("finished")
+            self._is_over = True
+            self._next.clear()  # who is behind has nobody left to heal it
             return
         if number in self._late:
-            self._note(f"replica {number} came when the run was over")
+            self._note(self._late[number][1])
             return
         shown = shell_status(status)
         how = f"killed by {signal.Signals(shown - 128).name}" if shown > 128 else f"exit code {shown}"
-        if not any(map(self._made_steps, self._running)):
-            (self._folder / "epochs").unlink(missing_ok=True)  # no state is left: all begin anew
-        self._vain[number] = 0 if made else self._vain[number] + 1
+        self._vain[number] = 0 if self._made_steps(number) else self._vain[number] + 1
         self._lives[number] += 1
-        over = 0 in self._statuses.values() or self._supervisor.signals.first is not None
-        stays = over or self._vain[number] >= _IN_VAIN or (self._folder / f"stays-away-{number}").exists()
+        self._notes.write(f"life-{number}", str(self._lives[number]))
+        if not self._is_state_left():
+            self._notes.forget("epochs")  # all begin anew
+        over = self._is_over or self._supervisor.signals.first is not None
+        stays = over or self._vain[number] >= _IN_VAIN or self._notes.has(f"stays-away-{number}")
         wait = _BACKOFF_S[min(self._vain[number], len(_BACKOFF_S) - 1)]
         if not stays:
             self._next[number] = time.monotonic() + wait
@@ -200,47 +355,37 @@ class _Lives:
         self._note(f"replica {number} ended: {how}; it {then}. {self._there()}")
 
     def _there(self) -> str:
-        there = sorted(self._running)
-        missing = self._fewest - len(there)
-        return f"{len(there)} of {self._count} run" + (f", {missing} fewer than a step needs" if missing > 0 else "")
+        there = len(self._running)
+        if self._machines > 1:
+            return f"{there} of {len(self._lives)} run on machine {self._machine}"
+        missing = self._fewest - there
+        return f"{there} of {self._count} run" + (f", {missing} fewer than a step needs" if missing > 0 else "")
 
     def _note(self, text: str) -> None:
-        self._events.append((time.time(), text))
+        self._notes.log(when=time.time(), text=text)
         say(f"accel launch: {text}")
-
-    def _read_events(self) -> None:
-        with suppress(OSError):
-            lines = (self._folder / "events").read_text().splitlines()
-            before: list[int] = []
-            for event in map(json.loads, lines):
-                living = event["living"]
-                gone, came = sorted({*before} - {*living}), sorted({*living} - {*before})
-                parts = [
-                    f"{word} {', '.join(map(str, each))}" for word, each in (("without", gone), ("with", came)) if each
-                ]
-                if before and parts:
-                    held = f"{event['waited']:.1f} s after the one before"
-                    self._events.append((event["when"], f"step {event['step']} was made {' and '.join(parts)}, {held}"))
-                before = living
 
     def report(self) -> str:
         """Return who left when, why, and how long the others waited."""
-        lines = [f"{when - self._began:8.1f} s  {text}" for when, text in sorted(self._events)]
-        ended = [number for number, status in self._statuses.items() if status == 0]
-        head = f"accel launch: {len(ended)} of {self._count} replicas came to the end of the script"
-        return "\n".join([head, *lines])
+        ended = [number for number in range(self._count) if self._notes.read(f"status-{number}", "") == "0"]
+        lines = [f"accel launch: {len(ended)} of {self._count} replicas came to the end of the script"]
+        before: list[int] = []
+        for event in map(json.loads, self._notes.read("events", "").splitlines()):
+            text, living = event.get("text", ""), event.get("living", before)
+            gone, came = sorted({*before} - {*living}), sorted({*living} - {*before})
+            parts = [f"{word} {str(each)[1:-1]}" for word, each in (("without", gone), ("with", came)) if each]
+            if before and parts:
+                held = f"{event['waited']:.1f} s after the one before"
+                text = f"step {event['step']} was made {' and '.join(parts)}, {held}"
+            lines += [f"{event['when'] - self._began:8.1f} s  {text}"] * bool(text)
+            before = living
+        return "\n".join(lines)
 
-    def status(self) -> int:
-        """Return the exit status of the run: 0 where a replica came to its end."""
-        statuses = self._statuses.values()
-        if 0 in statuses:
-            return 0
-        if TRY_AGAIN in statuses:
-            return TRY_AGAIN
+    def _outcome(self) -> int:
+        found = [self._notes.read(f"status-{number}", "") for number in range(self._count)]
+        statuses = [int(each) for each in found if each]
+        wanted = [status for status in (0, TRY_AGAIN) if status in statuses]
+        if wanted:
+            return wanted[0]
         sent = self._supervisor.signals.first
         return shell_status(-sent) if sent is not None else shell_status(next(iter(statuses), 1))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

@@ -1,6 +1,6 @@
 """The process that knows which replicas are there: torchft's lighthouse, started by the launcher.
 
-python -m accel_torchft.launching.lighthouse PORT FEWEST
+python -m accel_torchft.launching.lighthouse HOST:PORT FEWEST
 """
 
 import signal
@@ -19,10 +19,9 @@ def main() -> None:
     """Serve until a signal comes."""
     from torchft.coordination import LighthouseServer
 
-    port, fewest = map(int, sys.argv[1:3])
     server = LighthouseServer(
-        bind=f"127.0.0.1:{port}",
-        min_replicas=fewest,
+        bind=sys.argv[1],
+        min_replicas=int(sys.argv[2]),
         join_timeout_ms=JOIN_MS,
         quorum_tick_ms=50,
         heartbeat_timeout_ms=HEARTBEAT_MS,

@@ -92,10 +92,12 @@ class Reader:
             loader.set_epoch(epoch + 1)
             return
         self._reading = loader
+        replicas.note()
         try:
             yield from self._train(loader, number, epoch)
         finally:
             self._reading, self.is_open = None, False
+            replicas.note(trains=False)
 
     def _pass(self, loader: PreparedLoader, epoch: int) -> Iterator[Any]:
         """Yield one batch of an epoch that is over, for scripts that look at their last one; no step is made of it."""

@@ -45,7 +45,7 @@ _CLOSING, _VOID = -1, -2  # where a replica stands that ends an epoch, or whose 
 _COLUMNS = 4  # what a replica tells the others: its history, the weight of its samples, its number, where it stands
 _CONNECT = 2.0  # seconds for connections, in which one that died is waited for; doubled where they fail
 _PATIENCE = 5.0  # seconds of waiting after which a line says for whom
-_PAUSE, _LOOK = 0.2, 0.02
+_PAUSE, _LOOK, _NOTE = 0.2, 0.02, 1.0
 _RETRIES = 20  # of asking a lighthouse that does not answer, as one that is started again
 
 
@@ -86,7 +86,7 @@ class Replicas:
         self.skipped = 0  # epochs that others had read before this replica came
         self.is_behind = False  # it took over a state, and passes epochs until it is there
         self._is_fresh = True
-        self._settings, self._world = settings, world
+        self._settings, self._world, self._noted_at = settings, world, 0.0
         self._fewest = settings.min_replicas or environ.integer("ACCEL_REPLICA_MIN", 1) or 1
         if self._fewest > self.size:
             raise ConfigurationError(
@@ -446,10 +446,10 @@ class Replicas:
         self.has_changed, self._is_new = self._is_new, False
         if self.has_changed:
             self.waited = time.monotonic() - self._made_at
-            self._notes.write(f"made-{self.number}", str(self.life))
             if self._world.is_main:
                 self._notes.log(when=time.time(), living=self.living, step=self.step, waited=self.waited)
         self._made_at = time.monotonic()
+        self.note()
         self._follow()
 
     def _advance(self) -> None:
@@ -479,6 +479,14 @@ class Replicas:
             raise StateError("The state of a living replica is taken over; got one that came late itself. Start again.")
         self._chain, self.samples, self.step = state["chain"], state["samples"], state["step"]
         self.healed, self.is_behind = True, False
+
+    def note(self, trains: bool = True) -> None:
+        """Let the launcher know that this life has made steps, and, once a second, that it makes more."""
+        now = time.monotonic()
+        if self._world.rank == 0 and self.living and (not trains or now > self._noted_at + _NOTE):
+            self._noted_at = now if trains else 0.0
+            limit = self._settings.quorum_timeout + self._settings.timeout
+            self._notes.write(f"at-{self.number}", f"{self.life} {limit:g} {self.step if trains else '-'}")
 
     def publish(self, epochs: dict[int, int]) -> None:
         """Let replicas that come know which epochs are over."""

@@ -13,7 +13,7 @@ import torch
 from accel_core.testing import limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runs import check, command_of, launched
+from runs import SAMPLES, check, command_of, launched
 
 pytest.importorskip("accel_launch", reason="accel-launch is an extra")
 pytest.importorskip("torchft", reason="torchft is not installed")
@@ -146,3 +146,18 @@ def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None
     found = launched(tmp_path, "", "slow", "brief", epochs=12, meanwhile=hold_up)
     assert "was made without 1" in found["report"]
     check(found, tmp_path, 12, {})
+
+
+def test_a_replica_that_hangs_does_not_keep_the_launcher(tmp_path: Path) -> None:
+    """One that makes no step for as long as a step may take is ended by name, where the others have come to the end."""
+
+    def stop(run: subprocess.Popen[str]) -> None:
+        assert limits.wait_until(lambda: all((tmp_path / f"read-{n}-0").exists() for n in (0, 1)), quiet=20)
+        os.kill(int((tmp_path / "start-1-0").read_text()), signal.SIGSTOP)
+
+    found = launched(tmp_path, "", "slow", "hasty", "brief", epochs=4, gone=1, meanwhile=stop)
+    report = found["report"]
+    assert "1 of 2 replicas came to the end of the script" in report
+    assert "replica 1 hung, and was ended: it made no step for 7 s after others came to the end" in report
+    assert found["0-0"]["weights"]["times"].tolist() == [4] * SAMPLES
+    assert not (Path("/proc") / (tmp_path / "start-1-0").read_text()).exists()

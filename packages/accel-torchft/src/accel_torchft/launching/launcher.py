@@ -164,6 +164,7 @@ class _Lives:
         self._lives = dict.fromkeys(self._share(self._machine), 0)
         self._vain = dict.fromkeys(self._lives, 0)
         self._next = dict.fromkeys(self._lives, 0.0)
+        self._seen: dict[int, tuple[list[str], float]] = {}
         self._late: dict[int, tuple[float, str]] = {}
         self._said = {each: ("busy", time.monotonic()) for each in range(self._machines) if each != self._machine}
         self._lost: set[int] = set()
@@ -286,25 +287,36 @@ class _Lives:
             self._hear()
             time.sleep(_LOOK_S)
 
+    def _at(self, number: int) -> list[str]:
+        """Return the last life of a replica that made steps, how long a step may take, and the last step."""
+        found: list[str] = self._notes.read(f"at-{number}", "- 0 -").split()
+        return found
+
     def _made_steps(self, number: int) -> bool:
-        return self._notes.read(f"made-{number}", "") == str(self._lives[number])
+        return self._at(number)[0] == str(self._lives[number])
 
     def _is_state_left(self) -> bool:
         """Return whether a replica lives, on any machine, that has made steps."""
         lost = {number for machine in json.loads(self._notes.read("lost", "[]")) for number in self._share(machine)}
         others = {*range(self._count)} - lost
-        return any(self._notes.read(f"made-{each}", "") == self._notes.read(f"life-{each}", "0") for each in others)
+        return any(self._at(each)[0] == self._notes.read(f"life-{each}", "0") for each in others)
 
     def _hasten(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        """End a replica that came when the run was over: nobody is left to heal it."""
-        now = time.monotonic()
-        if number in self._late:
+        """End a replica that came when the run was over, as nobody is left to heal it, and one that hangs in a step."""
+        now, at = time.monotonic(), self._at(number)
+        before, since = self._seen.get(number, ([], now))
+        if at != before:
+            self._seen[number] = at, now
+        elif number in self._late:
             when, why = self._late[number]
             if now > when:
                 self._late[number] = now + _AGAIN_S, why
                 process.terminate()  # a second time ends what took no notice of the first
-        elif not self._made_steps(number):
+        elif at[0] != str(self._lives[number]):
             self._late[number] = 0.0, f"replica {number} came when the run was over"
+        elif at[2] != "-" and now > since + float(at[1]):
+            why = f"it made no step for {at[1]} s after others came to the end"
+            self._late[number] = 0.0, f"replica {number} hung, and was ended: {why}"
 
     def _keep_lighthouse(self) -> None:
         if self._lighthouse is None or self._lighthouse.poll() is not None:

@@ -9,6 +9,7 @@ own row. Memory is the growth of the peak of resident memory over what was there
 folder, or load from one.
 What ranks fetch is what each of four says it fetched of a checkpoint that one rank saved, over a quarter of the files;
 and of one that they saved in shards, where each is on a machine of its own.
+Weights that stay are those of a model on "disk", which its forwards fetch.
 The table of faults lets every request of a save over an older checkpoint, and of a load, fail in each way, once.
 """
 
@@ -192,6 +193,43 @@ def shards(mib: float) -> dict[str, float]:
     return {"fetched": max(moved), "all": float(s3fs.S3FileSystem().du("bucket/shards"))}
 
 
+def stay(mib: float) -> dict[str, float]:
+    """Run layers that stay in the store, and say what loads and forwards fetched and took; half of them fit a cache."""
+    import torch
+
+    from accel_bigmodel import load_checkpoint_and_dispatch
+    from accel_bigmodel.checkpoint.load import loading_index
+    from accel_bigmodel.offload.pieces import away
+    from accel_core.checkpoint.weights import save_model
+
+    count = max(4, round(mib * MIB / (WIDTH * WIDTH * 4)))
+    nbytes, inputs = count * WIDTH * WIDTH * 4, torch.ones(8, WIDTH)
+
+    def layers() -> torch.nn.Module:
+        return torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count)])
+
+    save_model(layers(), None, "s3://bucket/weights")
+    found = {"model": float(nbytes)}
+    for name, places, cache in (("whole", "cpu", None), ("all", "disk", nbytes), ("half", "disk", nbytes // 2)):
+        with torch.device("meta"):
+            model = layers()
+        begin = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+            model = load_checkpoint_and_dispatch(
+                model, "s3://bucket/weights", device_map={"": places}, offload_folder=folder, offload_cache=cache
+            )
+            index = loading_index(model)
+            at = away(next(iter(index.values()))["safetensors_file"]) if index else None
+            moved = [0 if at is None else at.file.store.traffic.bytes]
+            for number in range(3):
+                model(inputs)
+                if not number:
+                    found[f"{name} s"] = time.perf_counter() - begin
+                moved.append(0 if at is None else at.file.store.traffic.bytes)
+        found |= {f"{name} load": moved[0], f"{name} first": moved[1] - moved[0], f"{name} third": moved[3] - moved[2]}
+    return found
+
+
 def child(*words: str, ranks: int = 1) -> dict[str, float]:
     """Run a part of this file in processes of its own, and return what the first one prints last."""
     command = [sys.executable, *(["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else [])]
@@ -284,10 +322,10 @@ def main() -> None:
     parser.add_argument("--mib", type=float, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help="accepted, as every benchmark does; accelerate keeps no checkpoints in stores")
-    parser.add_argument("--part", choices=("upload", "fetch", "shards"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("upload", "fetch", "shards", "stay"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        parts = {"upload": lambda mib: upload(mib, args.rounds), "fetch": fetch, "shards": shards}
+        parts = {"upload": lambda mib: upload(mib, args.rounds), "fetch": fetch, "shards": shards, "stay": stay}
         result = parts[args.part](args.mib)
         if os.environ.get("RANK", "0") == "0":
             print(json.dumps(result))
@@ -297,6 +335,7 @@ def main() -> None:
         found = child(*words, "--part", "upload")
         four = child(*words, "--part", "fetch", ranks=RANKS)
         apart = child(*words, "--part", "shards", ranks=RANKS)
+        stays = child(*words, "--part", "stay")
     share = found["mib"] * MIB / RANKS
     print(f"| what, checkpoint of {found['mib']:.0f} MiB | measured | target |\n|---|---|---|")
     rates = ", ".join(f"{who} {found[who]:.0f}" for who in ("accel", "s3fs", "boto3"))
@@ -309,6 +348,12 @@ def main() -> None:
     print(f"| bytes fetched by one of {RANKS} ranks ÷ its share | {four['fetched'] / share:.3f} | ≤ 1.05 |")
     alone = apart["fetched"] / (apart["all"] / RANKS)
     print(f"| … each on a machine of its own, of shards that they saved | {alone:.3f} | ≤ 1.05 |")
+    size, loaded = stays["model"] / MIB, stays["all load"] / 1024
+    print(f"| weights that stay, {size:.0f} MiB: fetched by the load, KiB | {loaded:.1f} | – |")
+    for cache in ("all", "half"):
+        moved = ", ".join(f"{stays[f'{cache} {which}'] / MIB:.0f}" for which in ("first", "third"))
+        print(f"| … fetched by the first and third forward, cache for {cache}, MiB | {moved} | – |")
+    print(f"| … load and first forward ÷ those after fetching all | {stays['all s'] / stays['whole s']:.2f} | – |")
     print("\n| of | each request | requests | what is loaded afterwards |\n|---|---|---|---|")
     for what, fault, count, counts in faults():
         told = ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))

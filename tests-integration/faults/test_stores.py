@@ -16,13 +16,15 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "accel-core" / "tests" / "stores"))
-from s3_server import FaultyProxy, serving, settings
+from s3_server import FAULTS, FaultyProxy, serving, settings
 
+from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.remote import commits, store
+from accel_core.checkpoint.weights import save_model
 from accel_core.comm.objects import gather_object
-from accel_core.errors import CheckpointDamagedError
+from accel_core.errors import CheckpointDamagedError, CheckpointError
 from accel_core.mesh.tensor import whole
 from accel_core.testing import limits, requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
@@ -168,6 +170,39 @@ def test_a_damaged_piece_of_a_shard_is_found_by_machines_that_read_a_part(
     fs.pipe_file(name, bytes(raw))
     alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     world(2, quiet=20, environment=alone)(load_damaged)(*arguments[:3])
+
+
+def test_a_forward_survives_the_fault_of_any_request_for_its_weights(
+    s3: FaultyProxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """Weights that stay in a store compute the same whatever request fails; one that fails for good is named, once."""
+    monkeypatch.setattr(store, "_PAUSE", 0.0)
+    monkeypatch.setattr(store, "_ATTEMPTS", 2)
+    width = 64
+    torch.manual_seed(0)
+    whole = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)])
+    save_model(whole, None, f"{bucket}/weights")
+    with init_empty_weights():
+        model: nn.Module = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(4)])
+    size, inputs = 4 * width**2, torch.randn(3, width)
+    model = load_checkpoint_and_dispatch(
+        model, f"{bucket}/weights", device_map={"": "disk"}, offload_cache=2 * size, offload_folder=tmp_path
+    )
+    with torch.no_grad():
+        expected = whole(inputs)
+        for fault in FAULTS:
+            at, over = 0, False
+            while not over:
+                s3.begin(fault, at)
+                assert torch.equal(model(inputs), expected)
+                assert sum(path.stat().st_size for path in tmp_path.rglob("piece-*")) <= 2 * size
+                at, over = at + 1, len(s3.seen) <= at
+            assert at > 2
+        s3.begin("500", 0, lasting=True)
+        with pytest.raises(CheckpointError, match="failed 2 times"):
+            model(inputs)
+        s3.begin()
+        assert torch.equal(model(inputs), expected)
 
 
 @pytest.mark.full("another case of a grid")

@@ -29,6 +29,7 @@ from accel_bigmodel import (
 )
 from accel_bigmodel.hooks.prefetch import _residencies
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.weights import save_model
 from accel_core.errors import DeviceMapError
 from accel_core.host.environ import patch_environment
 from accel_core.modules.held_memory import tell_if_exhausted
@@ -200,6 +201,28 @@ def tight(sim: Any, folder: Path) -> dict[str, Any]:
     return {"equal": all(torch.equal(output, expected) for output in outputs)}
 
 
+def stored(sim: Any, folder: Path) -> dict[str, Any]:
+    """Layers that stay in a store come to the device through a cache with room for four."""
+    plain, _, expected = reference(folder)
+    save_model(plain, None, "memory://bucket/weights")
+    places: dict[str, int | str] = {"embed": 0, "head": 0, "layers": "disk"}
+    model = load_checkpoint_and_dispatch(
+        empty(), "memory://bucket/weights", device_map=places, offload_folder=folder / "near", offload_cache=4 * LAYER
+    )
+    seen: list[int] = []
+    for layer in model.layers:
+        layer.register_forward_hook(
+            lambda *_: seen.append(sum(path.stat().st_size for path in folder.rglob("piece-*")))
+        )
+    outputs = [model(TOKENS.to(simulated.NAME)).cpu() for _ in range(3)]
+    bindings = [part.binding for part, _ in _residencies(model)]
+    return {
+        "equal": all(torch.equal(output, expected) for output in outputs),
+        "within": max(seen) <= 4 * LAYER,
+        "prefetched": all(binding is not None for binding in bindings) and len(bindings) == len(model.layers),
+    }
+
+
 def gradients(sim: Any, folder: Path) -> dict[str, Any]:
     """An adapter over an offloaded base trains as it does in memory: staging memory is never used again under grad."""
     plain, _, _ = reference(folder)
@@ -351,7 +374,7 @@ def experts(sim: Any, folder: Path) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     scenario.__name__: scenario
-    for scenario in (spread, budget, full, refused, tight, gradients, back, mixed, prepared, experts, exhausted)
+    for scenario in (spread, budget, full, refused, tight, stored, gradients, back, mixed, prepared, experts, exhausted)
 }
 
 

@@ -28,7 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     gathered: dict[str, Any] = {}
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
     for names in (
-        ("mixed", "spread", "budget"),
+        ("mixed", "spread", "budget", "stored"),
         ("refused", "gradients", "back", "prepared"),
         ("full", "experts", "exhausted"),
         ("tight",),
@@ -105,6 +105,11 @@ def test_a_block_larger_than_the_device_is_refused(results: dict[str, Any]) -> N
 def test_prefetching_gives_way_on_a_full_device(results: dict[str, Any]) -> None:
     """A device with room for two layers runs a model that was allowed six."""
     assert results["tight"] == {"equal": True}
+
+
+def test_weights_in_a_store_come_to_the_device_through_a_cache(results: dict[str, Any]) -> None:
+    """They are prefetched, outputs are equal, and at no time is more on the disk than the cache may hold."""
+    assert results["stored"] == {"equal": True, "within": True, "prefetched": True}
 
 
 def test_gradients_through_offloaded_weights_are_exact(results: dict[str, Any]) -> None:

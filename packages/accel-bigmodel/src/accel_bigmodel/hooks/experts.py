@@ -228,7 +228,9 @@ class _ChosenExperts:
 
     def _is_in_place(self, slot: Slot) -> bool:
         _, _, place = self._store(slot.name)
-        return place is not None and (_has_rows(slot.placeholder) or place[0].entries[place[1]].form == slot.dtype)
+        if place is None or place[0].source is not None:  # a store is waited for
+            return False
+        return _has_rows(slot.placeholder) or place[0].entries[place[1]].form == slot.dtype
 
     @property
     def nbytes(self) -> int:

@@ -67,7 +67,8 @@ class CachedWeights(OffloadedWeightsLoader):
     @property
     def nbytes(self) -> int:
         """Bytes of the expert as it is stored."""
-        return sum(self.stored(key).nbytes for key in self.keys_of_expert)
+        places = [(key, None if key in self.state_dict else self.file_of(key)) for key in self.keys_of_expert]
+        return sum(self.stored(key).nbytes if at is None else at[0].entries[at[1]].nbytes for key, at in places)
 
     def state(self) -> tuple[object, ...]:
         """Return what changes when weights were replaced or written to while they were away."""

@@ -1,7 +1,7 @@
 """Puts schedules on a dispatched model, so that offloaded weights are prefetched while other blocks compute."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ def attach_prefetch(
             count = sum(slot.placeholder.numel() * slot.placeholder.dtype.itemsize for slot in residency.slots)
             blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, spec), store, prefix))
         largest = max(block.nbytes for _, _, block, _, _ in blocks)
-        budget = _budget(device, largest, prefetch)
+        budget = _within_cache(_budget(device, largest, prefetch), [block for _, _, block, _, _ in blocks])
         if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
             continue
         transport: Transport[Weights] = (
@@ -96,11 +96,11 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
         name = prefix + slot.name
         if packed.find(slot.placeholder) is not None or name not in store:
             return None
-        on_disk = store.file_of(name) is not None
-        if hook.device is not None and hook.device.type == "cpu" and not on_disk:
+        place = store.file_of(name)
+        if hook.device is not None and hook.device.type == "cpu" and place is None:
             return None
-        # Modules share one copy of a tied weight; the schedule would make one for each.
-        if tied and store.stored(name).data_ptr() in tied:
+        # Modules share one copy of a tied weight; the schedule would make one for each. Its address was held.
+        if tied and (place is None or place[0].is_mapped(place[1])) and store.stored(name).data_ptr() in tied:
             return None
     return store, prefix
 
@@ -114,6 +114,18 @@ def _has_room(device: torch.device, count: int) -> bool:
     if hasattr(module, "memory_reserved"):
         free += int(module.memory_reserved(device)) - int(module.memory_allocated(device))
     return free >= count
+
+
+def _within_cache(budget: int | None, blocks: Sequence[Block[Weights]]) -> int | None:
+    """Return how much of a budget waits for its turn in caches of files in stores: the next block, or half of them."""
+    here = [block for block in blocks if block.source.places]
+    places = [place for block in here for place in block.source.places]
+    rooms = [file.source.room for file, _ in places if file.source is not None and file.source.room is not None]
+    if budget is None or not rooms:
+        return budget
+    stored = sum(file.entries[name].nbytes for file, name in places)
+    room = min(rooms) * sum(block.nbytes for block in here) // max(stored, 1)
+    return min(budget, room, max(2 * max(block.nbytes for block in here), room // 2))
 
 
 def _budget(device: torch.device, largest: int, prefetch: Prefetch) -> int | None:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -18,7 +18,7 @@ from accel_core.checkpoint.tensor_file import check_booleans
 from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
-__all__ = ["InFile", "MappedFile", "header_of", "map_file"]
+__all__ = ["InFile", "Map", "MappedFile", "Source", "header_of", "map_file"]
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -40,6 +40,19 @@ class InFile(NamedTuple):
     weight: torch.Tensor | None = None
 
 
+class Source(Protocol):
+    """Where the bytes of a file are that lies elsewhere."""
+
+    size: int
+    room: int | None  # bytes of it that may be here at once; None for all
+
+    def mapped(self, first: int, last: int) -> tuple[Any, int]:
+        """Return memory, and where bytes of the file begin in it."""
+
+    def will_need(self, first: int, last: int) -> None:
+        """Have bytes of the file fetched while something else computes."""
+
+
 def header_of(path: str | os.PathLike[str]) -> Header | GgufHeader:
     """Read the header of a safetensors or GGUF file, and nothing else.
 
@@ -55,8 +68,8 @@ def header_of(path: str | os.PathLike[str]) -> Header | GgufHeader:
         os.close(descriptor)
 
 
-def _read(descriptor: int, path: str | os.PathLike[str]) -> Header | GgufHeader:
-    return (read_gguf if os.fspath(path).endswith(".gguf") else read_header)(descriptor, path)
+def _read(descriptor: int, path: str | os.PathLike[str], size: int | None = None) -> Header | GgufHeader:
+    return read_gguf(descriptor, path) if os.fspath(path).endswith(".gguf") else read_header(descriptor, path, size)
 
 
 def _open(path: str | os.PathLike[str]) -> int:
@@ -74,7 +87,7 @@ def _open(path: str | os.PathLike[str]) -> int:
         ) from failure
 
 
-class _Map:
+class Map:
     """The bytes of a file as private memory, released when nothing uses them.
 
     Attributes:
@@ -112,17 +125,26 @@ def _leaves_room(size: int) -> bool:
 class MappedFile:
     """A file mapped into memory, private to this process: its tensors are views, read when they are touched.
 
-    Where the process may not use enough address space for the whole file, each tensor is mapped while it is in use.
+    Where the process may not use enough address space for the whole file, each tensor is mapped while it is in use. So
+    is one of a file that lies elsewhere but for its header: its `source` gives the bytes.
     """
 
-    def __init__(self, path: str | os.PathLike[str], entries: Mapping[str, StoredTensor] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        entries: Mapping[str, StoredTensor] | None = None,
+        source: Source | None = None,
+    ) -> None:
         self.path = os.fspath(path)
+        self.source = source
         with open(_open(path), "rb") as file:
-            self.header = _read(file.fileno(), self.path) if entries is None else None
+            size = None if source is None else source.size
+            self.header = _read(file.fileno(), self.path, size) if entries is None else None
             self.entries = (entries or {}) if self.header is None else self.header.tensors
             self._stamp = os.fstat(file.fileno())
             self.size = self._stamp.st_size
-            self._map = _Map(file.fileno(), self.size) if self.size and _leaves_room(self.size) else None
+            mapped = self.source is None and self.size and _leaves_room(self.size)
+            self._map = Map(file.fileno(), self.size) if mapped else None
         self._held: dict[str, torch.Tensor] = {}
         self._views: MutableMapping[str, torch.Tensor] = weakref.WeakValueDictionary() if self._map is None else {}
 
@@ -167,7 +189,7 @@ class MappedFile:
     def row(self, name: str, number: int) -> torch.Tensor:
         """Return one row of a tensor, with the tensor's number of sizes, as a view of the map."""
         entry = self.entries[name]
-        if self._map is not None or name in self._views:
+        if self.is_mapped(name):
             return self.tensor(name)[number : number + 1]
         size = entry.nbytes // entry.shape[0]
         return self._view(StoredTensor(entry.form, (1, *entry.shape[1:]), entry.start + number * size, size))
@@ -175,6 +197,10 @@ class MappedFile:
     def hold(self, name: str) -> None:
         """Keep a tensor mapped: what knows it by its address would take another one for it."""
         self._held[name] = self.tensor(name)
+
+    def is_mapped(self, name: str) -> bool:
+        """Return whether a tensor has an address."""
+        return self._map is not None or name in self._views
 
     def writes(self, name: str) -> int:
         """Return how often a tensor's view was written to, which the file does not have."""
@@ -186,12 +212,14 @@ class MappedFile:
         """Return mapped memory, and where bytes of the file begin in it."""
         if self._map is not None:
             return self._map.buffer, first
+        if self.source is not None:
+            return self.source.mapped(first, last)
         begin = first - first % mmap.PAGESIZE
         with open(_open(self.path), "rb") as file:
             found = os.fstat(file.fileno())
             if any(getattr(found, key) != getattr(self._stamp, key) for key in _IDENTITY):
                 raise self._changed("another content")
-            return _Map(file.fileno(), last - begin, begin).buffer, first - begin
+            return Map(file.fileno(), last - begin, begin).buffer, first - begin
 
     def _view(self, entry: StoredTensor) -> torch.Tensor:
         if entry.nbytes == 0:
@@ -214,12 +242,16 @@ class MappedFile:
         self._advise(mmap.MADV_DONTNEED, self.entries[name], row)
 
     def _advise(self, advice: int, entry: StoredTensor, row: int | None) -> None:
-        if self._map is None or entry.nbytes == 0:  # a piece is read when it is touched, and goes with its view
+        if entry.nbytes == 0:
             return
         first, last = entry.start, entry.stop
         if row is not None:
             size = entry.nbytes // entry.shape[0]
             first, last = first + row * size, first + (row + 1) * size
+        if self.source is not None and advice == mmap.MADV_WILLNEED:
+            self.source.will_need(first, last)
+        if self._map is None:  # a piece is read when it is touched, and goes with its view
+            return
         if advice == mmap.MADV_DONTNEED:
             # Whole pages of this tensor alone: a neighbor may have been written to, in memory.
             first = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -236,7 +268,7 @@ _mapped: "weakref.WeakValueDictionary[tuple[str, int, int, int], MappedFile]" = 
 _lock = threading.Lock()
 
 
-def map_file(path: str | os.PathLike[str]) -> MappedFile:
+def map_file(path: str | os.PathLike[str], source: Source | None = None) -> MappedFile:
     """Map a safetensors or GGUF file, or return the map that this process already has of it.
 
     Raises:
@@ -252,5 +284,5 @@ def map_file(path: str | os.PathLike[str]) -> MappedFile:
     with _lock:
         file = _mapped.get(key)
         if file is None:
-            file = _mapped[key] = MappedFile(path)
+            file = _mapped[key] = MappedFile(path, source=source)
         return file

@@ -69,8 +69,9 @@ class MapTransport:
     def start(self, block: Block[Weights]) -> None:
         """Have the kernel read the block's pages ahead, unless they stayed and none was taken back since."""
         spec = _spec_of(block)
-        if spec.kept_at is None or spec.kept_at != _waited():
-            for file, name in spec.places:
+        stayed = spec.kept_at is not None and spec.kept_at == _waited()
+        for file, name in spec.places:
+            if not stayed or file.source is not None:
                 file.will_need(name)
 
     def finish(self, block: Block[Weights], ticket: Any) -> Weights:
@@ -153,6 +154,9 @@ class StreamTransport:
     def _copy(self, spec: TransferSpec) -> tuple[Weights, Any]:
         weights = Weights([])
         used: list[torch.Tensor] = []
+        for file, name in spec.places:
+            if file.source is not None:
+                file.will_need(name)
         with self._stream:
             for name, dtype in zip(spec.names, spec.dtypes, strict=True):
                 source = spec.store.stored(name)

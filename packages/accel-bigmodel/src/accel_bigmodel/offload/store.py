@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from accel_bigmodel.offload.index import MappedFile, map_file
+from accel_bigmodel.offload.pieces import away
 from accel_core.checkpoint.json_file import read_json
 from accel_core.checkpoint.manifest import check_name
 from accel_core.checkpoint.tensor_file import buffer_of
@@ -388,7 +389,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             return None
         path = next((entry[key] for key in _IN_PLACE if entry.get(key) is not None), None)
         if path is not None:
-            found = map_file(path), entry.get("weight_name", key)
+            found = map_file(path, away(path)), entry.get("weight_name", key)
             if found[1] not in found[0]:
                 raise OffloadError(
                     f"A weights file does not hold an offloaded weight; got {found[1]!r} in "

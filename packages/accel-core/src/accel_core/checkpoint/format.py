@@ -170,6 +170,7 @@ class SaveRequest:
     writes: bool  # whether this rank writes what all ranks of its disk share
     exchange: Exchange  # how ranks agree on who writes what
     safe: bool = True  # use safetensors for whole weights
+    kept: Sequence[set[str]] | None = None  # names of the weights that are saved of each model, if not of all
 
 
 @runtime_checkable

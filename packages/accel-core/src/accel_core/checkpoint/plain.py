@@ -27,6 +27,9 @@ class PlainFormat:
     has_models_apart = True
     """Whether models can be saved without their optimizers."""
 
+    has_adapters_apart = True
+    """Whether of a model those weights can be saved alone that PEFT added; of a subclass, if it says so itself."""
+
     def weights(self, run: Run) -> list[dict[str, Any]]:
         """Return whole state dicts of the models; every rank calls it."""
         return [run.strategy.state_dict(own) for own in run.models]

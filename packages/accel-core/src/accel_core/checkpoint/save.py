@@ -100,8 +100,9 @@ def save_state(
                 hook(models_for_hooks(run), weights, str(transaction.staging))
         hooked = transaction.written_by_hooks()
         with ranks.together(doing) as exchange:
-            weights = weights if part is None else selection.restricted(part, run, weights)
-            request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization)
+            kept = selection.kept_of(part, run)
+            weights = selection.restricted(kept, weights)
+            request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization, kept)
             pieces = run.strategy.format.parts(request)
             if request.writes:
                 rest = [*stateful.parts(run), stateful.counters_part(run)]

@@ -12,12 +12,11 @@ from torch import nn
 from accel_core.checkpoint import names
 from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
-from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration
 from accel_core.errors import CheckpointDamagedError, ConfigurationError
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
-__all__ = ["ADAPTERS", "MODEL", "chosen", "part", "restricted", "selected", "without_the_rest"]
+__all__ = ["ADAPTERS", "MODEL", "chosen", "kept_of", "part", "restricted", "selected", "without_the_rest"]
 
 MODEL, ADAPTERS = "model", "adapters"
 _MISSING = " is not in the checkpoint"
@@ -50,10 +49,11 @@ def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | N
             "call save_model for weights alone."
         )
     if given == [ADAPTERS]:
-        if form is not PlainFormat:
+        # A form that is made of another one writes models in its own way.
+        if not getattr(form, "has_adapters_apart", False) or "has_adapters_apart" not in vars(form):
             raise ConfigurationError(
-                "Adapters are saved alone where every rank holds whole models; got a strategy that shards them. Save "
-                "parts=('model',), or the adapters with PEFT's save_pretrained."
+                "Adapters are saved alone of models that are whole on every rank or that FSDP2 shards; got another "
+                "strategy. Save parts=('model',), or the adapters with PEFT's save_pretrained."
             )
         for model in run.models:
             _adapters_of(model)
@@ -76,12 +76,16 @@ def without_the_rest(run: _R) -> _R:
     return replace(run, project=project, **empty)  # type: ignore[type-var]
 
 
-def restricted(part: str, run: Run, weights: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what of the models' weights is saved."""
-    if part == MODEL:
-        return list(weights)
-    kept = [_adapters_of(model) for model in run.models]
-    return [{n: v for n, v in each.items() if n in own} for each, own in zip(weights, kept, strict=True)]
+def kept_of(part: str | None, run: Run) -> list[set[str]] | None:
+    """Return the names of the weights that are saved of each model; `None` where all are."""
+    return [_adapters_of(model) for model in run.models] if part == ADAPTERS else None
+
+
+def restricted(kept: Sequence[set[str]] | None, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what of the models' states is saved; a rank may have none."""
+    if kept is None or not states:
+        return list(states)
+    return [{n: v for n, v in each.items() if n in own} for each, own in zip(states, kept, strict=True)]
 
 
 def part(name: str) -> Part:

@@ -16,7 +16,7 @@ import torch
 from accel_core.checkpoint.manifest import damaged_file
 from accel_core.errors import CheckpointError
 
-__all__ = ["DTYPES", "FORMS", "METADATA", "Header", "StoredTensor", "read_header"]
+__all__ = ["DTYPES", "FORMS", "LONGEST_HEADER", "METADATA", "Header", "StoredTensor", "read_header"]
 
 _FORMS: dict[str, tuple[str, int]] = {
     "F64": ("float64", 64),
@@ -55,7 +55,9 @@ METADATA = "__metadata__"
 FORMS = {dtype: name for name, dtype in DTYPES.items()}
 """The same names by dtype."""
 
-_LONGEST = 100_000_000  # the format's own bound
+LONGEST_HEADER = 100_000_000
+"""The format's own bound, in bytes."""
+
 _MOST_EXTENT = 1 << 64
 _BYTES_PER_CONTAINER = 16
 
@@ -91,12 +93,15 @@ class Header(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of an open safetensors file; it may have at most 100 MB."""
-    size = os.fstat(descriptor).st_size
+def read_header(descriptor: int, path: str | os.PathLike[str], size: int | None = None) -> Header:
+    """Read and check the header of an open safetensors file, of which more than the header may be elsewhere.
+
+    The header may have at most 100 MB; `size` is that of the whole file.
+    """
+    size = os.fstat(descriptor).st_size if size is None else size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
-        if size < 8 or length > min(size - 8, _LONGEST):
+        if size < 8 or length > min(size - 8, LONGEST_HEADER):
             raise ValueError(f"{size} bytes that do not begin like a safetensors file")
         raw = os.pread(descriptor, length, 8)
         if len(raw) != length:

@@ -50,8 +50,8 @@ class Traffic:
         return f"{text}, {self.retries} requests repeated, {self.stalled:.0f} s without a byte"
 
     @contextmanager
-    def watched(self, doing: str, total: int) -> Iterator[None]:
-        """Say every half minute how far it is, and that nothing moves where nothing does."""
+    def watched(self, doing: str, total: int, *, last: bool = True) -> Iterator[None]:
+        """Say every half minute how far it is, that nothing moves where nothing does, and at `last` what it was."""
         began, before, over = time.monotonic(), self.bytes, threading.Event()
 
         def watch() -> None:
@@ -74,4 +74,4 @@ class Traffic:
             over.set()
             thread.join()
             self.seconds += time.monotonic() - began
-            logger.info("%s: %s", doing, self)
+            logger.log(logging.INFO if last else logging.DEBUG, "%s: %s", doing, self)

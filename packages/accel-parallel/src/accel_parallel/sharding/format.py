@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from accel_core.checkpoint import names
+from accel_core.checkpoint import names, selection
 from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.plain import parts as whole_parts
@@ -28,6 +28,8 @@ class FullyShardedFormat(ShardedFormat):
     So what was saved here continues under any other strategy and number of ranks, and the other way round.
     """
 
+    has_adapters_apart = True
+
     def __init__(self, kind: str, whole_optimizer: Callable[[Any, bool], dict[str, Any]]) -> None:
         self.kind = kind
         self._whole_optimizer = whole_optimizer
@@ -46,10 +48,8 @@ class FullyShardedFormat(ShardedFormat):
         if self.kind == "FULL_STATE_DICT":
             return self._whole(request)
         run = request.run
-        models = {
-            names.sharded(names.FSDP_MODEL_NAME, index): {"model": self.state_of(own)}
-            for index, own in enumerate(run.models)
-        }
+        own = selection.restricted(request.kept, [self.state_of(model) for model in run.models])
+        models = {names.sharded(names.FSDP_MODEL_NAME, index): {"model": state} for index, state in enumerate(own)}
         states = models | self._optimizers(run)
         return [*writer.plan(states, run.world.rank, request.exchange, plans=self._plans)]
 

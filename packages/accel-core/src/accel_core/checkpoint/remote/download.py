@@ -25,10 +25,10 @@ from accel_core.checkpoint.remote.local import LocalFolder
 from accel_core.checkpoint.remote.store import PARALLEL, PART, Store
 from accel_core.checkpoint.remote.upload import open_store
 from accel_core.checkpoint.window import Window
-from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointNotFoundError
+from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 from accel_core.process.world import World
 
-__all__ = ["Download", "fetch", "make_hole", "parts_of"]
+__all__ = ["Download", "StoredFile", "fetch", "make_hole", "parts_of", "read_part"]
 
 logger = logging.getLogger(__name__)
 
@@ -147,13 +147,7 @@ def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into
 
     def one(part: tuple[str, int, int]) -> None:
         name, start, stop = part
-        try:
-            content = store.read(f"{folder}/{name}" if folder else name, start, stop)
-        except FileNotFoundError as error:
-            raise CheckpointDamagedError(
-                f"A file of the checkpoint {str(store.address)!r} is not in the store; got no {name}, which is listed "
-                "there. Load another checkpoint."
-            ) from error
+        content = read_part(store, f"{folder}/{name}" if folder else name, start, stop)
         with open(into / name, "r+b", buffering=0) as file:  # a hole was made for it
             file.seek(start)
             view = memoryview(content)
@@ -164,6 +158,48 @@ def fetch(store: Store, folder: str, parts: Sequence[tuple[str, int, int]], into
     with store.traffic.watched(f"Reading {store.address}", total), ThreadPoolExecutor(PARALLEL) as pool:
         for _ in pool.map(one, parts):
             pass
+
+
+def read_part(store: Store, name: str, start: int, stop: int) -> bytes:
+    """Return bytes of a file that the store listed."""
+    try:
+        return store.read(name, start, stop)
+    except FileNotFoundError as error:
+        raise CheckpointDamagedError(
+            f"A file of the checkpoint {str(store.address)!r} is not in the store; got no {name}, which was listed "
+            "there. Load another checkpoint."
+        ) from error
+
+
+@record(frozen=True)
+class StoredFile:
+    """A file that stays in a store and is read by ranges, as it was when it was opened."""
+
+    store: Store
+    name: str
+    size: int
+    state: tuple[int, str] | None = None  # another one when another file takes its name; `None` where none can
+
+    def read(self, start: int, stop: int, take: Callable[[int, bytes], object]) -> None:
+        """Read bytes in parts, two at a time, and give each to `take` with its place after `start`.
+
+        Raises:
+            CheckpointError: The store fails for good, or the file is gone or another one.
+        """
+
+        def one(part: tuple[str, int, int]) -> None:
+            name, low, high = part
+            take(low - start, read_part(self.store, name, low, high))
+
+        watched = self.store.traffic.watched(f"Reading {self.store.address}", stop - start, last=False)
+        with watched, ThreadPoolExecutor(PARALLEL) as pool:
+            for _ in pool.map(one, parts_of([(self.name, start, stop)])):
+                pass
+        if self.state is not None and self.store.state(self.name) != self.state:
+            raise CheckpointError(
+                f"The weights at {str(self.store.address)!r} were replaced while they were in use; got another "
+                f"{self.name}. Load them again."
+            )
 
 
 def parts_of(ranges: Iterable[tuple[str, int, int]], rank: int = 0, ranks: int = 1) -> list[tuple[str, int, int]]:

@@ -31,9 +31,12 @@ class LocalFolder:
     lock: int | None = None  # held by the first rank of the machine for as long as the folder is used
 
     @classmethod
-    def of(cls, cache: str | None, kind: str, identity: str, name: str) -> LocalFolder:
-        """Return the folder of one save or load, in `ProjectConfiguration.local_cache` or among temporary files."""
-        base = Path(cache) if cache is not None else Path(tempfile.gettempdir()) / f"accel-{os.getuid()}"
+    def of(cls, cache: str | None, kind: str, identity: str, name: str, beside: str | None = None) -> LocalFolder:
+        """Return the folder of one save or load, in `ProjectConfiguration.local_cache` or among temporary files.
+
+        `beside` is where these lie, if not in the folder of the system.
+        """
+        base = Path(cache) if cache is not None else Path(beside or tempfile.gettempdir()) / f"accel-{os.getuid()}"
         return cls(base / f"{'near' if kind == 'loading' and cache is not None else kind}-{identity}", name)
 
     @property
@@ -56,7 +59,7 @@ class LocalFolder:
         except OSError as error:
             raise CheckpointError(
                 f"Files of a checkpoint at an address pass through {str(self.root)!r}, which could not be made; got "
-                f"{error}. Pass ProjectConfiguration(local_cache=...) with a folder of your own."
+                f"{error}. Pass ProjectConfiguration(local_cache=...), or offload_folder, with a folder of your own."
             ) from error
 
     @contextlib.contextmanager

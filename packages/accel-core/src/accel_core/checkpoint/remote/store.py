@@ -12,7 +12,7 @@ import inspect
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -81,13 +81,17 @@ class Store:
                 return {}
 
         root, listed = self._path(folder).strip("/") + "/", self._attempt("Listing", found).items()
-        states = {name: [str(each[key]) for key in _STATE if key in each] for name, each in listed}
-        return {n.strip("/").removeprefix(root): (int(each["size"]), str(states[n])) for n, each in listed}
+        return {name.strip("/").removeprefix(root): _state_of(each) for name, each in listed}
 
     def size(self, name: str) -> int | None:
         """Return the size of one object, asked for by its name; `None` where it is not."""
+        found = self.state(name)
+        return None if found is None else found[0]
+
+    def state(self, name: str) -> tuple[int, str] | None:
+        """Return the size of one object, and what changes when it does; `None` where it is not."""
         with contextlib.suppress(FileNotFoundError):
-            return int(self._attempt("Looking at", lambda: self._fs.info(self._path(name)))["size"])
+            return _state_of(self._attempt("Looking at", lambda: self._fs.info(self._path(name))))
         return None
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -262,6 +266,11 @@ def _tried(call: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
         return call(), None
     except Exception as error:
         return None, error
+
+
+def _state_of(entry: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the size of an object as its store tells it, and what changes when it does."""
+    return int(entry["size"]), str([str(entry[key]) for key in _STATE if key in entry])
 
 
 def _opened(address: Address) -> tuple[Any, str]:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from pathlib import Path
 
@@ -15,15 +16,16 @@ from accel_core.checkpoint import commit as folders
 from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
-from accel_core.checkpoint.manifest import damaged_file
+from accel_core.checkpoint.manifest import check_name, damaged_file
 from accel_core.checkpoint.remote import commits
-from accel_core.checkpoint.remote.download import fetch, make_hole, parts_of
+from accel_core.checkpoint.remote.download import StoredFile, fetch, make_hole, parts_of, read_part
 from accel_core.checkpoint.remote.local import LocalFolder
-from accel_core.checkpoint.remote.store import Store
+from accel_core.checkpoint.remote.store import PARALLEL, Store
 from accel_core.checkpoint.remote.upload import probe
+from accel_core.checkpoint.tensor_header import LONGEST_HEADER
 from accel_core.errors import CheckpointError, CheckpointNotFoundError
 
-__all__ = ["local_weights", "put_weights"]
+__all__ = ["StoredWeights", "local_weights", "put_weights", "weights_at"]
 
 _SHARDS = "weights-"
 _WHOLE = ".whole"
@@ -34,9 +36,10 @@ _OF_RUNS = (
 
 
 @record(frozen=True)
-class _Found:
-    """Objects of weights: names below a folder of a store, with their sizes."""
+class StoredWeights:
+    """Objects of weights at an address: names below a folder of a store, with their sizes."""
 
+    address: Address
     store: Store
     folder: str
     sizes: dict[str, int]
@@ -44,9 +47,75 @@ class _Found:
     name: str = ""  # the one that was asked for, where it is not all
     digests: dict[str, str] = field(default_factory=dict)  # as far as they are known
 
+    @property
+    def have_headers(self) -> bool:
+        """Whether a reader can do with ranges of them: safetensors files, and none in another format."""
+        return any(map(_is_safe, self.sizes)) and not any(name.endswith((".bin", ".gguf")) for name in self.sizes)
 
-def local_weights(given: str | os.PathLike[str]) -> Path:
-    """Return where weights lie on this machine; those at an address are fetched, once for its processes."""
+    def fetch(self) -> Path:
+        """Return where they lie on this machine, after fetching them once for its processes."""
+        digest = digest_of_bytes(f"{self.address} {self.state}".encode())
+        identity = "".join(chr(ord("a") + int(digit, 16)) for digit in digest[: names.ID_LENGTH])
+        local = self._folder(identity)
+        with open(local.root / ".fetching", "w") as lock, local.room():
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the first process fetches, the others wait for it
+            if not (local.root / _WHOLE).exists():
+                for name, size in self.sizes.items():
+                    make_hole(local.files / name, size)
+                wanted = ((name, 0, size) for name, size in sorted(self.sizes.items()))
+                fetch(self.store, self.folder, parts_of(wanted), local.files)
+                for name, expected in self.digests.items():
+                    if digest_of(local.files / name) != expected:
+                        raise damaged_file(self.address / name, "another digest than its manifest has")
+                again = None if self.digests else _objects(self.address)
+                if again is not None and again.state != self.state:
+                    raise CheckpointError(
+                        f"The weights at {str(self.address)!r} were replaced while they were fetched; got others at "
+                        "the end. Load them again."
+                    )
+                (local.root / _WHOLE).touch()
+        return local.files / self.name
+
+    def headers(self, beside: str | None) -> tuple[Path, dict[Path, StoredFile]]:
+        """Return a folder of this process with their indices and headers, and for each of these the file in the store.
+
+        It goes when the process ends, with what is put beside it; it lies in `beside`, or among temporary files.
+        """
+        local = self._folder(names.fresh_id(), beside)
+
+        def one(name: str) -> tuple[Path, StoredFile] | None:
+            path, size, at = local.files / name, self.sizes[name], f"{self.folder}/{name}".lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not _is_safe(name):
+                path.write_bytes(read_part(self.store, at, 0, size))
+                return None
+            # The folder of a save or of shards is its own, and what lies in it never changes.
+            file = StoredFile(self.store, at, size, None if "/" in at else self.store.state(at))
+            length = int.from_bytes(read_part(self.store, at, 0, 8), "little") if size > 8 else 0
+            path.write_bytes(
+                read_part(self.store, at, 0, min(size, 8 + length)) if 0 < length < LONGEST_HEADER else b""
+            )
+            return path, file
+
+        wanted = [name for name in sorted(self.sizes) if _is_safe(name) or name.endswith(".index.json")]
+        with local.room(), ThreadPoolExecutor(PARALLEL) as pool:
+            return local.files / self.name, dict(each for each in pool.map(one, wanted) if each is not None)
+
+    def _folder(self, identity: str, beside: str | None = None) -> LocalFolder:
+        for name in self.sizes:
+            check_name(name, self.address)
+        local = LocalFolder.of(None, "loading", identity, self.address.name or "weights", beside)
+        local.make()
+        atexit.register(local.leave)
+        return local
+
+
+def _is_safe(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def weights_at(given: str | os.PathLike[str]) -> Path | StoredWeights:
+    """Return where weights lie on this machine, or what of them lies at an address."""
     address = names.folder_of(given)
     if not isinstance(address, Address):
         return address
@@ -56,29 +125,13 @@ def local_weights(given: str | os.PathLike[str]) -> Path:
             f"There are no weights at {str(address)!r}; got nothing there. Pass the address of a file of weights, of a "
             "folder with some, or of a checkpoint."
         )
-    digest = digest_of_bytes(f"{address} {found.state}".encode())
-    identity = "".join(chr(ord("a") + int(digit, 16)) for digit in digest[: names.ID_LENGTH])
-    local = LocalFolder.of(None, "loading", identity, address.name or "weights")
-    local.make()
-    atexit.register(local.leave)
-    with open(local.root / ".fetching", "w") as lock, local.room():
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the first process fetches, the others wait for it
-        if not (local.root / _WHOLE).exists():
-            for name, size in found.sizes.items():
-                make_hole(local.files / name, size)
-            wanted = ((name, 0, size) for name, size in sorted(found.sizes.items()))
-            fetch(found.store, found.folder, parts_of(wanted), local.files)
-            for name, expected in found.digests.items():
-                if digest_of(local.files / name) != expected:
-                    raise damaged_file(address / name, "another digest than its manifest has")
-            again = None if found.digests else _objects(address)
-            if again is not None and again.state != found.state:
-                raise CheckpointError(
-                    f"The weights at {str(address)!r} were replaced while they were fetched; got others at the end. "
-                    "Load them again."
-                )
-            (local.root / _WHOLE).touch()
-    return local.files / found.name
+    return found
+
+
+def local_weights(given: str | os.PathLike[str]) -> Path:
+    """Return where weights lie on this machine; those at an address are fetched, once for its processes."""
+    found = weights_at(given)
+    return found if isinstance(found, Path) else found.fetch()
 
 
 def put_weights(address: Address, write: Callable[[Path], None]) -> None:
@@ -119,7 +172,7 @@ def _is_weights(name: str) -> bool:
     return names.is_shard(file) and (not folder or folder.startswith(_SHARDS))
 
 
-def _of_run(address: Address) -> _Found | None:
+def _of_run(address: Address) -> StoredWeights | None:
     """Return the weights of a checkpoint that `save_state` wrote, or those in one folder of it."""
     for place, folder in ((address, ""), (Address(address.parent), f"{address.name}/")):
         store = Store(place) if len(place.parts) > 1 else None
@@ -135,11 +188,11 @@ def _of_run(address: Address) -> _Found | None:
             sizes = {name: each.size for name, each in inside.items()}
             digests = {name: each.digest for name, each in inside.items()}
             at = f"{commit.folder}/{folder}".rstrip("/")
-            return _Found(store, at, sizes, commit.save, digests=digests) if sizes else None
+            return StoredWeights(address, store, at, sizes, commit.save, digests=digests) if sizes else None
     return None
 
 
-def _objects(address: Address) -> _Found | None:
+def _objects(address: Address) -> StoredWeights | None:
     """Return weights that lie at an address as in a folder, or the one file that it names."""
     for place, name in ((address, ""), (Address(address.parent), address.name)):
         store = Store(place)
@@ -149,5 +202,5 @@ def _objects(address: Address) -> _Found | None:
         chosen = {key: state for key, state in states.items() if not alone or key == name}
         if chosen and (not name or name in chosen):
             sizes = {key: size for key, (size, _) in chosen.items()}
-            return _Found(store, "", sizes, str(sorted(chosen.items())), name)
+            return StoredWeights(address, store, "", sizes, str(sorted(chosen.items())), name)
     return None

@@ -124,7 +124,7 @@ def _within_cache(budget: int | None, blocks: Sequence[Block[Weights]]) -> int |
     if budget is None or not rooms:
         return budget
     stored = sum(file.entries[name].nbytes for file, name in places)
-    room = min(rooms) * sum(block.nbytes for block in here) // max(stored, 1)
+    room: int = min(rooms) * sum(block.nbytes for block in here) // max(stored, 1)
     return min(budget, room, max(2 * max(block.nbytes for block in here), room // 2))
 
 

@@ -52,8 +52,8 @@ def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | N
         # A form that is made of another one writes models in its own way.
         if not getattr(form, "has_adapters_apart", False) or "has_adapters_apart" not in vars(form):
             raise ConfigurationError(
-                "Adapters are saved alone of models that are whole on every rank or that FSDP2 shards; got another "
-                "strategy. Save parts=('model',), or the adapters with PEFT's save_pretrained."
+                f"Not every strategy can save adapters alone; got {type(run.strategy).__name__}. Save "
+                "parts=('model',), or the adapters with PEFT's save_pretrained."
             )
         for model in run.models:
             _adapters_of(model)

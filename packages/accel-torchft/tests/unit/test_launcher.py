@@ -13,7 +13,8 @@ pytest.importorskip("accel_launch", reason="accel-launch is an extra")
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers.registry import choose
-from accel_torchft.launching.launcher import ReplicaLauncher
+from accel_launch.settings import devices
+from accel_torchft.launching.launcher import ReplicaLauncher, gpus_of
 
 
 def settings(*words: str) -> Any:
@@ -44,6 +45,34 @@ def test_replicas_are_started_by_launchers_of_their_own(
     assert words[1:4] == ["-m", "accel_launch", "launch"]
     assert words[4:] == ["--cpu", "--num-processes=2", *alone, "train.py", "--lr", "1"]
     assert launcher.environ(found)["ACCELERATE_RUNTIME"] == "replicas"
+
+
+@pytest.mark.parametrize(
+    ("words", "visible", "ids"),
+    [
+        (("-n", "2"), None, ["0,1", "2,3", "4,5"]),
+        (("-n", "2", "--gpu-ids", "7,6,5,4,3,2"), None, ["7,6", "5,4", "3,2"]),
+        (("-n", "1"), "4, 5,6", ["4", "5", "6"]),
+        (("-n", "2", "--cpu"), None, [None, None, None]),
+        ((), None, 8),
+        (("-n", "3"), None, 8),
+        (("-n", "2"), "1,2", 2),
+    ],
+)
+def test_replicas_of_a_machine_have_gpus_of_their_own(
+    words: tuple[str, ...], visible: str | None, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that processes see are shared out, and fewer than processes are refused; machine 1 has these replicas."""
+    monkeypatch.setattr(devices, "_present", lambda: 8)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found, replicas = settings("--replicas", "3", *words), range(3, 6)
+    if isinstance(ids, int):
+        with pytest.raises(ConfigurationError, match=f"in each of 3 replicas of this machine, and {ids} GPUs"):
+            gpus_of(found, replicas)
+        return
+    variable = "ACCEL_GPU_IDS" if "--gpu-ids" in words else "CUDA_VISIBLE_DEVICES"  # of which the former goes before
+    assert [each.get(variable) for each in gpus_of(found, replicas).values()] == ids
 
 
 def test_a_run_without_replicas_is_not_claimed() -> None:

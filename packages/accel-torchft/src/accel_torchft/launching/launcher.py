@@ -19,6 +19,7 @@ from accel_launch.imports import load
 from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.launchers.preflight import check_agreement, facts_of_machine, own_address
 from accel_launch.settings.child import switched
+from accel_launch.settings.devices import count_gpus, visible_variable
 from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.outcome import TRY_AGAIN, shell_status
@@ -32,7 +33,7 @@ __all__ = ["ReplicaLauncher"]
 
 _OF_RUN = {
     "replicas", "min_replicas", "log_dir", "watchdog", "num_machines", "nnodes", "machine_rank", "main_process_ip",
-    "main_process_port", "rdzv_backend", "rdzv_conf",
+    "main_process_port", "rdzv_backend", "rdzv_conf", "gpu_ids",
 }  # fmt: skip
 """Settings that a replica does not get from the run."""
 
@@ -109,6 +110,29 @@ def _check(settings: Settings) -> None:
         )
 
 
+def gpus_of(settings: Settings, replicas: range) -> dict[int, dict[str, str]]:
+    """Return, for each replica of this machine, the variable that gives it GPUs of its own; none where there are none.
+
+    Raises:
+        ConfigurationError: There are fewer than they have processes.
+    """
+    each, variable, named = settings.layout.processes, "ACCEL_GPU_IDS", settings["gpu_ids"]
+    if named in (None, "all"):
+        variable = visible_variable(None)
+        named = settings.inherited.get(variable)
+    count = 0 if settings["cpu"] else count_gpus(settings.inherited, named)
+    if not count:
+        return {number: {} for number in replicas}
+    ids = [str(index) for index in range(count)] if named is None else [word.strip() for word in named.split(",")]
+    if len(ids) < each * len(replicas):
+        raise ConfigurationError(
+            f"Each process of each replica has a GPU; got {each} in each of {len(replicas)} replicas of this machine, "
+            f"and {counted(len(ids), 'GPU')}. Lower --num-processes or --replicas, or pass --cpu."
+        )
+    places = {number: (number - replicas.start) * each for number in replicas}
+    return {number: {variable: ",".join(ids[at : at + each])} for number, at in places.items()}
+
+
 def _meet(settings: Settings) -> tuple[object, str, list[str], str]:
     """Meet the other machines; return what is kept for the store, its place, all machines, and the lighthouse's place.
 
@@ -147,6 +171,7 @@ class _Lives:
         self._machine, self._machines = settings.layout.machine_rank, settings.layout.machines
         self._count, self._fewest = int(settings["replicas"]), int(settings["min_replicas"])
         self._command, self._supervisor = command, supervisor
+        self._gpus = gpus_of(settings, self._share(self._machine))
         self._serves, self._place, self._hosts, self._address = _meet(settings)
         own = self._hosts[self._machine]
         direct = [environment.get("no_proxy") or environment.get("NO_PROXY"), *self._hosts]  # states come by HTTP
@@ -331,10 +356,10 @@ class _Lives:
 
     def _start(self, number: int) -> None:
         self._supervisor.follow(number, number)
-        variables = {"ACCEL_REPLICA": str(number), "ACCEL_REPLICA_LIFE": str(self._lives[number])}
+        own = {"ACCEL_REPLICA": str(number), "ACCEL_REPLICA_LIFE": str(self._lives[number]), **self._gpus[number]}
         process = subprocess.Popen(
             self._command,
-            env={**self._environment, **self._supervisor.variables(number), **variables},
+            env={**self._environment, **self._supervisor.variables(number), **own},
             start_new_session=True,
         )
         self._running[number] = process

@@ -12,6 +12,7 @@ from accel_bigmodel.hooks.hook import SequentialHook
 from accel_bigmodel.hooks.listed import CachedWeights
 from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
+from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
 from accel_bigmodel.offload.schedule import Block, Schedule, Transport
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
@@ -119,12 +120,12 @@ def _has_room(device: torch.device, count: int) -> bool:
 def _within_cache(budget: int | None, blocks: Sequence[Block[Weights]]) -> int | None:
     """Return how much of a budget waits for its turn in caches of files in stores: the next block, or half of them."""
     here = [block for block in blocks if block.source.places]
-    places = [place for block in here for place in block.source.places]
+    places: list[tuple[MappedFile, str]] = [place for block in here for place in block.source.places]
     rooms = [file.source.room for file, _ in places if file.source is not None and file.source.room is not None]
     if budget is None or not rooms:
         return budget
     stored = sum(file.entries[name].nbytes for file, name in places)
-    room: int = min(rooms) * sum(block.nbytes for block in here) // max(stored, 1)
+    room = min(rooms) * sum(block.nbytes for block in here) // max(stored, 1)
     return min(budget, room, max(2 * max(block.nbytes for block in here), room // 2))
 
 

@@ -34,7 +34,7 @@ class _Slice(NamedTuple):
     missing: Tensor | None  # which rows are behind the end of the vocabulary
 
 
-def slice_heads(model: nn.Module, policy: Any) -> None:
+def slice_heads(model: nn.Module, policy: object) -> None:
     """Let losses of the linear layers that are sharded on their own be computed from slices of them."""
     for module in model.modules():
         own = dict(module.named_parameters())
@@ -51,7 +51,7 @@ class _SlicedHead:
     slices once more. How many there are depends on the shards alone, so ranks may have other numbers of tokens.
     """
 
-    def __init__(self, head: nn.Linear, policy: Any) -> None:
+    def __init__(self, head: nn.Linear, policy: object) -> None:
         self._take(head)
         (self._record,), mesh = shard_groups(head), self._weight.device_mesh
         (axis,) = (place for place, each in enumerate(self._weight.placements) if each.is_shard())
@@ -109,7 +109,7 @@ class _SlicedHead:
         weight, bias = self._weight, self._bias
         if self._record._post_reduce_event is not None:  # of a plain pass of the head, whose stream adds gradients too
             self._record.device_handle.current_stream().wait_event(self._record._post_reduce_event)
-        scales = ((labels != ignored) * gradient)[:, None]
+        scales = (labels != ignored) * gradient
         towards = torch.zeros_like(rows, dtype=top.dtype) if needed else None
         of_bias = top.new_zeros(self._ranks, self._size) if bias is not None and bias.requires_grad else None
         for one in self._slices(dtype):
@@ -118,8 +118,8 @@ class _SlicedHead:
             for own in _parts(rows, chunk):
                 with torch.enable_grad():  # by which a counter of FLOPs knows what is computed again
                     logits, slope = _logits(rows[own], one, how)
-                logits.sub_(top[own, None]).exp_().div_(sums[own, None])
-                logits.scatter_add_(-1, column[own, None], -here[own, None].to(logits.dtype)).mul_(scales[own])
+                logits.sub_(top[own, None]).exp_().mul_((scales[own] / sums[own])[:, None])
+                logits.scatter_add_(-1, column[own, None], -(here[own] * scales[own])[:, None])
                 slopes = (logits if slope is None else logits.mul_(slope)).to(dtype)
                 if towards is not None:
                     add_product(towards[own], slopes, one.weight)
@@ -167,7 +167,7 @@ class _SlicedHead:
                 missing = places[:, first:end].flatten() >= self._words
             yield _Slice(first, end - first, gathered.to(dtype), bias, missing)
 
-    def _gather(self, parameter: Any, first: int, rows: int) -> tuple[Tensor, dist.Work]:
+    def _gather(self, parameter: Tensor, first: int, rows: int) -> tuple[Tensor, dist.Work]:
         """Begin to gather rows of all shards, in the number format in which FSDP gathers."""
         rows = min(rows, self._size - first)
         own = local_memory(parameter)[first : first + rows].to(self._gathers)
@@ -182,7 +182,7 @@ class _SlicedHead:
         here = (labels != ignored) & (labels >= 0) & (labels < self._words) & (place >= 0) & (place < one.rows)
         return here, torch.where(here, labels // self._size * one.rows + place, 0)
 
-    def _reduce(self, parameter: Any, learned: Tensor, first: int) -> None:
+    def _reduce(self, parameter: Tensor, learned: Tensor, first: int) -> None:
         """Add the mean over ranks of a slice's gradient to the gradient of this rank's shard, as FSDP does."""
         count = math.prod(group.size() for group in (self._group, *self._copies))
         learned = learned.div_(getattr(self._record, "gradient_divide_factor", None) or count).to(self._reduces)
@@ -211,7 +211,7 @@ class _Sliced(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the hidden states."""
         ctx.head.come_backward()

@@ -38,11 +38,13 @@ __all__ = [
     "foreach_lerp_",
     "foreach_mul_",
     "group_gather",
+    "has_forward_hooks",
     "has_gradient_hooks",
     "is_in_backward",
     "pin_memory",
     "reduce_scatter_single",
     "ring_attention",
+    "run_gradient_hooks",
     "shard_groups",
     "shard_state",
     "storage_info",
@@ -66,6 +68,17 @@ def group_gather(group: Any) -> Callable[..., Any]:
 def has_gradient_hooks(parameter: Any) -> bool:
     """Return whether functions of a user see a parameter's gradients, or follow when they are there."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def run_gradient_hooks(parameter: Any) -> None:
+    """Call the functions of a user that follow a parameter's gradient, which was not added up by torch."""
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        hook(parameter)
+
+
+def has_forward_hooks(module: Any, others: int = 0) -> bool:
+    """Return whether functions of a user see the calls of a module, beside so many before and after."""
+    return max(len(module._forward_pre_hooks), len(module._forward_hooks)) > others
 
 
 def ddp_figures(wrapper: DistributedDataParallel) -> dict[str, object]:

@@ -890,7 +890,8 @@ class Accelerator(FunctionControl):
 
         Logits of some tokens are computed at a time, with their gradients, by torch's own `linear_cross_entropy` where
         the head is whole. Where tensor parallel shares out its rows, each rank computes with its own, and ranks add up
-        what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight.
+        what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight; a
+        head that FSDP2 shards on its own is gathered slice by slice, in forward and in backward, and never whole.
 
         Args:
             hidden: What enters the head, shape (..., features).
@@ -918,12 +919,13 @@ class Accelerator(FunctionControl):
         return linear_loss.linear_cross_entropy(hidden, head, labels, **given)  # type: ignore[arg-type]
 
     def chunk_logits(self, model: torch.nn.Module, chunk: int | None = None) -> None:
-        """Let a prepared language model of transformers compute its loss by `linear_cross_entropy` from now on.
+        """Let a language model of transformers compute its loss by `linear_cross_entropy` once it is prepared.
 
-        In a call with `labels`, its output has the loss and no logits; other calls are as before.
+        In a call with `labels`, its output has the loss and no logits; other calls are as before. Called before
+        `prepare`, FSDP2 shards the head on its own, where nothing else has its weight.
 
         Args:
-            model: The prepared model.
+            model: The model, prepared or not.
             chunk: As in `linear_cross_entropy`.
 
         Raises:
@@ -938,7 +940,9 @@ class Accelerator(FunctionControl):
             >>> model(input_ids=ids, labels=ids).logits is None
             True
         """
-        linear_loss.apply_to_head(self.unwrap_model(model, keep_torch_compile=False), chunk)
+        bare, *prepared = (self.unwrap_model(each, keep_torch_compile=False) for each in (model, *self._runtime.models))
+        is_prepared = any(each is bare for each in prepared)
+        (linear_loss.apply_to_head if is_prepared else linear_loss.ask)(bare, chunk)
 
     def unscale_gradients(self, optimizer: object = None) -> None:
         """Divide gradients by the scale of fp16 training, once a window; elsewhere do nothing.

@@ -23,7 +23,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
-from accel_core.modules import empty, joined
+from accel_core.modules import empty, joined, linear_loss
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.average import ModelAverage, check_settings
@@ -234,6 +234,7 @@ class Runtime:
     def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model in place of any earlier form of the same model."""
         inner = self.strategy.unwrap(model, keep_torch_compile=False)
+        linear_loss.apply_where_asked(inner)
         for index, kept in enumerate(self.models):
             if kept is model or self.strategy.unwrap(kept, keep_torch_compile=False) is inner:
                 self.models[index] = model

@@ -10,26 +10,33 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
+from accel_core._torch import shard_groups
 from accel_core.accelerator import Accelerator
-from accel_core.errors import DataError, PreparationError, StateError
+from accel_core.errors import DataError, PreparationError, RankDisagreementError, StateError
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
 from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 WORDS, WIDTH, TOKENS = 26, 8, 30
+MANY = 2501  # words that two ranks do not share out evenly, and do not gather in one slice
+
+
+class Head(nn.Linear):
+    """A head that FSDP2 shards on its own where its class is named."""
 
 
 class Net(nn.Module):
     """Returns what enters the head, or the loss."""
 
-    def __init__(self, bias: bool, tied: bool, softcap: float | None) -> None:
+    def __init__(self, bias: bool, tied: bool, softcap: float | None, words: int = WORDS) -> None:
         super().__init__()
-        self.enter, self.softcap = nn.Embedding(WORDS, WIDTH), softcap
+        self.enter, self.softcap = nn.Embedding(words, WIDTH), softcap
         self.body = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        self.head = nn.Linear(WIDTH, WORDS, bias=bias)
+        self.head = Head(WIDTH, words, bias=bias)
         if tied:
             self.head.weight = self.enter.weight
 
@@ -44,9 +51,13 @@ class Net(nn.Module):
         return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-def accelerator(way: str) -> Accelerator:
+def accelerator(way: str, **given: Any) -> Accelerator:
     """Return an Accelerator that shares a model in one of the ways."""
-    given: dict[str, Any] = {}
+    if way.startswith("sliced"):
+        own = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Head"]}
+        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2, **own)
+    if way == "sliced copies":
+        given["parallelism_config"] = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
     if way.startswith("fsdp2"):
         given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="FULL_STATE_DICT")
     if way.endswith("tp"):
@@ -59,7 +70,7 @@ def accelerator(way: str) -> Accelerator:
 def check(way: str, **given: Any) -> None:
     """Check the loss and every gradient against whole logits in one process."""
     torch.manual_seed(0)
-    tokens = torch.randint(WORDS, (4, TOKENS))
+    tokens = torch.randint(given.get("words", WORDS), (4, TOKENS))
     tokens[:, :3] = torch.tensor([0, 1, 2])  # each row has as many that count
     tokens[:, 3:].clamp_(min=1)
     alone = Net(**given)
@@ -67,7 +78,7 @@ def check(way: str, **given: Any) -> None:
     run, ours = accelerator(way), Net(**given)
     ours.load_state_dict(alone.state_dict())
     model = run.prepare(ours)
-    replicas = 1 if way == "tp" else 2
+    replicas = 4 if way == "sliced copies" else 1 if way == "tp" else 2
     place = dist.get_rank() * replicas // dist.get_world_size()
     loss = model(tokens.chunk(replicas)[place], run)
     run.backward(loss)
@@ -78,7 +89,16 @@ def check(way: str, **given: Any) -> None:
     for (name, wanted), got in zip(alone.named_parameters(), bare.parameters(), strict=True):
         whole = strategy.whole_of(got, got.grad)
         torch.testing.assert_close(whole, wanted.grad, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+    if way.startswith("sliced"):
+        assert was_whole(bare.head) == given["tied"]
     reset_all()
+
+
+def was_whole(head: Any) -> bool:
+    """Return whether FSDP2 ever gathered a head on its own, or did so as a part of the rest of the model."""
+    return not isinstance(head, FSDPModule) or any(
+        hasattr(each, "_unsharded_param") for each in shard_groups(head)[0].fsdp_params
+    )
 
 
 CASES = ((False, False, None), (True, False, 3.0), (False, True, None))
@@ -91,6 +111,114 @@ def test_loss_and_gradients_are_those_of_whole_logits(way: str) -> None:
     """With a bias, a soft cap and a tied weight, and with labels that do not count."""
     for bias, tied, softcap in CASES:
         check(way, bias=bias, tied=tied, softcap=softcap)
+
+
+@pytest.mark.parametrize("words", [WORDS, MANY])
+@requires("torch:2.8")
+@world(2)
+def test_a_head_that_is_sharded_on_its_own_is_never_whole(words: int) -> None:
+    """Ranks gather it in one slice or in several, also where they do not share its rows out evenly."""
+    for bias, tied, softcap in CASES:
+        check("sliced", bias=bias, tied=tied, softcap=softcap, words=words)
+
+
+@requires("torch:2.10")
+@world(4)
+def test_copies_of_a_sharded_head_learn_the_same() -> None:
+    """Ranks that hold copies of a shard average its gradient too."""
+    check("sliced copies", bias=True, tied=False, softcap=None, words=MANY)
+
+
+def gradients(run: Accelerator, model: Any) -> dict[str, Tensor | None]:
+    """Return whole gradients by name."""
+    strategy: Any = run._runtime.strategy
+    bare = run.unwrap_model(model, keep_torch_compile=False)
+    return {name: strategy.whole_of(each, each.grad) for name, each in bare.named_parameters()}
+
+
+def same(got: dict[str, Tensor | None], alone: nn.Module, share: float, within: float = 1e-6) -> None:
+    """Check gradients against a share of those of one process."""
+    for name, each in alone.named_parameters():
+        wanted = None if each.grad is None else each.grad * share
+        torch.testing.assert_close(
+            got[name], wanted, rtol=0, atol=within, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@requires("torch:2.8")
+@world(2)
+def test_slices_of_a_head_are_gathered_whatever_a_rank_has() -> None:
+    """Nothing that counts, more tokens than the others, batches that are added up, a frozen head, and no gradients."""
+    torch.manual_seed(0)
+    run, alone, ours = accelerator("sliced"), Net(True, False, None, words=MANY), Net(True, False, None, words=MANY)
+    ours.load_state_dict(alone.state_dict())
+    model = run.prepare(ours)
+    tokens = torch.randint(1, MANY, (4, TOKENS))
+    own = tokens if run.is_main_process else torch.zeros(1, 7, dtype=torch.int64)
+    loss = model(own, run)
+    run.backward(loss)
+    assert (loss == 0) == (not run.is_main_process)
+    alone(tokens).backward()
+    same(gradients(run, model), alone, 1 / 2)
+    with run.no_sync(model):
+        run.backward(model(own, run))
+    run.backward(model(own, run))
+    same(gradients(run, model), alone, 3 / 2)
+    norm = torch.nn.utils.get_total_norm([each.grad for each in alone.parameters() if each.grad is not None])
+    torch.testing.assert_close(run.clip_grad_norm_(model.parameters(), 1e9), norm * 3 / 2, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens, run), alone(tokens), rtol=0, atol=1e-6)
+        torch.testing.assert_close(model(tokens), alone(tokens), rtol=0, atol=1e-6)  # gathers it
+    for each in (alone, model):
+        each.zero_grad()
+        each.head.requires_grad_(False)
+    run.backward(model(own, run))
+    alone(tokens).backward()
+    same(gradients(run, model), alone, 1 / 2)
+
+
+class Branch(Net):
+    """Leaves its head out on some ranks."""
+
+    def forward(self, tokens: Tensor, run: Accelerator | None = None, uses: bool = True) -> Tensor:
+        """Return the loss, or a number that no head has to do with."""
+        return super().forward(tokens, run) if uses else self.body(self.enter(tokens)).square().mean()
+
+
+@requires("torch:2.8")
+@world(2)
+def test_a_rank_that_leaves_its_head_out_is_named() -> None:
+    """It follows those that gather slices, once all knew the order by heart, to where they meet."""
+    run = accelerator("sliced")
+    model, tokens = run.prepare(Branch(False, False, None, words=MANY)), torch.randint(1, MANY, (2, TOKENS))
+    for _ in range(2):
+        run.backward(model(tokens, run))
+    with pytest.raises(RankDisagreementError, match=r"rank 1: .* instead of the loss of head"):
+        run.backward(model(tokens, run, uses=run.is_main_process))
+
+
+@requires("torch:2.8")
+@world(2)
+def test_slices_in_half_precision_are_as_exact_as_a_whole_head() -> None:
+    """What FSDP2 gathers in bf16 and reduces in 32 bits, also in a model that is compiled."""
+    torch.manual_seed(0)
+    alone, tokens, far = Net(True, False, 3.0, words=MANY), torch.randint(1, MANY, (2, TOKENS)), []
+    alone(tokens).backward()
+    for way, given in (("whole", {}), ("sliced", {}), ("sliced", {"dynamo_backend": "eager"})):
+        if way == "whole":
+            given = {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2)}
+        run, ours = accelerator(way, mixed_precision="bf16", **given), Net(True, False, 3.0, words=MANY)
+        ours.load_state_dict(alone.state_dict())
+        model = run.prepare(ours)
+        run.backward(model(tokens[run.process_index, None], run))
+        found = gradients(run, model)
+        far.append([float((found[name] - each.grad).norm()) for name, each in alone.named_parameters()])  # type: ignore[operator]
+        assert was_whole(run.unwrap_model(model, keep_torch_compile=False).head) == (way == "whole")
+        reset_all()
+    whole, *others = far
+    assert whole[0] > 0
+    for each in others:
+        assert all(own <= 1.5 * limit for own, limit in zip(each, whole, strict=True)), far
 
 
 @world(2)
@@ -154,32 +282,39 @@ def test_what_has_no_loss_is_named() -> None:
 
 
 @requires("torch:2.8", "transformers")
-@pytest.mark.parametrize("way", ["fsdp2", "tp"])
+@pytest.mark.parametrize("way", ["fsdp2", "sliced", "tp"])
 @world(2, quiet=60)
 def test_a_switch_applies_it_to_models_of_transformers(way: str) -> None:
-    """A model's own loss and gradients, with a soft cap of its configuration; without labels it has its logits."""
+    """A model's own loss and gradients, with a soft cap of its configuration; without labels it has its logits.
+
+    Switched before it is prepared, FSDP2 shards its head on its own, and never gathers it.
+    """
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": way != "tp"}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": way == "fsdp2"}
     torch.manual_seed(0)
     alone = Gemma2ForCausalLM(Gemma2Config(vocab_size=WORDS, final_logit_softcapping=2.0, **sizes, **heads))
     tokens = torch.randint(WORDS, (2, TOKENS))
     wanted = alone(input_ids=tokens, labels=tokens)
     wanted.loss.backward()
     given: dict[str, Any] = {}
-    if way == "fsdp2":
+    if way != "tp":
         given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
     else:
         given["parallelism_config"] = ParallelismConfig(tp_size=2)
     run = Accelerator(cpu=True, **given)
     ours = Gemma2ForCausalLM(alone.config)
     ours.load_state_dict(alone.state_dict())
+    if way == "sliced":
+        run.chunk_logits(ours)
     model = run.prepare(ours)
-    run.chunk_logits(model)
+    if way != "sliced":
+        run.chunk_logits(model)
     got = model(input_ids=tokens, labels=tokens)
     run.backward(got.loss)
     assert got.logits is None
+    assert was_whole(model.lm_head) == (way != "sliced")
     torch.testing.assert_close(got.loss, wanted.loss, rtol=0, atol=1e-6)
     for (name, one), other in zip(alone.named_parameters(), run.unwrap_model(model).parameters(), strict=True):
         whole = run._runtime.strategy.whole_of(other, other.grad)
@@ -195,14 +330,20 @@ def memory(kind: str) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is reset on Linux only")
+@pytest.mark.parametrize("way", ["tp", "sliced"])
+@requires("torch:2.8")
 @world(2, quiet=30)
-def test_logits_of_a_chunk_are_all_that_a_rank_holds() -> None:
-    """Beyond gradients, a rank holds logits of some tokens for its part of the vocabulary, within a twentieth."""
+def test_logits_of_a_chunk_are_all_that_a_rank_holds(way: str) -> None:
+    """Beyond gradients, a rank holds logits of some tokens for its part of the vocabulary, within a twentieth.
+
+    Where FSDP2 shards the head on its own, slices of it and of their gradients take the place of some logits.
+    """
     ctypes.CDLL(None).mallopt(-3, 2**20)  # glibc keeps no freed block, which would count as used
     words, width, tokens, chunk = 65536, 512, 1024, 512
     plan = TorchTensorParallelConfig(tp_plan={"0": "colwise_gather_output"})
-    run = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=plan))
-    model: Any = run.prepare(nn.Sequential(nn.Linear(width, words, bias=False)))
+    tp: dict[str, Any] = {"parallelism_config": ParallelismConfig(tp_size=2, tp_handler=plan)}
+    run = Accelerator(cpu=True, **tp) if way == "tp" else accelerator(way)
+    model: Any = run.prepare(nn.Sequential(Head(width, words, bias=False)))
     hidden, labels = torch.randn(tokens, width, requires_grad=True), torch.randint(words, (tokens,))
     run.linear_cross_entropy(hidden[:chunk], model[0], labels[:chunk], chunk=chunk).backward()  # what libraries keep
     model.zero_grad()

@@ -9,17 +9,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accel_core._torch import has_forward_hooks
 from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.mesh.tensor import is_spread
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["apply_to_head", "linear_cross_entropy"]
+__all__ = [
+    "LEAST",
+    "SHARDED",
+    "add_product",
+    "apply_to_head",
+    "apply_where_asked",
+    "ask",
+    "asked_head",
+    "linear_cross_entropy",
+    "logits_of",
+]
 
 _How = tuple[int, dist.ProcessGroup | None, int, float | None, int]
 """The first row, the group that shares rows out, the label that does not count, the soft cap, and the chunk."""
-_LEAST = 64  # tokens whose logits exist at a time, at least
+LEAST = 64  # tokens whose logits exist at a time, at least
+SHARDED, _ASKED = "_accel_sharded_loss", "_accel_chunk_logits"
+"""Names of what computes the loss of a head that is sharded on its own, and of what was asked for before `prepare`."""
 
 
 def linear_cross_entropy(
@@ -37,12 +50,33 @@ def linear_cross_entropy(
     # An error would wait for a device; tensors without data and compiled graphs have no values to look at.
     known = labels.device.type == "cpu" and type(labels) is Tensor and not torch.compiler.is_compiling()
     lost = _lost(hidden, weight, labels, ignore_index, known)
+    rows, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
+    sharded: Any = getattr(head, SHARDED, None)
+    if sharded is None:
+        total = _total(rows, weight, bias, wanted, ignore_index, softcap, chunk)
+    else:
+        total = sharded(head, rows, wanted, ignore_index, softcap, chunk)
+    if not known:
+        total = total.masked_fill(lost.any(), torch.nan)
+    # Where all labels are ignored, nothing is learned; a mean of none would be NaN.
+    return total if reduction == "sum" else total / (wanted != ignore_index).sum().clamp(min=1)
+
+
+def _total(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    wanted: Tensor,
+    ignore_index: int,
+    softcap: float | None,
+    chunk: int | None,
+) -> Tensor:
+    """Return the sum of losses, of a head that is whole or whose rows tensor parallel shares out."""
     start, group = 0, cast("dist.ProcessGroup | None", None)
     if is_spread(weight):
         start, group = _place(cast("DTensor", weight))
         weight, bias = (None if each is None else cast(Any, each).to_local() for each in (weight, bias))  # type: ignore[assignment]
-    rows, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    size = chunk or max(_LEAST, rows.numel() // max(1, len(weight)))
+    size = chunk or max(LEAST, rows.numel() // max(1, len(weight)))
     if torch.is_autocast_enabled(rows.device.type):
         rows, weight = (each.to(torch.get_autocast_dtype(rows.device.type)) for each in (rows, weight))
     total: Tensor
@@ -63,10 +97,7 @@ def linear_cross_entropy(
     else:
         how = start, group, ignore_index, softcap, size
         total = _Chunked.apply(rows, weight, bias, wanted, how)  # type: ignore[no-untyped-call]
-    if not known:
-        total = total.masked_fill(lost.any(), torch.nan)
-    # Where all labels are ignored, nothing is learned; a mean of none would be NaN.
-    return total if reduction == "sum" else total / (wanted != ignore_index).sum().clamp(min=1)
+    return total
 
 
 def _lost(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, known: bool) -> Tensor:
@@ -105,6 +136,25 @@ def _place(weight: DTensor) -> tuple[int, dist.ProcessGroup]:
     return mesh.get_local_rank(axis) * -(-len(weight) // mesh.size(axis)), mesh.get_group(axis)
 
 
+def logits_of(rows: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+    """Return logits in 32 bits at least, and the slope of their soft cap where they have one."""
+    logits = functional.linear(rows, weight, None if bias is None else bias.to(weight.dtype))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap is None:
+        return logits, None
+    logits = logits.div_(softcap).tanh_()
+    slope = 1 - logits.square()
+    return logits.mul_(softcap), slope
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product of matrices, which has memory of its own only where it is added up in another number format."""
+    if into.dtype == left.dtype:
+        into.addmm_(left, right)
+    else:
+        into.add_(left @ right)
+
+
 class _Chunked(torch.autograd.Function):
     """The sum of losses; gradients are computed with it, so that logits of a few tokens exist at a time, and once."""
 
@@ -119,12 +169,7 @@ class _Chunked(torch.autograd.Function):
         )
         for first in range(0, len(rows), size):
             part, label = rows[first : first + size], labels[first : first + size]
-            logits = functional.linear(part, weight, None if bias is None else bias.to(weight.dtype)).float()
-            slope: Tensor | None = None
-            if softcap is not None:
-                logits = logits.div_(softcap).tanh_()
-                slope = 1 - logits.square()
-                logits.mul_(softcap)
+            logits, slope = logits_of(part, weight, bias, softcap)
             top = logits.amax(-1)
             if group is not None:
                 dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
@@ -136,7 +181,7 @@ class _Chunked(torch.autograd.Function):
             if group is not None:
                 dist.all_reduce(sums, group=group)
             total += ((sums[0].log() - sums[1]) * counts).sum()
-            logits.div_(sums[0][:, None]).scatter_add_(-1, place, -here[:, None].float()).mul_(counts[:, None])
+            logits.div_(sums[0][:, None]).scatter_add_(-1, place, -here[:, None].to(logits.dtype)).mul_(counts[:, None])
             slopes = (logits if slope is None else logits.mul_(slope)).to(weight.dtype)
             if towards is not None:
                 torch.mm(slopes, weight, out=towards[first : first + size])
@@ -161,28 +206,28 @@ class _Switch:
 
     def __init__(self, model: nn.Module, head: nn.Module, chunk: int | None) -> None:
         self._model, self._head, self._chunk = model, head, chunk
-        self._plain, self._on = head.forward, False
+        self._plain, self.is_on = head.forward, False
         self._entered: Tensor | None = None
         self._config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
         self._softcap: float | None = None
 
     def before(self, _: object, args: object, kwargs: dict[str, Any]) -> None:
         """Look whether the call has labels, and leave a soft cap to the loss."""
-        self._on = kwargs.get("labels") is not None
-        if self._on and hasattr(self._config, "final_logit_softcapping"):
+        self.is_on = kwargs.get("labels") is not None
+        if self.is_on and hasattr(self._config, "final_logit_softcapping"):
             self._softcap, self._config.final_logit_softcapping = self._config.final_logit_softcapping, None
 
     def after(self, _: object, args: object, output: object) -> None:
         """Return no logits, as there are none."""
-        if self._on and hasattr(self._config, "final_logit_softcapping"):
+        if self.is_on and hasattr(self._config, "final_logit_softcapping"):
             self._config.final_logit_softcapping = self._softcap
-        if self._on and isinstance(output, dict):
+        if self.is_on and isinstance(output, dict):
             output["logits"] = None
-        self._on, self._entered = False, None
+        self.is_on, self._entered = False, None
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return what enters the head."""
-        return hidden if self._on else self._plain(hidden)
+        return hidden if self.is_on else self._plain(hidden)
 
     def keep(self, _: object, args: object, output: Tensor) -> None:
         """Note what leaves the head."""
@@ -220,8 +265,37 @@ class _Switch:
         return loss if whole else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
 
 
-def apply_to_head(model: nn.Module, chunk: int | None) -> None:
-    """Let a bare model of transformers compute its loss this way; see `Accelerator.chunk_logits`."""
+class _Unhooked:
+    """Mixed into the class of a head that is sharded on its own: hooks of its calls would gather it for nothing."""
+
+    _accel_switch: _Switch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._accel_switch.is_on:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        self._accel_switch.keep(self, (), args[0])
+        return args[0]
+
+
+def ask(model: nn.Module, chunk: int | None) -> None:
+    """Let a bare model of transformers compute its loss this way once it is prepared."""
+    _head_of(model)
+    model.__dict__[_ASKED] = chunk
+
+
+def asked_head(model: nn.Module) -> nn.Module | None:
+    """Return the head of a model that is to compute its loss this way once it is prepared."""
+    return _head_of(model) if _ASKED in model.__dict__ else None
+
+
+def apply_where_asked(model: nn.Module) -> None:
+    """Do for a bare model that was just prepared what was asked for before."""
+    if _ASKED in model.__dict__:
+        apply_to_head(model, model.__dict__.pop(_ASKED))
+
+
+def _head_of(model: nn.Module) -> nn.Module:
+    """Return the head of a causal language model of transformers; refuse others."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     loss = getattr(model, "loss_function", None)
     if not isinstance(head, nn.Module) or getattr(loss, "__name__", "") != "ForCausalLMLoss":
@@ -229,9 +303,20 @@ def apply_to_head(model: nn.Module, chunk: int | None) -> None:
             "The head of a causal language model of transformers computes its loss by parts; got a "
             f"{type(model).__name__}. Call accelerator.linear_cross_entropy in its forward."
         )
+    return head
+
+
+def apply_to_head(model: nn.Module, chunk: int | None) -> None:
+    """Let a bare model of transformers compute its loss this way; see `Accelerator.chunk_logits`."""
+    head = _head_of(model)
     switch = _Switch(model, head, chunk)
     model.register_forward_pre_hook(switch.before, with_kwargs=True)
     model.register_forward_hook(switch.after, always_call=True)
-    head.forward = switch.head
-    head.register_forward_hook(switch.keep)
+    if hasattr(head, SHARDED) and not has_forward_hooks(head, others=1):  # FSDP has one
+        kind: Any = type(head)
+        own = {"__module__": kind.__module__, "_accel_switch": switch}
+        head.__class__ = type(kind.__name__, (_Unhooked, kind), own)
+    else:
+        head.forward = switch.head
+        head.register_forward_hook(switch.keep)
     model.loss_function = switch.loss  # type: ignore[assignment]

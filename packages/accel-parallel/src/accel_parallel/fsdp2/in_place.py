@@ -50,7 +50,7 @@ def shard(
     if from_main is None:
         from_main = not made_here and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
     with in_step(world, "prepare: fully_shard", views_of(model)):
-        for block in (*(block for _, block in plan.blocks), model):
+        for block in (*(block for _, block in (*plan.blocks, *plan.heads)), model):
             handover = None
             if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():
                 handover = Handover(block, mesh, plan.whole(model))

@@ -18,7 +18,7 @@ from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.process.world import World
 
-__all__ = ["Participation"]
+__all__ = ["Participation", "follower_of"]
 
 _KIND = "order of blocks"
 _MOST = 2**16
@@ -106,7 +106,7 @@ class _Group:
 
     def __init__(self, name: str, group: Any, order: _Order) -> None:
         self.order = order
-        self._group = group
+        self._group, self._name = group, name
         self._forward, self._backward, self._reduce = group.pre_forward, group.pre_backward, group.post_backward
         group.pre_forward, group.pre_backward, group.post_backward = self.forward, self.backward, self.reduce
         self._at_forward = _Place(f"the forward pass of {name}", self._follow_forward)
@@ -143,6 +143,16 @@ class _Group:
             self.reduced = True
             self._complete()
         self._reduce(*args)
+
+    def also_at(self, what: str, follow: Callable[[], None], *, reduces: bool) -> Callable[[], None]:
+        """Return what comes to another place, where not torch gathers and reduces these parameters."""
+        place = _Place(f"{what} of {self._name}", follow)
+
+        def come() -> None:
+            self.order.come_to(place)
+            self.reduced |= reduces and self._group.reduce_grads
+
+        return come
 
     def _follow_forward(self) -> None:
         self._forward(None, (), {})
@@ -198,6 +208,12 @@ class _Group:
         for place, parameter in self._unused.items():
             if not used[place]:
                 parameter.grad = None
+
+
+def follower_of(record: Any) -> _Group | None:
+    """Return who follows the parameters of a record of torch, if someone does."""
+    own = getattr(record.post_backward, "__self__", None)
+    return own if isinstance(own, _Group) else None
 
 
 class _Watched:
@@ -273,8 +289,8 @@ class Participation:
     @staticmethod
     def _followed(name: str, record: Any, order: _Order) -> _Group:
         """Return who follows the parameters of a module already, or from now on."""
-        own = getattr(record.post_backward, "__self__", None)
-        if not isinstance(own, _Group):
+        own = follower_of(record)
+        if own is None:
             return _Group(name, record, order)
         own.order = order
         return own

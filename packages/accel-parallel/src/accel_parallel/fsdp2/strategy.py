@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.host.versions import is_torch_version, require_torch
+from accel_core.modules.linear_loss import asked_head
 from accel_core.optim.optimizer import Stepper
 from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
@@ -18,6 +19,7 @@ from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import is_sharded, reshard, shard
 from accel_parallel.fsdp2.participation import Participation
+from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference
 from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.methods import GatheringMethods
@@ -73,7 +75,14 @@ class FullyShardStrategy(ShardedStrategy):
             require_torch("fsdp2_on_cpu")
         if plan.replicated:
             require_torch("fsdp2_whole")
-        return plan
+        bare = self._bare(model)
+        head = asked_head(bare)
+        return plan if head is None or not self._slices else plan.with_head(bare, head)
+
+    @property
+    def _slices(self) -> bool:
+        """Whether losses are computed from slices of a head: its shards lie on the device, and are cut once."""
+        return self.tensor is None and not isinstance(self.plugin.cpu_offload, CPUOffloadPolicy)
 
     def _left_out(self, model: torch.nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters of experts, which other ranks hold in parts."""
@@ -151,6 +160,8 @@ class FullyShardStrategy(ShardedStrategy):
         self.participation.watch(model)
         if model in self._methods:
             self._methods[model].watch(model)
+        if self._slices:
+            slice_heads(model, self.plugin.mixed_precision_policy)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes add up whole gradients on each rank."""

@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from accel_core._records import record
+from accel_core._torch import has_forward_hooks
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
@@ -32,14 +33,29 @@ class WrapPlan:
         blocks: Modules that are sharded one by one, with their names; those inside others come first. The model itself,
             which takes what is left, is not among them.
         replicated: Names of the parameters that are not sharded: each rank keeps a whole copy, or its own experts.
+        heads: A head that is sharded on its own as well, and is no block in which activations are computed again.
     """
 
     blocks: tuple[tuple[str, nn.Module], ...]
     replicated: tuple[str, ...]
+    heads: tuple[tuple[str, nn.Module], ...] = ()
 
     def found_in(self, model: nn.Module) -> WrapPlan:
         """Return the plan with the modules that now stand under the names of its blocks."""
-        return replace(self, blocks=tuple((name, model.get_submodule(name)) for name, _ in self.blocks))
+
+        def now(parts: Iterable[tuple[str, nn.Module]]) -> tuple[tuple[str, nn.Module], ...]:
+            return tuple((name, model.get_submodule(name)) for name, _ in parts)
+
+        return replace(self, blocks=now(self.blocks), heads=now(self.heads))
+
+    def with_head(self, model: nn.Module, head: nn.Module) -> WrapPlan:
+        """Return the plan with a head on its own, where nothing else has its parameters, and nothing sees its calls."""
+        taken = {id(part) for _, block in self.blocks for part in block.modules()}
+        kept = {id(parameter) for parameter in self.whole(model)}
+        if id(head) in taken or has_forward_hooks(head) or any(id(each) in kept for each in head.parameters()):
+            return self
+        named = [(name, module) for name, module in model.named_modules() if module is head]
+        return replace(self, heads=tuple(_without_ties(model, named)))
 
     def whole(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the parameters that are not sharded."""

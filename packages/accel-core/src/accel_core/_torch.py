@@ -76,7 +76,7 @@ def run_gradient_hooks(parameter: Any) -> None:
         hook(parameter)
 
 
-def has_forward_hooks(module: Any, others: int = 0) -> bool:
+def has_forward_hooks(module: torch.nn.Module, others: int = 0) -> bool:
     """Return whether functions of a user see the calls of a module, beside so many before and after."""
     return max(len(module._forward_pre_hooks), len(module._forward_hooks)) > others
 

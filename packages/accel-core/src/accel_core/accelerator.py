@@ -891,7 +891,7 @@ class Accelerator(FunctionControl):
         Logits of some tokens are computed at a time, with their gradients, by torch's own `linear_cross_entropy` where
         the head is whole. Where tensor parallel shares out its rows, each rank computes with its own, and ranks add up
         what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight; a
-        head that FSDP2 shards on its own is gathered slice by slice, in forward and in backward, and never whole.
+        head that is sharded on its own is gathered slice by slice, in forward and in backward, and never whole.
 
         Args:
             hidden: What enters the head, shape (..., features).
@@ -922,7 +922,7 @@ class Accelerator(FunctionControl):
         """Let a language model of transformers compute its loss by `linear_cross_entropy` once it is prepared.
 
         In a call with `labels`, its output has the loss and no logits; other calls are as before. Called before
-        `prepare`, FSDP2 shards the head on its own, where nothing else has its weight.
+        `prepare`, it has the head sharded on its own, where nothing else has its weight.
 
         Args:
             model: The model, prepared or not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -51,7 +52,7 @@ def linear_cross_entropy(
     known = labels.device.type == "cpu" and type(labels) is Tensor and not torch.compiler.is_compiling()
     lost = _lost(hidden, weight, labels, ignore_index, known)
     rows, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    sharded: Any = getattr(head, SHARDED, None)
+    sharded: Callable[..., Tensor] | None = getattr(head, SHARDED, None)
     if sharded is None:
         total = _total(rows, weight, bias, wanted, ignore_index, softcap, chunk)
     else:
@@ -312,8 +313,8 @@ def apply_to_head(model: nn.Module, chunk: int | None) -> None:
     switch = _Switch(model, head, chunk)
     model.register_forward_pre_hook(switch.before, with_kwargs=True)
     model.register_forward_hook(switch.after, always_call=True)
-    if hasattr(head, SHARDED) and not has_forward_hooks(head, others=1):  # FSDP has one
-        kind: Any = type(head)
+    if hasattr(head, SHARDED) and not has_forward_hooks(head, others=1):  # one is of sharding
+        kind = type(head)
         own = {"__module__": kind.__module__, "_accel_switch": switch}
         head.__class__ = type(kind.__name__, (_Unhooked, kind), own)
     else:

@@ -70,13 +70,13 @@ def has_gradient_hooks(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-def run_gradient_hooks(parameter: Any) -> None:
+def run_gradient_hooks(parameter: torch.Tensor) -> None:
     """Call the functions of a user that follow a parameter's gradient, which was not added up by torch."""
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
         hook(parameter)
 
 
-def has_forward_hooks(module: Any, others: int = 0) -> bool:
+def has_forward_hooks(module: torch.nn.Module, others: int = 0) -> bool:
     """Return whether functions of a user see the calls of a module, beside so many before and after."""
     return max(len(module._forward_pre_hooks), len(module._forward_hooks)) > others
 

@@ -14,6 +14,8 @@ from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.mesh.tensor import is_spread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.tensor import DTensor
 
 __all__ = [
@@ -51,7 +53,7 @@ def linear_cross_entropy(
     known = labels.device.type == "cpu" and type(labels) is Tensor and not torch.compiler.is_compiling()
     lost = _lost(hidden, weight, labels, ignore_index, known)
     rows, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    sharded: Any = getattr(head, SHARDED, None)
+    sharded: Callable[..., Tensor] | None = getattr(head, SHARDED, None)
     if sharded is None:
         total = _total(rows, weight, bias, wanted, ignore_index, softcap, chunk)
     else:
@@ -270,11 +272,11 @@ class _Unhooked:
 
     _accel_switch: _Switch
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, hidden: Tensor) -> Tensor:
         if not self._accel_switch.is_on:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        self._accel_switch.keep(self, (), args[0])
-        return args[0]
+            return super().__call__(hidden)  # type: ignore[misc, no-any-return]
+        self._accel_switch.keep(self, (), hidden)
+        return hidden
 
 
 def ask(model: nn.Module, chunk: int | None) -> None:
@@ -313,7 +315,7 @@ def apply_to_head(model: nn.Module, chunk: int | None) -> None:
     model.register_forward_pre_hook(switch.before, with_kwargs=True)
     model.register_forward_hook(switch.after, always_call=True)
     if hasattr(head, SHARDED) and not has_forward_hooks(head, others=1):  # FSDP has one
-        kind: Any = type(head)
+        kind = type(head)
         own = {"__module__": kind.__module__, "_accel_switch": switch}
         head.__class__ = type(kind.__name__, (_Unhooked, kind), own)
     else:

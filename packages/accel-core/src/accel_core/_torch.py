@@ -70,7 +70,7 @@ def has_gradient_hooks(parameter: Any) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
-def run_gradient_hooks(parameter: Any) -> None:
+def run_gradient_hooks(parameter: torch.Tensor) -> None:
     """Call the functions of a user that follow a parameter's gradient, which was not added up by torch."""
     for hook in (parameter._post_accumulate_grad_hooks or {}).values():
         hook(parameter)

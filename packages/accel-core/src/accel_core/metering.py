@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, cast
@@ -43,10 +43,10 @@ __all__ = ["Measurement", "Meter", "MeteredOptimizer", "MeteredRuntime"]
 _logger = get_logger(__name__)
 _PARTS = ("waiting", "forward", "backward", "exchange", "optimizer", "saving", "rest", "evaluation")
 _WAITING, _FORWARD, _BACKWARD, _EXCHANGE, _OPTIMIZER, _, _REST, _EVALUATION = range(len(_PARTS))
-_END = object()
 _MOST_MARKS = 100_000  # of one step, so that memory does not grow where no step ends
 _SIDE, _TRIES = 1024, 5  # of square products that show what a CPU can do
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_process = GradientState._shared_state  # which is emptied in place
 _PEAKS: tuple[tuple[set[str], tuple[float, float, float]], ...] = (
     # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
     ({"H200"}, (989.5, 494.7, 67)),
@@ -182,10 +182,32 @@ class _Reading:
 class _Timed:
     """Mixed into the class of a prepared model: a call of it, with all hooks and what compiles them, is measured."""
 
+    _unmeasured: Callable[..., object]  # of the class as it was
+
     def __call__(self, *args: object, **kwargs: object) -> object:
-        meter: Meter | None = GradientState._shared_state.get("meter")
-        call: Callable[..., object] = super().__call__  # type: ignore[misc]
-        return call(*args, **kwargs) if meter is None else meter.forward(self, call, args, kwargs)
+        meter: Meter | None = _process.get("meter")
+        # Inside of another one, or once more for backward, time counts already.
+        if meter is None or meter._part == _FORWARD or meter._part == _BACKWARD:
+            return self._unmeasured(*args, **kwargs)
+        before = meter.turn(_FORWARD)
+        try:
+            if not meter._counting or not torch.is_grad_enabled():
+                return self._unmeasured(*args, **kwargs)
+            # Most models get one tensor, and this runs in each step.
+            alone = len(args) == 1 and not kwargs and type(args[0]) is Tensor
+            shapes = args[0].shape if alone else (_shapes(args), _shapes(kwargs.values()))  # type: ignore[attr-defined]
+            count = meter._forward_flops.get((id(self), shapes))
+            if count is None:
+                meter._counts = False
+                with _FlopCount() as count:
+                    result = self._unmeasured(*args, **kwargs)
+                meter._forward_flops[id(self), shapes] = count
+                meter._reading.passes.append(count)
+                return result
+            meter._reading.passes.append(count)
+            return self._unmeasured(*args, **kwargs)
+        finally:
+            meter.turn(before)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Copies are of the class that the user knows, and not measured.
@@ -221,7 +243,7 @@ class Meter:
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
         self._thread, self._counting = threading.get_ident(), settings.flops == "auto"
         self._forward_flops: dict[tuple[object, ...], _FlopCount] = {}
-        self._backward_flops: dict[tuple[object, ...] | None, int] = {None: 0}  # by the counts of passes before it
+        self._backward_flops: dict[Hashable, int] = {None: 0}  # by the counts of passes before it
         self._idle = _Reading(trains=True)
         self._open: list[_Reading] = []
         self._steps, self._since, self._is_whole = 0, 0, True
@@ -236,18 +258,19 @@ class Meter:
         self._reading = self._idle
         self._fed: _Reading | None = None
         self._part, self._flops, self._counts = _REST, 0.0, False
-        self._last_key: tuple[object, ...] = ()
+        self._last_key: Hashable = ()
         # When each part began, which it is, and in which iteration; the last mark of a step is its end.
         self._marks: list[tuple[Any, int, _Reading]] = [(self._clock(), _REST, self._idle)]
         # Of steps that were made: marks, samples, numbers of tokens, FLOPs, and whether they are measured.
-        self._done: list[tuple[list[tuple[Any, int, _Reading]], int, list[Any], float, bool]] = []
+        self._done: list[tuple[list[tuple[Any, int, _Reading]], int, Sequence[Any], float, bool]] = []
 
     def watch(self, model: torch.nn.Module) -> None:
         """See the calls of a prepared model from now on."""
         kind = type(model)
         if not issubclass(kind, _Timed):
             made: Any = type(kind)
-            model.__class__ = made(kind.__name__, (_Timed, kind), {"__module__": kind.__module__})
+            own = {"__module__": kind.__module__, "_unmeasured": kind.__call__}
+            model.__class__ = made(kind.__name__, (_Timed, kind), own)
         trained = next((each for each in model.parameters() if each.requires_grad), None)
         if trained is not None:
             formats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": None}
@@ -256,8 +279,9 @@ class Meter:
 
     def turn(self, part: int) -> int:
         """Let time count for a part from now on; return the part for which it counted."""
-        before, self._part = self._part, part
         self._marks.append((self._clock(), part, self._reading))
+        before = self._part
+        self._part = part
         return before
 
     def read(self, loader: PreparedLoader, batches: Iterator[Any]) -> Iterator[Any]:
@@ -271,25 +295,22 @@ class Meter:
             return
         self._reading = reading = _Reading()
         self._open.append(reading)
-        self.turn(self._part)  # what follows belongs to this iteration
         spec, part = loader.spec, self._strategy.reading.part
         full = None if spec.step_samples is None else spec.step_samples // spec.ranks
+        before, has_tokens = self.turn(_WAITING), self._settings.tokens is not None
         try:
-            while True:
+            for batch in batches:
+                counts = loader.counts
+                real = full if counts is None else counts.real[part]
+                reading.samples += (count_rows(batch) or 0) if real is None else real
+                if has_tokens:
+                    reading.tokens.append(self._tokens(batch, None if counts is None else real))
+                self.turn(before)
+                yield batch
                 self._reading = reading
                 if len(self._marks) > _MOST_MARKS:  # much was evaluated since the last step, which is not measured then
                     self._marks, self._counts = [(self._clock(), self._part, reading)], False
                 before = self.turn(_WAITING)
-                batch = next(batches, _END)
-                if batch is _END:
-                    return
-                counts = loader.counts
-                real = full if counts is None else counts.real[part]
-                reading.samples += (count_rows(batch) or 0) if real is None else real
-                if self._settings.tokens is not None:
-                    reading.tokens.append(self._tokens(batch, None if counts is None else real))
-                self.turn(before)
-                yield batch
         finally:
             self._open.remove(reading)
             if self._reading is reading and not reading.trains:
@@ -318,65 +339,26 @@ class Meter:
         # A copy for which nobody waits: it is there when the last event of the step has passed.
         return found.to("cpu", non_blocking=True) if isinstance(found, torch.Tensor) else found
 
-    def forward(
-        self, model: object, call: Callable[..., object], args: Sequence[object], kwargs: dict[str, Any]
-    ) -> object:
-        """Call a prepared model."""
-        if self._part == _FORWARD or self._part == _BACKWARD:  # inside of another one, or once more for backward
-            return call(*args, **kwargs)
-        before = self.turn(_FORWARD)
-        try:
-            if not self._counting or not torch.is_grad_enabled():
-                return call(*args, **kwargs)
-            key = (id(model), _shapes(args), _shapes(kwargs.values()) if kwargs else None)
-            count = self._forward_flops.get(key)
-            if count is not None:
-                self._reading.passes.append(count)
-                return call(*args, **kwargs)
-            self._counts = False
-            with _FlopCount() as count:
-                result = call(*args, **kwargs)
-            self._forward_flops[key] = count
-            self._reading.passes.append(count)
-            return result
-        finally:
-            self.turn(before)
-
-    def backward(
-        self, compute: Callable[..., None], runtime: Runtime, loss: torch.Tensor, weight: object, given: dict[str, Any]
-    ) -> None:
-        """Run a backward pass: `compute` of a runtime, a loss, its weight, and arguments of backward."""
-        reading = self._fed = self._train()
-        key, handle = None, None
-        if self._counting:
-            passes, reading.passes = reading.passes, []
-            for count in passes:
-                self._flops += count.total
-            key = self._last_key = tuple(passes) or ("again", self._last_key)
-        known = self._backward_flops.get(key)
-        before = self.turn(_BACKWARD)
-        if self._world.size > 1 and getattr(loss, "requires_grad", False):
-            # Torch's own function, which waits for exchanges, is put in line later in the pass.
-            handle = loss.register_hook(lambda _: after_gradients(self._begin_exchange))  # type: ignore[no-untyped-call]
-        try:
-            if known is not None:
-                compute(runtime, loss, weight, given)
-            else:
-                self._counts = False
-                with _FlopCount(again=bool(given.get("create_graph"))) as count:
-                    compute(runtime, loss, weight, given)
-                known = self._backward_flops[key] = count.total
-        finally:
-            if handle is not None:
-                handle.remove()
-            self.turn(before)
-        self._flops += known
+    def passes(self) -> Hashable:
+        """Return a name for the forward passes that backward goes through now, whose FLOPs count from now on."""
+        reading = self._reading
+        self._fed = reading if reading.trains else self._train()
+        if not self._counting:
+            return None
+        passes = reading.passes
+        if len(passes) == 1:
+            self._last_key = count = passes.pop()
+            self._flops += count.total
+            return count
+        self._flops += sum(count.total for count in passes)
+        self._last_key = tuple(passes) or ("again", self._last_key)
+        passes.clear()
+        return self._last_key
 
     def _train(self) -> _Reading:
         """Return the iteration that the step is fed from; loaders that are read around it feed the step as well."""
-        if not self._reading.trains:
-            for each in (self._reading, *self._open):
-                each.trains = True
+        for each in (self._reading, *self._open):
+            each.trains = True
         return self._reading
 
     def _begin_exchange(self) -> None:
@@ -386,21 +368,28 @@ class Meter:
     def end_step(self, optimizer: object, part: int) -> None:
         """Note that an optimizer made its step, after which time counts for `part`; of several, the first ends it."""
         first = None if self._first is None else self._first()
-        if first is None:
+        if first is not optimizer:
+            if first is not None:
+                self.turn(part)
+                return
             self._first = weakref.ref(optimizer)
-        elif first is not optimizer:
-            self.turn(part)
-            return
         self._part = part
         fed = self._fed
         if fed is None:  # gradients came from elsewhere than `accelerator.backward`
             fed = self._train()
             fed.passes.clear()
-        self._fed, end = None, (self._clock(), part, self._reading)
+        end = self._clock(), part, self._reading
         self._marks.append(end)
-        self._done.append((self._marks, fed.samples, fed.tokens, self._flops, self._counts))
-        fed.samples, fed.tokens, self._flops, self._counts, self._marks = 0, [], 0.0, True, [end]
-        self._steps, self._since = self._steps + 1, self._since + 1
+        self._done.append((self._marks, fed.samples, fed.tokens or (), self._flops, self._counts))
+        self._marks = [end]
+        self._fed = None
+        self._flops = 0.0
+        self._counts = True
+        fed.samples = 0
+        if fed.tokens:
+            fed.tokens = []
+        self._since += 1
+        self._steps += 1
         if self._steps == 1 and self._settings.peak_flops == "auto" and self._settings.flops is not None:
             self._peak = _peak_flops(self._world.device, self._dtype) or 0.0
             self._marks = [(self._clock(), part, self._reading)]  # measuring a CPU's takes a moment
@@ -493,12 +482,12 @@ class MeteredOptimizer(AcceleratedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step as `AcceleratedOptimizer` does."""
-        meter: Meter | None = self.gradient_state.meter
-        if meter is None or not self.gradient_state.sync_gradients:
+        meter: Meter | None = _process.get("meter")
+        if meter is None or not _process.get("sync_gradients"):
             return super().step(closure)
         before = meter.turn(_OPTIMIZER)
         try:
-            result = super().step(closure)
+            result = AcceleratedOptimizer.step(self, closure)
         except BaseException:
             meter.turn(before)
             raise
@@ -540,7 +529,26 @@ class MeteredRuntime(Runtime):
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients, and measure it."""
-        self.meter.backward(Runtime.backward, self, loss, weight, arguments)
+        meter, handle = self.meter, None
+        key = meter.passes()
+        known = meter._backward_flops.get(key)
+        before = meter.turn(_BACKWARD)
+        if self.world.size > 1 and getattr(loss, "requires_grad", False):
+            # Torch's own function, which waits for exchanges, is put in line later in the pass.
+            handle = loss.register_hook(lambda _: after_gradients(meter._begin_exchange))  # type: ignore[no-untyped-call]
+        try:
+            if known is not None:
+                Runtime.backward(self, loss, weight, arguments)
+            else:
+                meter._counts = False
+                with _FlopCount(again=bool(arguments.get("create_graph"))) as count:
+                    Runtime.backward(self, loss, weight, arguments)
+                known = meter._backward_flops[key] = count.total
+        finally:
+            if handle is not None:
+                handle.remove()
+            meter.turn(before)
+        meter._flops += known
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -15,6 +14,8 @@ from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.mesh.tensor import is_spread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.tensor import DTensor
 
 __all__ = [
@@ -271,11 +272,11 @@ class _Unhooked:
 
     _accel_switch: _Switch
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, hidden: Tensor) -> Tensor:
         if not self._accel_switch.is_on:
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        self._accel_switch.keep(self, (), args[0])
-        return args[0]
+            return super().__call__(hidden)  # type: ignore[misc, no-any-return]
+        self._accel_switch.keep(self, (), hidden)
+        return hidden
 
 
 def ask(model: nn.Module, chunk: int | None) -> None:

@@ -253,11 +253,14 @@ class StepRecorder:
         if not self._reading:
             raise Finished(0)
 
-    def _batches(self, begin: Callable[[object], Generator[object, None, None]], loader: object) -> Iterator[object]:
+    def _batches(
+        self, begin: Callable[[object], Generator[object, None, None]], loader: DataLoaderShard | DataLoaderDispatcher
+    ) -> Iterator[object]:
         if self.step >= self.steps and self._is_trained_with(loader):
             self._empty_epochs += 1
             if self._empty_epochs > _EMPTY_EPOCHS:
                 raise Finished(0)
+            loader.iteration += 1  # by which a script may count
             return
         self._reading.append(loader)
         batches = begin(loader)
@@ -269,6 +272,7 @@ class StepRecorder:
                 self._forward.listening = self.step == 0 and not self._losses
                 yield batch
                 if self.step >= self.steps and self._is_trained_with(loader):
+                    loader.iteration += 1
                     break
         finally:
             batches.close()  # the loader must not stay the active one

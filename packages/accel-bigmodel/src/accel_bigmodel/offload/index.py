@@ -47,10 +47,20 @@ class Source(Protocol):
     room: int | None  # bytes of it that may be here at once; None for all
 
     def mapped(self, first: int, last: int) -> tuple[Any, int]:
-        """Return memory, and where bytes of the file begin in it."""
+        """Return memory, and where bytes of the file begin in it.
+
+        Args:
+            first: The first byte that is asked for.
+            last: The byte behind the last one.
+        """
 
     def will_need(self, first: int, last: int) -> None:
-        """Have bytes of the file fetched while something else computes."""
+        """Have bytes of the file fetched while something else computes.
+
+        Args:
+            first: The first byte that will be asked for.
+            last: The byte behind the last one.
+        """
 
 
 def header_of(path: str | os.PathLike[str]) -> Header | GgufHeader:

@@ -31,12 +31,12 @@ class LocalFolder:
     lock: int | None = None  # held by the first rank of the machine for as long as the folder is used
 
     @classmethod
-    def of(cls, cache: str | None, kind: str, identity: str, name: str, beside: str | None = None) -> LocalFolder:
+    def of(cls, cache: str | None, kind: str, identity: str, name: str, parent: str | None = None) -> LocalFolder:
         """Return the folder of one save or load, in `ProjectConfiguration.local_cache` or among temporary files.
 
-        `beside` is where these lie, if not in the folder of the system.
+        `parent` holds these, if not the folder of the system.
         """
-        base = Path(cache) if cache is not None else Path(beside or tempfile.gettempdir()) / f"accel-{os.getuid()}"
+        base = Path(cache) if cache is not None else Path(parent or tempfile.gettempdir()) / f"accel-{os.getuid()}"
         return cls(base / f"{'near' if kind == 'loading' and cache is not None else kind}-{identity}", name)
 
     @property

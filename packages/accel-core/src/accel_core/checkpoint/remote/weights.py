@@ -76,12 +76,12 @@ class StoredWeights:
                 (local.root / _WHOLE).touch()
         return local.files / self.name
 
-    def headers(self, beside: str | None) -> tuple[Path, dict[Path, StoredFile]]:
+    def headers(self, parent: str | None) -> tuple[Path, dict[Path, StoredFile]]:
         """Return a folder of this process with their indices and headers, and for each of these the file in the store.
 
-        It goes when the process ends, with what is put beside it; it lies in `beside`, or among temporary files.
+        It lies in `parent`, or among temporary files, and goes when the process ends, with all that was put into it.
         """
-        local = self._folder(names.fresh_id(), beside)
+        local = self._folder(names.fresh_id(), parent)
 
         def one(name: str) -> tuple[Path, StoredFile] | None:
             path, size, at = local.files / name, self.sizes[name], f"{self.folder}/{name}".lstrip("/")
@@ -101,10 +101,10 @@ class StoredWeights:
         with local.room(), ThreadPoolExecutor(PARALLEL) as pool:
             return local.files / self.name, dict(each for each in pool.map(one, wanted) if each is not None)
 
-    def _folder(self, identity: str, beside: str | None = None) -> LocalFolder:
+    def _folder(self, identity: str, parent: str | None = None) -> LocalFolder:
         for name in self.sizes:
             check_name(name, self.address)
-        local = LocalFolder.of(None, "loading", identity, self.address.name or "weights", beside)
+        local = LocalFolder.of(None, "loading", identity, self.address.name or "weights", parent)
         local.make()
         atexit.register(local.leave)
         return local

@@ -41,9 +41,9 @@ LEAST = 5.0
 
 def rows() -> dict[str, Any]:
     """Return all rows by name, in the order of the table."""
-    from gpu_rows import device, offload, training
+    from gpu_rows import device, economy, offload, training
 
-    return {row.name: row for module in (device, offload, training) for row in module.ROWS}
+    return {row.name: row for module in (device, offload, training, economy) for row in module.ROWS}
 
 
 # ---- one side: a process that has imported its library and forks one for each row ------------------------------

@@ -37,16 +37,19 @@ CASES = {
     "mlp": {"sample": "1024", "batch": 512, "loss": "mean_square"},
     "transformer": {"sequence": 256, "batch": 8, "loss": "next_token"},
     "convolutional": {"sample": "3x64x64", "batch": 32, "loss": "classes"},
+    "llama": {"sequence": 256, "batch": 8, "loss": None},  # its own, with logits of some tokens at a time
 }
+OWN = ("mlp", "transformer", "convolutional")  # without a library
 LAYOUTS = {
     "mlp": ("single", "dp2", "fsdp2", "tp2", "fsdp4"),
     "transformer": ("single", "cp2", "fsdp2", "fsdp2xtp2"),
     "convolutional": ("single", "dp2", "fsdp2", "hsdp2x2"),
+    "llama": ("single", "fsdp2", "hsdp2x2", "fsdp2xtp2"),
 }
 ZERO = ("zero1x1", "zero2x1", "zero1x2", "zero2x2", "zero3x2")
 BUCKET = 1_000_000  # elements; DeepSpeed's own, 500 million, would hide everything else
-CHECKPOINTING = ("transformer/single", "transformer/fsdp2")
-BF16 = ("transformer/single",)
+CHECKPOINTING = ("transformer/single", "transformer/fsdp2", "llama/fsdp2")
+BF16 = ("transformer/single", "llama/fsdp2")
 ZERO_BF16 = ("zero1x2", "zero2x2", "zero3x2")
 ZERO_ACCUMULATED = ("zero1x2", "zero2x2", "zero3x2")
 PASSES = 3
@@ -144,6 +147,14 @@ def convolutional() -> Any:
     return nn.Sequential(blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
+def llama() -> Any:
+    """Return a language model of transformers with a vocabulary that is most of it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 16384, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4, use_cache=False))
+
+
 def mean_square(output: Any, _: Any) -> Any:
     """Return a loss of numbers."""
     return output.square().mean()
@@ -172,7 +183,8 @@ def command(case: str, layout: str, checkpointing: bool, precision: str, passes:
     shape = ["--sample", facts["sample"]] if "sample" in facts else ["--sequence", str(facts["sequence"])]
     return [
         sys.executable, "-W", "ignore", "-m", "accel_bigmodel", "plan", "--train", f"{here}:{case}", "--layout", layout,
-        "--batch", str(facts["batch"]), *shape, "--loss", f"{here}:{facts['loss']}", "--mixed-precision", precision,
+        "--batch", str(facts["batch"]), *shape, "--mixed-precision", precision,
+        *(["--loss", f"{here}:{facts['loss']}"] if facts["loss"] else ["--chunk-logits"]),
         "--checkpointing", "yes" if checkpointing else "no", "--device", "cpu",
         "--reduce-bucket", str(BUCKET), "--accumulation", str(passes),
     ]  # fmt: skip
@@ -244,6 +256,8 @@ def train(case: str, layout: str, checkpointing: bool, precision: str, passes: i
         net = globals()[case]()
         if checkpointing:
             recompute_blocks(net)
+        if facts["loss"] is None:
+            accelerator.chunk_logits(net)
         net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
         each = facts["batch"] // spec.layout().replicas
         # DeepSpeed's engine casts weights, and leaves batches to the loop.
@@ -266,7 +280,8 @@ def recompute_blocks(net: Any) -> None:
     """Let the blocks of a model compute activations again, as `activation_checkpointing` of the FSDP plugin does."""
     from accel_parallel.sharding.recomputing import recompute
 
-    recompute(net.blocks if hasattr(net, "blocks") else net[0], offload=False)
+    blocks = net.model.layers if hasattr(net, "model") else net.blocks if hasattr(net, "blocks") else net[0]
+    recompute(blocks, offload=False)
 
 
 def step(accelerator: Any, net: Any, optimizer: Any, facts: dict[str, Any], batch: int, dtype: Any) -> None:
@@ -281,8 +296,13 @@ def step(accelerator: Any, net: Any, optimizer: Any, facts: dict[str, Any], batc
         context = accelerator.maybe_context_parallel()
     with accelerator.accumulate(net):
         with context:
-            output = net(inputs)
-            accelerator.backward(globals()[facts["loss"]](output, inputs))
+            if facts["loss"] is None:
+                output = net(input_ids=inputs, labels=inputs)
+                loss = output.loss
+            else:
+                output = net(inputs)
+                loss = globals()[facts["loss"]](output, inputs)
+            accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -349,9 +369,9 @@ def main() -> None:
     rows += [(*name.split("/"), True, "no", 1) for name in CHECKPOINTING]
     rows += [(*name.split("/"), False, "bf16", 1) for name in BF16]
     if find_spec("deepspeed"):
-        rows += [(case, layout, False, "no", 1) for case in CASES for layout in ZERO]
-        rows += [(case, layout, False, "bf16", 1) for case in CASES for layout in ZERO_BF16]
-        rows += [(case, layout, False, "no", PASSES) for case in CASES for layout in ZERO_ACCUMULATED]
+        rows += [(case, layout, False, "no", 1) for case in OWN for layout in ZERO]
+        rows += [(case, layout, False, "bf16", 1) for case in OWN for layout in ZERO_BF16]
+        rows += [(case, layout, False, "no", PASSES) for case in OWN for layout in ZERO_ACCUMULATED]
         rows += [("transformer", layout, False, "bf16", PASSES) for layout in ZERO_ACCUMULATED]
     columns = ("model", "layout", "predicted, MiB", "program, MiB", "predicted ÷ program", "gloo, MiB",
                "predicted ÷ gloo", "growth of the process, MiB", "predicted in")  # fmt: skip

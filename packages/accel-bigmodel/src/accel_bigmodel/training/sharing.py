@@ -20,7 +20,7 @@ from accel_core.host.versions import require_torch
 from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
-from accel_core.modules.linear_loss import apply_to_head
+from accel_core.modules.linear_loss import apply_where_asked, ask, asked_head
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.autocast import AutocastPrecision
@@ -32,6 +32,7 @@ from accel_parallel.experts.dispatch import routed_evenly
 from accel_parallel.experts.layers import experts_of, parameter_names
 from accel_parallel.experts.parallel import spread_experts
 from accel_parallel.fsdp2.in_place import arguments_of
+from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
@@ -153,6 +154,10 @@ class SharedModel:
         plugin = self._plugin(workload.precision)
         experts = experts_of(model, spec.size("ep")) if spec.size("ep") > 1 else {}
         plan = wrapping.plan(model, plugin, parameter_names(model, experts))
+        if workload.chunk_logits:
+            ask(model, None)
+        head = asked_head(model) if self._sharded and spec.size("tp") == 1 else None
+        plan = plan if head is None else plan.with_head(model, head)
         if workload.precision != "no" and spec.zero_stage is None:
             AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
             if self._sharded:
@@ -171,8 +176,9 @@ class SharedModel:
         if self._sharded:
             self._whole = plan.whole(model)
             self._shard(plan, plugin)
-        if workload.chunk_logits:
-            apply_to_head(model, None)
+        if head is not None:
+            slice_heads(model, plugin.mixed_precision_policy)
+        apply_where_asked(model)
         self._copies = self._make_buckets()
         self.zero = self._engine(workload)
 
@@ -188,7 +194,7 @@ class SharedModel:
         arguments: dict[str, Any] = arguments_of(plugin, sharding_part(self._mesh), _CPU)
         if self._whole:
             arguments["ignored_params"] = set(self._whole)
-        for block in (*(block for _, block in plan.blocks), self.model):
+        for block in (*(block for _, block in (*plan.blocks, *plan.heads)), self.model):
             fully_shard(block, **arguments)
 
     def _engine(self, workload: TrainingWorkload) -> ZeroEngine | ShardedZeroEngine | None:

@@ -374,6 +374,23 @@ def test_a_gathered_block_counts_while_it_is_there() -> None:
     assert found.most["communication"] < 4 * 4 * large
 
 
+@pytest.mark.parametrize("layout", ["fsdp2", "fsdp4", "hsdp2x2"])
+def test_a_head_in_slices_is_never_gathered(layout: str) -> None:
+    """Where a loss takes logits of some tokens at a time, FSDP2 gathers slices of the head and reduces no whole one."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16384, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, use_cache=False)
+    head = 4 * config.vocab_size * config.hidden_size
+    given = TrainingWorkload(batch=8, sequence=16)
+    found = [
+        of(layout, dataclasses.replace(given, chunk_logits=chunked), lambda: transformers.LlamaForCausalLM(config))
+        for chunked in (False, True)
+    ]
+    whole, slices = (each.most["communication"] for each in found)
+    assert whole > 2 * 2 * head, "the embedding, as large as the head, and the head are gathered, and copied on the way"
+    assert slices < 2.5 * head, "only the embedding is, besides slices"
+
+
 def test_accumulated_gradients_are_whole_under_fsdp() -> None:
     """Ranks that hold shards keep whole gradients until the pass that reduces; copies need no more than before."""
     whole = 4 * elements(Mlp())

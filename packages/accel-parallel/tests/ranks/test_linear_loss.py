@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from accel_core._torch import shard_groups
 from accel_core.accelerator import Accelerator
@@ -176,6 +177,32 @@ def test_slices_of_a_head_are_gathered_whatever_a_rank_has() -> None:
     run.backward(model(own, run))
     alone(tokens).backward()
     same(gradients(run, model), alone, 1 / 2)
+
+
+class Again(Net):
+    """Computes hidden states and the loss once more for the backward pass."""
+
+    def forward(self, tokens: Tensor, run: Accelerator | None = None) -> Tensor:
+        """Return the loss."""
+        loss: Tensor = checkpoint(super().forward, tokens, run, use_reentrant=False)
+        return loss
+
+
+@requires("torch:2.8")
+@world(2)
+def test_a_loss_in_slices_may_be_computed_again() -> None:
+    """Under activation checkpointing, also where batches are added up and one rank has none that count."""
+    torch.manual_seed(0)
+    run, alone, ours = accelerator("sliced"), Net(True, False, 3.0, words=MANY), Again(True, False, 3.0, words=MANY)
+    ours.load_state_dict(alone.state_dict())
+    model = run.prepare(ours)
+    tokens = torch.randint(1, MANY, (2, TOKENS))
+    own = tokens if run.is_main_process else tokens * 0
+    for batches in (1, 2, 3):
+        run.backward(model(own, run))
+        alone(tokens).backward()
+        same(gradients(run, model), alone, 1 / 2)
+        assert not was_whole(run.unwrap_model(model).head), batches
 
 
 class Branch(Net):

@@ -57,7 +57,8 @@ def attach_prefetch(
             if device.type == "cpu"
             else StreamTransport(device)
         )
-        schedule = Schedule(transport, budget, None if device.type == "cpu" else functools.partial(_has_room, device))
+        has_room = None if device.type == "cpu" else functools.partial(_has_room, device)
+        schedule = Schedule(transport, budget, has_room, [block for _, _, block, _, _ in blocks])
         for residency, hook, block, store, prefix in blocks:
             assert hook.weights_map is not None
             residency.binding = PrefetchBinding(schedule, block, store, prefix, hook.weights_map, device)

@@ -2,6 +2,7 @@
 
 import enum
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -98,15 +99,20 @@ class Transport(Protocol[Content]):
 
 
 class Schedule(Generic[Content]):
-    """Moves blocks in time: while one computes, the next ones of the recorded order are prefetched."""
+    """Moves blocks in time: while one computes, the next ones of the recorded order are prefetched.
+
+    The first pass takes `guess` for that order, from each block on that comes.
+    """
 
     def __init__(
         self,
         transport: Transport[Content],
         budget: int | None,
         has_room: Callable[[int], bool] | None = None,
+        guess: Sequence[Block[Content]] = (),
     ) -> None:
         self._has_room = has_room
+        self._guess = deque(guess)
         self.transport = transport
         self.budget = budget
         self.order: list[Block[Content]] = []
@@ -153,6 +159,7 @@ class Schedule(Generic[Content]):
         """Take back what was sent for and not used; the next block begins the order again."""
         with self._lock:
             self.cancel_ahead()
+            self._guess.clear()
             self.position = 0
             # Blocks still in use are released after this, which must not send for weights of the next pass.
             self._running = False
@@ -163,6 +170,7 @@ class Schedule(Generic[Content]):
             if block in self._ahead:
                 self._cancel(block)
             self.order = [other for other in self.order if other is not block]
+            self._guess = deque(other for other in self._guess if other is not block)
             self.position = min(self.position, len(self.order))
 
     def _advance(self, block: Block[Content]) -> None:
@@ -179,6 +187,8 @@ class Schedule(Generic[Content]):
                     return
         order.insert(at, block)
         self.position = at + 1
+        while any(other is block for other in self._guess):  # what stands before it is left out, or comes later
+            self._guess.popleft()
 
     def _bring(self, block: Block[Content]) -> None:
         """Have a block's weights now: wait for those under way, or send for them."""
@@ -285,4 +295,4 @@ class Schedule(Generic[Content]):
             self._ahead.append(block)
 
     def _upcoming(self) -> Sequence[Block[Content]]:
-        return self.order[self.position :]
+        return self._guess or self.order[self.position :]

@@ -54,12 +54,14 @@ def bucket(fresh_state: None) -> Iterator[str]:
     store.store.clear()
 
 
-def loaded(address: str, device_map: dict[str, str], cache: int | str | None, folder: Path) -> nn.Module:
+def loaded(
+    address: str, device_map: dict[str, str], cache: int | str | None, folder: Path, prefetch: bool | None = None
+) -> nn.Module:
     """Load the model from a store."""
     with init_empty_weights():
         model = layers()
     return load_checkpoint_and_dispatch(
-        model, address, device_map=device_map, offload_cache=cache, offload_folder=folder
+        model, address, device_map=device_map, offload_cache=cache, offload_folder=folder, prefetch=prefetch
     )
 
 
@@ -203,7 +205,7 @@ def test_a_load_that_fails_leaves_the_model_as_it_was(
 def test_weights_that_are_replaced_are_no_mixture(bucket: str, tmp_path: Path) -> None:
     """After another model was saved at the address, a block that is not here yet is an error by name."""
     save_model(layers(), None, f"{bucket}/weights")
-    model = loaded(f"{bucket}/weights", {"": "disk"}, None, tmp_path)
+    model = loaded(f"{bucket}/weights", {"": "disk"}, None, tmp_path, prefetch=False)
     model[0](INPUTS)  # type: ignore[index]
     save_model(layers(1), None, f"{bucket}/weights")
     assert torch.equal(model[0](INPUTS), layers()[0](INPUTS))  # type: ignore[index]

@@ -119,6 +119,27 @@ def test_equal_blocks_take_the_slower_of_the_two_and_one_block(transfer: int, co
     assert seconds <= max(10 * transfer, 10 * compute) + max(transfer, compute)
 
 
+@pytest.mark.parametrize(
+    ("guess", "seconds", "sent"),
+    [
+        ((), 10 * 4 + 10 * 4, 10),
+        (range(10), 10 * 4 + 4, 10),
+        ((9, *range(9)), 10 * 4 + 2 * 4, 10),  # a head that is registered first
+        ((0, 10, *range(1, 10)), 10 * 4 + 2 * 4, 11),  # a block that does not run
+        (range(9, -1, -1), 10 * 4 + 10 * 4, 10),
+    ],
+)
+def test_the_first_pass_follows_a_guess(guess: list[int], seconds: int, sent: int) -> None:
+    """Right or wrong, each block has its weights, and the second pass follows what was recorded."""
+    bus = Bus(Clock())
+    blocks = [Block[str](str(number), 4) for number in range(11)]
+    schedule = Schedule(bus, 3 * 4, guess=[blocks[number] for number in guess])
+    assert run(schedule, bus, blocks[:10], [4.0] * 10) == seconds
+    assert sum(kind == "issue" for kind, _, _ in bus.events) == sent
+    assert [block.name for block in schedule.order] == [str(number) for number in range(10)]
+    assert run(schedule, bus, blocks[:10], [4.0] * 10) == 10 * 4 + 4
+
+
 def test_without_a_budget_everything_is_synchronous() -> None:
     """The oracle: each transfer is issued when its block is needed, and time adds up."""
     clock = Clock()
@@ -142,12 +163,16 @@ def test_a_block_larger_than_the_budget_travels_alone() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=6), st.integers(1, 30))
-def test_any_order_of_blocks_is_served(passes: list[list[int]], budget: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=6),
+    st.integers(1, 30),
+    st.lists(st.integers(0, 5), unique=True),
+)
+def test_any_order_of_blocks_is_served(passes: list[list[int]], budget: int, guess: list[int]) -> None:
     """Experts that come in another order each time, skipped and repeated blocks: always the right weights."""
     bus = Bus(Clock())
     blocks = [Block[str](str(number), number + 1) for number in range(6)]
-    schedule = Schedule(bus, budget)
+    schedule = Schedule(bus, budget, guess=[blocks[number] for number in guess])
     for order in passes:
         for number in order:
             assert schedule.acquire(blocks[number]) == str(number)

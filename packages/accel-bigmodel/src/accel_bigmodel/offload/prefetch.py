@@ -179,11 +179,14 @@ class StreamTransport:
             for name, dtype in zip(spec.names, spec.dtypes, strict=True):
                 source = spec.store.stored(name)
                 host = source.detach()
-                if host.device.type == "cpu" and not host.is_pinned() and host.numel():
-                    buffer = self._staging.take(host.nbytes)
+                # Cast here where that does not make it larger: the window has no room for what it is stored as.
+                staged_as = min(dtype, host.dtype, key=lambda each: each.itemsize)
+                casts = staged_as != host.dtype
+                if host.device.type == "cpu" and host.numel() and (casts or not host.is_pinned()):
+                    nbytes = host.numel() * staged_as.itemsize
+                    buffer = self._staging.take(nbytes)
                     used.append(buffer)
-                    staged = buffer[: host.nbytes].view(host.dtype).view(host.shape)
-                    host = staged.copy_(host)
+                    host = buffer[:nbytes].view(staged_as).view(host.shape).copy_(host)
                 # New each time, so that what autograd saved of the last one stays as it was.
                 arrived = host.to(self.device, non_blocking=True)
                 weights.tensors.append(arrived if arrived.dtype == dtype else arrived.to(dtype))

@@ -552,3 +552,40 @@ def test_experts_in_a_list_come_when_they_are_called(tmp_path: Path) -> None:
         torch.testing.assert_close(model(TOKENS), whole(TOKENS))
     with pytest.raises(ConfigurationError, match="holds at least one"):
         load("auto", one - 1)
+
+
+class OwnForward(nn.ModuleList):
+    """Experts in a list that has a forward."""
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """Sum what some experts make of all tokens."""
+        return torch.stack([self[number](tokens) for number in numbers.tolist()]).sum(0)
+
+
+class Called(nn.Module):
+    """A layer that calls its list of experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, COUNT)
+        self.experts = OwnForward(nn.Linear(WIDTH, WIDTH) for _ in range(COUNT))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Add what the experts make that all tokens choose together."""
+        return tokens + self.experts(tokens, self.router(tokens).sum(0).topk(CHOICES).indices)
+
+
+@torch.no_grad()
+def test_lists_with_a_forward_of_their_own_take_no_guesses(tmp_path: Path) -> None:
+    """Their experts come when they are called; asking for guesses changes nothing."""
+    torch.manual_seed(0)
+    save_file(nn.Sequential(Called(), Called()).state_dict(), tmp_path / "model.safetensors")
+
+    def load(device_map: Any, **arguments: Any) -> Any:
+        with torch.device("meta"):
+            model = nn.Sequential(Called(), Called())
+        return load_checkpoint_and_dispatch(model.eval(), tmp_path, device_map=device_map, **arguments)
+
+    model = load("auto", expert_cache="1MiB", expert_lookahead=True)
+    assert torch.equal(model(TOKENS), load({"": "cpu"})(TOKENS))
+    assert model.expert_report().guessed == 0

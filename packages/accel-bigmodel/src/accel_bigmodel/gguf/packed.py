@@ -77,7 +77,9 @@ class GgufWeight(torch.Tensor):
 
     def like(self, raw: torch.Tensor, dtype: torch.dtype | None = None) -> GgufWeight:
         """Return a weight of the same form with other bytes."""
-        return GgufWeight(raw, self.kind, self.shape, dtype or self.dtype, self.order, self.turned)
+        # Moved with the bytes, not for each operation, which would wait for it; an empty weight keeps the numbers.
+        order = self.order if self.order is None or raw.is_meta else self.order.to(raw.device)
+        return GgufWeight(raw, self.kind, self.shape, dtype or self.dtype, order, self.turned)
 
     def values(self, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the values, or those of some rows alone."""
@@ -140,6 +142,12 @@ def _looked_up(weight: GgufWeight, numbers: torch.Tensor, *_: object, **__: obje
     return weight.values(numbers.flatten()).view(*numbers.shape, -1)
 
 
+def _used(weight: GgufWeight, stream: torch.Stream) -> None:
+    for part in (weight.raw, weight.order):
+        if part is not None and part.device == weight.device:
+            part.record_stream(stream)
+
+
 _KEPT: dict[Any, Callable[..., Any]] = {
     _ATEN.detach.default: _same,
     _ATEN.alias.default: _same,
@@ -148,7 +156,7 @@ _KEPT: dict[Any, Callable[..., Any]] = {
     _ATEN.t.default: _turned,
     _ATEN.select.int: _selected,
     _ATEN.embedding.default: _looked_up,
-    _ATEN.record_stream.default: lambda weight, stream: weight.raw.record_stream(stream),
+    _ATEN.record_stream.default: _used,
 }
 """What is done without all of a weight's values. A transposed weight, which a linear layer computes with, stays packed
 because autograd keeps it until the backward pass; so does one expert of a stack."""

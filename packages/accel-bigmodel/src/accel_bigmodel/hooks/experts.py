@@ -94,7 +94,8 @@ def look_ahead(model: nn.Module, names: Sequence[str]) -> None:
         model: The model.
         names: Dotted names of its modules of experts, in the order in which they run.
     """
-    stacked = [name for name in names if "_old_forward" in model.get_submodule(name).__dict__]
+    # Those of a list are called one by one; the list may have a forward of its own, and a hook around it.
+    stacked = [n for n in names if isinstance(model.get_submodule(n).__dict__.get("_old_forward"), _ChosenExperts)]
     for name, following in pairwise(stacked):
         block = model.get_submodule(following.rpartition(".")[0])
         block.register_forward_pre_hook(_note_form, with_kwargs=True)

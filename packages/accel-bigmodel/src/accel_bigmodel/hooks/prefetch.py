@@ -54,8 +54,8 @@ def attach_prefetch(
             continue
         transport: Transport[Weights] = (
             MapTransport(sum(block.nbytes for _, _, block, _, _ in blocks), keep_pages)
-            if device.type == "cpu"
-            else StreamTransport(device)
+            if budget is None or device.type == "cpu"
+            else StreamTransport(device, budget)
         )
         has_room = None if device.type == "cpu" else functools.partial(_has_room, device)
         schedule = Schedule(transport, budget, has_room, [block for _, _, block, _, _ in blocks])

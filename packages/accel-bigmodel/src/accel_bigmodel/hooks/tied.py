@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from accel_bigmodel.hooks.slot import Slot
-from accel_bigmodel.placement import TiedTensors, as_device
+from accel_bigmodel.placement import TiedTensors, as_device, used_here
 
 __all__ = ["drop_tied", "load_tied"]
 
@@ -30,7 +30,7 @@ def load_tied(
         made = copies.get(key)
         if made is None or made.shape != slot.shape or made.dtype != slot.dtype:
             made = copies[key] = slot.loaded(weights, value, device)
-    return made
+    return used_here(made)
 
 
 def drop_tied(tied: TiedTensors, dropped: Sequence[torch.Tensor | None]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from accel_bigmodel.device_map.experts import refuse_small_cache
 from accel_bigmodel.offload.heat import draw_heat
+from accel_bigmodel.placement import used_here
 from accel_core._records import record
 from accel_core.modules.sizes import convert_file_size_to_int, written_size
 
@@ -270,6 +271,8 @@ class ExpertCache:
                 else:
                     kept = True
                 needed.discard((name, number))
+                for weight in entry.brought.weights.values():
+                    used_here(weight)  # loaded by a thread of its own, or for an earlier forward
                 yield number, entry.brought.weights
                 if not kept:
                     entry.release()

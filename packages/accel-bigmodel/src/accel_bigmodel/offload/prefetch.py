@@ -5,6 +5,7 @@ import math
 import resource
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import field
@@ -119,7 +120,8 @@ class _Staging:
         self._free: list[tuple[torch.Tensor, Any]] = []
 
     def take(self, nbytes: int) -> torch.Tensor:
-        for number, (buffer, event) in enumerate(self._free):
+        # The smallest, so that a bias does not take the buffer of a weight.
+        for number, (buffer, event) in sorted(enumerate(self._free), key=lambda each: each[1][0].numel()):
             if buffer.numel() >= nbytes and (event is None or event.query()):
                 del self._free[number]
                 return buffer
@@ -133,10 +135,18 @@ class _Staging:
 
 
 class StreamTransport:
-    """Weights on the CPU or in files, computed with on an accelerator: copied by a stream and a thread of their own."""
+    """Weights on the CPU or in files, computed with on an accelerator: copied by a stream and a thread of their own.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        device: The accelerator.
+        budget: Bytes that may be there at once. The program runs ahead of the device, so weights that it released may
+            still be computed with: copies wait for that where there is no room beside them.
+    """
+
+    def __init__(self, device: torch.device, budget: int) -> None:
+        self.device, self.budget = device, budget
+        self._there = 0  # bytes, with those that the device still computes with
+        self._ends: deque[tuple[Any, int]] = deque()  # of computations with weights that were released
         self._stream = torch.Stream(device)
         self._staging = _Staging(pinned=device.type == "cuda")
         self._worker: ThreadPoolExecutor | None = None
@@ -149,9 +159,17 @@ class StreamTransport:
                 # Only one thread: staging buffers have no lock, and blocks arrive in the order in which they were
                 # started.
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="accel-prefetch")
-        return self._worker.submit(self._copy, _spec_of(block))
+        self._there += block.nbytes
+        ends = []
+        while self._ends and self._there > self.budget:
+            end, nbytes = self._ends.popleft()
+            ends.append(end)
+            self._there -= nbytes
+        return self._worker.submit(self._copy, _spec_of(block), ends)
 
-    def _copy(self, spec: TransferSpec) -> tuple[Weights, Any]:
+    def _copy(self, spec: TransferSpec, ends: Sequence[Any]) -> tuple[Weights, Any]:
+        for end in ends:
+            end.synchronize()
         weights = Weights([])
         used: list[torch.Tensor] = []
         for file, name in spec.places:
@@ -161,11 +179,14 @@ class StreamTransport:
             for name, dtype in zip(spec.names, spec.dtypes, strict=True):
                 source = spec.store.stored(name)
                 host = source.detach()
-                if host.device.type == "cpu" and not host.is_pinned() and host.numel():
-                    buffer = self._staging.take(host.nbytes)
+                # Cast here where that does not make it larger: the window has no room for what it is stored as.
+                staged_as = min(dtype, host.dtype, key=lambda each: each.itemsize)
+                casts = staged_as != host.dtype
+                if host.device.type == "cpu" and host.numel() and (casts or not host.is_pinned()):
+                    nbytes = host.numel() * staged_as.itemsize
+                    buffer = self._staging.take(nbytes)
                     used.append(buffer)
-                    staged = buffer[: host.nbytes].view(host.dtype).view(host.shape)
-                    host = staged.copy_(host)
+                    host = buffer[:nbytes].view(staged_as).view(host.shape).copy_(host)
                 # New each time, so that what autograd saved of the last one stays as it was.
                 arrived = host.to(self.device, non_blocking=True)
                 weights.tensors.append(arrived if arrived.dtype == dtype else arrived.to(dtype))
@@ -176,7 +197,11 @@ class StreamTransport:
 
     def finish(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> Weights:
         """Make the computing stream wait for the copy, and tell the allocator that it uses the memory."""
-        weights, event = ticket.result()
+        try:
+            weights, event = ticket.result()
+        except BaseException:
+            self._there -= block.nbytes
+            raise
         stream = torch.accelerator.current_stream(self.device)
         stream.wait_event(event)
         for tensor in weights.tensors:
@@ -186,16 +211,19 @@ class StreamTransport:
 
     def cancel(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> None:
         """Wait for a running copy and release its memory."""
+        self._there -= block.nbytes
         if not ticket.cancel():
             wait([ticket])  # and ignore its failure, because the weights are no longer wanted
 
     def discard(self, block: Block[Weights], content: Weights) -> None:
         """Release the tensors; the allocator waits for the computing stream."""
+        content.tensors.clear()  # first: what the allocator waits for is done when the event is
+        self._ends.append((torch.accelerator.current_stream(self.device).record_event(), block.nbytes))
 
     def __getstate__(self) -> Mapping[str, Any]:
         """Leave thread and stream out of copies and pickles."""
-        return {"device": self.device}
+        return {"device": self.device, "budget": self.budget}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Create them again."""
-        self.__init__(state["device"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]

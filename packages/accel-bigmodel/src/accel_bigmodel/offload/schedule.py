@@ -204,14 +204,16 @@ class Schedule(Generic[Content]):
         try:
             self._send(block)
             self._finish(block)
+            return
         except torch.OutOfMemoryError:
             if not self._ahead:
                 raise
-            # The weights ahead are in the way of those needed now.
-            self.cancel_ahead()
-            self._lower_budget()
-            self._send(block)
-            self._finish(block)
+        # The weights ahead are in the way of those needed now. Not in the handler: the frames of its failure hold what
+        # had arrived of the block.
+        self.cancel_ahead()
+        self._lower_budget()
+        self._send(block)
+        self._finish(block)
 
     def _lower_budget(self) -> None:
         """The device is fuller than was thought: from now on no more than what is loaded anyway."""

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -272,6 +273,36 @@ def test_running_out_of_memory_ahead_lowers_the_budget() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         schedule.acquire(blocks[0])
     assert schedule.held == 0
+
+
+def test_what_arrived_of_a_block_is_released_before_it_is_sent_for_again() -> None:
+    """A block half of which came before memory ran out finds that half free when it is tried again."""
+    arrived: list[weakref.ref[torch.Tensor]] = []
+
+    class Half(Bus):
+        full = True
+
+        def finish(self, block: Block[str], ticket: float) -> str:
+            if block.name == "big" and self.full:
+                self.full, half = False, torch.zeros(1)
+                arrived.append(weakref.ref(half))
+                self.held -= block.nbytes
+                raise torch.OutOfMemoryError("full")
+            return super().finish(block, ticket)
+
+        def start(self, block: Block[str]) -> float:
+            assert all(reference() is None for reference in arrived), "the failed attempt still holds its half"
+            return super().start(block)
+
+    bus = Half(Clock())
+    small, big, other = Block[str]("small", 1), Block[str]("big", 2), Block[str]("other", 1)
+    schedule = Schedule(bus, 10)
+    schedule.order = [small, other, big]
+    schedule.acquire(small)
+    assert other.state is BlockState.LOADING
+    schedule.forget(big)  # so that it is sent for when it is needed, with another one under way
+    assert schedule.acquire(big) == "big"
+    assert len(arrived) == 1
 
 
 class Shuffled:

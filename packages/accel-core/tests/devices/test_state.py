@@ -26,6 +26,7 @@ EPOCHS, BATCHES, BATCH = 2, 6, 8
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.usefixtures("fresh_state"),
+    pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True"),  # torch's advice
 ]
 
 

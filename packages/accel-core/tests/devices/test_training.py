@@ -28,6 +28,7 @@ BATCH, BATCHES, WIDTH = 8, 7, 32  # seven batches end in the middle of a window 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.usefixtures("fresh_state"),
+    pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True"),  # torch's advice
 ]
 
 

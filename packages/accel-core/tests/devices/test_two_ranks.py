@@ -61,21 +61,22 @@ def test_tensors_of_the_device_are_exchanged() -> None:
     here = ensure(backend="gloo")
     assert here.device == DEVICE
     assert here.backend == "gloo"
-    parts = [{str(d): (torch.arange(6).view(2, 3) + rank).to(d).to(DEVICE) for d in DTYPES} for rank in range(2)]
+    values = [torch.arange(6).view(2, 3), *torch.arange(24).view(4, 2, 3), torch.arange(3)]  # some of one shape
+    parts = [{str(d): [(each + rank).to(d).to(DEVICE) for each in values] for d in DTYPES} for rank in range(2)]
     mine = {**parts[here.rank], "cpu": torch.ones(1) * here.rank, "large": torch.ones(2**20, device=DEVICE) * here.rank}
     found = collectives.gather(mine)
     for dtype in DTYPES:
-        expected = torch.cat([part[str(dtype)] for part in parts])
-        assert found[str(dtype)].device == DEVICE
-        assert found[str(dtype)].view(torch.uint8).equal(expected.view(torch.uint8))
+        for ours, *theirs in zip(found[str(dtype)], *(part[str(dtype)] for part in parts), strict=True):
+            assert (ours.device, ours.dtype) == (DEVICE, dtype)
+            assert ours.view(torch.uint8).equal(torch.cat([each.view(torch.uint8) for each in theirs]))
     assert found["cpu"].tolist() == [0.0, 1.0]
     assert found["cpu"].device.type == "cpu"
     assert found["large"].sum().item() == 2**20
     for dtype in DTYPES[1:]:
-        total = collectives.reduce(parts[here.rank][str(dtype)], "sum")
-        assert total.dtype == dtype
-        wanted = sum(part[str(dtype)].double() for part in parts)
-        assert total.double().equal(wanted.to(dtype).double())
+        totals = collectives.reduce(parts[here.rank][str(dtype)], "sum")
+        for ours, *theirs in zip(totals, *(part[str(dtype)] for part in parts), strict=True):
+            assert (ours.device, ours.dtype) == (DEVICE, dtype)
+            assert ours.double().equal((theirs[0].double() + theirs[1].double()).to(dtype).double())
     given = collectives.broadcast([torch.full((3,), float(here.rank), device=DEVICE)], from_process=1)
     assert given[0].tolist() == [1.0] * 3
     padded = pad_across_processes(torch.ones(here.rank + 1, 2, device=DEVICE), pad_index=7)

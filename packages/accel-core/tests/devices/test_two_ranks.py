@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,13 @@ def test_tensors_of_the_device_are_exchanged() -> None:
     assert padded.tolist() == [[1.0, 1.0], [1.0, 1.0] if here.rank else [7.0, 7.0]]
     assert objects.gather_object([here.rank]) == [0, 1]
     assert objects.broadcast_object_list([f"rank {here.rank}"]) == ["rank 0"]
+
+
+@world(2, environment={**SHARED, "ACCELERATE_CPU_AFFINITY": "1"})
+def test_ranks_are_bound_near_the_device_that_they_share() -> None:
+    """The second rank looks for the processors near its device, and not near one of its own number."""
+    assert ensure(backend="gloo").device == DEVICE
+    assert os.sched_getaffinity(0)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("no", 1e-5), ("bf16", 2e-2)])

@@ -233,8 +233,8 @@ def _set_up(cpu: bool, needs: GroupNeeds, init: dict[str, Any]) -> World:
         backend = str(dist.get_backend())
     elif place.size > 1 or needs.alone or ("init_method" in init and _early_label() is not None):
         backend = _join(place, hardware, device, needs, init)
-    if environ.flag("ACCELERATE_CPU_AFFINITY"):
-        set_numa_affinity(place.local_rank)
+    if environ.flag("ACCELERATE_CPU_AFFINITY") and device.type == "cuda":
+        set_numa_affinity(device.index)  # which is not the rank's where ranks share a device, or see one each
     if place.size > 1 and device.type == "cpu":
         _share_cores(place.local_size)
     debug = environ.flag("ACCELERATE_DEBUG_MODE")

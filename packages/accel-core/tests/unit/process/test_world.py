@@ -113,3 +113,12 @@ def test_a_device_that_is_named_is_taken_or_refused(
             Accelerator(cpu=cpu)
     else:
         assert Accelerator(cpu=cpu).device == torch.device("cpu")
+
+
+def test_a_run_on_the_cpu_is_not_bound_near_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors near the GPU of the process's number are asked for only where the process computes on a GPU."""
+    bound: list[int] = []
+    monkeypatch.setattr(world, "set_numa_affinity", bound.append)
+    monkeypatch.setenv("ACCELERATE_CPU_AFFINITY", "1")
+    assert Accelerator(cpu=True).device.type == "cpu"
+    assert bound == []

@@ -93,6 +93,7 @@ def main() -> None:
         gradient_accumulation_steps=ACCUMULATION, log_with="tensorboard", project_dir=args.folder / "logs"
     )
     set_seed(0)
+    torch.backends.cudnn.deterministic = True  # on a GPU, convolutions give the same bits each time
     train, test = datasets()
     model = DigitNet()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -10,7 +10,10 @@ import pytest
 import torch.distributed as dist
 
 from accel_core.comm import objects
+from accel_core.errors import ConfigurationError
 from accel_core.host.ports import get_free_port
+from accel_core.process import rendezvous
+from accel_core.process import world as process
 from accel_core.process.world import destroy, ensure
 from accel_core.testing.world import run, world
 
@@ -84,3 +87,15 @@ def test_a_rank_ends_when_all_are_connected(tmp_path: Path) -> None:
         ensure()
         destroy()
         (tmp_path / "left").touch()
+
+
+@world(2)
+def test_ranks_of_one_device_are_refused_together():
+    """Two ranks that see one device each may have different ones; where it is the same one, both are refused."""
+    rank, place = ensure().rank, rendezvous.locate()
+    process._refuse_shared(place, "cuda:0", f"GPU-{rank}", sees=1)
+    assert dist.is_initialized()
+    process._join_key += "/again"
+    with pytest.raises(ConfigurationError, match=r"ranks [01] and [01] on cuda:0.*sees 1 .*--cpu.*gloo"):
+        process._refuse_shared(place, "cuda:0", "GPU-0", sees=1)
+    assert not dist.is_initialized()

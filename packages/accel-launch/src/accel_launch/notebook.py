@@ -104,7 +104,7 @@ def notebook_launcher(
     number = num_processes if num_processes is not None else max(1, gpus)
     _check(mixed_precision, number, node_rank, num_nodes)
     variables = {"accelerate_mixed_precision": mixed_precision.lower()}
-    if gpus < number:
+    if gpus < number and number * num_nodes > 1:  # one process alone takes the best device that torch finds
         variables["accelerate_use_cpu"] = "true"
     if number == 1 and num_nodes == 1:
         with patch_environment(**variables):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.testing import limits
-from accel_launch.notebook import initialized_by
+from accel_launch.notebook import initialized_by, notebook_launcher
 from accel_launch.supervision.orphans import alive
 
 GATHER = """
@@ -75,6 +75,14 @@ def test_two_processes_succeed_and_fail(
     assert done.stderr.rstrip().endswith("ValueError: the cause"), done.stderr
     # One of the notebook, one of the rank.
     assert done.stderr.count("Traceback (most recent call last)") == 2, done.stderr
+
+
+def test_one_process_takes_the_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process is not sent to the CPU because the launcher counts no GPU: torch may find one of another kind."""
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    seen = []
+    notebook_launcher(lambda: seen.append(os.environ.get("ACCELERATE_USE_CPU")), num_processes=1)
+    assert seen == [None]
 
 
 def test_state_that_a_forked_rank_reset_says_so(tmp_path: Path, variables: dict[str, str]) -> None:

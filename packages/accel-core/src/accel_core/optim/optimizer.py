@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -116,7 +116,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             device: Where the state goes.
         """
         if self.device_placement and self.optimizer.state:
-            self.optimizer.load_state_dict(move_to_device(self.optimizer.state_dict(), device))
+            state = self.optimizer.state_dict()
+            moved: Any = move_to_device(state, device)
+            # Where torch counts steps on the CPU, it would wait for each counter on a device in every step.
+            for key, entries in state["state"].items():
+                if isinstance(entries, Mapping) and "step" in entries:
+                    moved["state"][key]["step"] = entries["step"]
+            self.optimizer.load_state_dict(moved)
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
@@ -230,7 +236,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         for average in self.averages:
             average.refuse_applied("optimizer.step()")
         result = None if self._updates_in_backward else self._step(closure)
-        if not self.step_was_skipped and not self._found_inf:
+        if not self.step_was_skipped:
             for average in self.averages:
                 average.update(self.optimizer)
         return result
@@ -260,7 +266,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last step was skipped because of infinite or NaN gradients."""
-        return self._is_overflow if self._stepper is None else self._stepper.step_was_skipped
+        if self._stepper is not None:
+            return self._stepper.step_was_skipped
+        return self._is_overflow or bool(self._found_inf)  # waits for the device
 
     def __repr__(self) -> str:
         return f"AcceleratedOptimizer({self.optimizer!r})"

@@ -23,7 +23,7 @@ from accel_core._records import record
 from accel_core._torch import default_store
 from accel_core.devices import registry
 from accel_core.devices.device import Device
-from accel_core.errors import CollectiveError, ConfigurationError, StateError
+from accel_core.errors import CollectiveError, ConfigurationError, DeviceUnavailableError, StateError
 from accel_core.host import environ
 from accel_core.host.affinity import set_numa_affinity
 from accel_core.options.engines import flagged
@@ -161,7 +161,7 @@ def ensure(cpu: bool = False, needs: GroupNeeds = _NOTHING, **init: object) -> W
         return world
     with _lock:
         if _world is None:
-            _world = _set_up(cpu or environ.flag("ACCELERATE_USE_CPU"), needs, init)
+            _world = _set_up(cpu, needs, init)
         elif needs.alone and not dist.is_initialized():
             backend = _join(rendezvous.locate(), _world.hardware, _world.device, needs, init)
             _world = replace(_world, backend=backend)
@@ -215,20 +215,26 @@ def _check_group(needs: GroupNeeds) -> None:
 
 
 def _set_up(cpu: bool, needs: GroupNeeds, init: dict[str, Any]) -> World:
-    wanted = environ.text("ACCELERATE_TORCH_DEVICE")
-    hardware = registry.choose(cpu=cpu, wanted=wanted)
+    wanted = None if cpu else environ.text("ACCELERATE_TORCH_DEVICE")
+    hardware = registry.choose(cpu=cpu or environ.flag("ACCELERATE_USE_CPU"), wanted=wanted)
     place = rendezvous.locate()
     if dist.is_initialized():
         place = replace(place, rank=dist.get_rank(), size=dist.get_world_size())
         place = replace(place, local_size=min(place.local_size, place.size)) if place.source != "alone" else place
-    device = torch.device(wanted) if wanted and not cpu else hardware.place(place.local_rank)
+    number = torch.device(wanted).index if wanted else None
+    if number is not None and number >= hardware.count():
+        raise DeviceUnavailableError(
+            f"ACCELERATE_TORCH_DEVICE names a device that this process sees; got {wanted!r}, and it sees "
+            f"{hardware.count()}, counted from 0. Name one of these."
+        )
+    device = hardware.place(place.local_rank if number is None else number)
     backend: str | None = None
     if dist.is_initialized():
         backend = str(dist.get_backend())
     elif place.size > 1 or needs.alone or ("init_method" in init and _early_label() is not None):
         backend = _join(place, hardware, device, needs, init)
-    if environ.flag("ACCELERATE_CPU_AFFINITY"):
-        set_numa_affinity(place.local_rank)
+    if environ.flag("ACCELERATE_CPU_AFFINITY") and device.type == "cuda":
+        set_numa_affinity(device.index)  # which is not the rank's where ranks share a device, or see one each
     if place.size > 1 and device.type == "cpu":
         _share_cores(place.local_size)
     debug = environ.flag("ACCELERATE_DEBUG_MODE")
@@ -256,6 +262,7 @@ def _let_go() -> None:
 def _join(
     place: rendezvous.ProcessEnv, hardware: Device, device: torch.device, needs: GroupNeeds, init: dict[str, Any]
 ) -> str:
+    global _join_key
     arguments = hardware.group_arguments() | {name: value for name, value in init.items() if value is not None}
     backend = _backend_for(device.type, str(arguments.pop("backend", None) or hardware.backend), needs)
     timeout = arguments.get("timeout")
@@ -286,15 +293,46 @@ def _join(
             "Start all processes with one launcher."
         )
     if place.size > 1:
+        _join_key = f"accel/joined/{next(_joins)}"
+        if "nccl" in backend:
+            properties = getattr(hardware.module, "get_device_properties", lambda _: None)(device)
+            _refuse_shared(place, str(device), str(getattr(properties, "uuid", "")), sees=hardware.count())
         _joined(place, connects="gloo" in backend)
     return backend
 
 
+def _refuse_shared(place: rendezvous.ProcessEnv, device: str, unique: str, *, sees: int) -> None:
+    """Refuse two ranks on one device, which NCCL would refuse in the first collective, or wait there without an end.
+
+    Devices are told apart by what is unique to each: ranks that see one device each may see different ones.
+
+    Raises:
+        ConfigurationError: Two ranks of the group have the device of the same name.
+    """
+    store = default_store()
+    owner = store.compare_set(f"{_join_key}/on/{unique or place.rank}", "", str(place.rank)).decode()
+    if owner != str(place.rank):
+        store.compare_set(f"{_join_key}/shared", "", f"ranks {owner} and {place.rank} on {device}")
+    if store.add(f"{_join_key}/placed", 1) == place.size:
+        store.set(f"{_join_key}/all_placed", "yes")
+    if place.local_size <= sees and owner == str(place.rank) and environ.text("ACCELERATE_TORCH_DEVICE") is None:
+        return  # each rank of this machine has its own, and nobody waits
+    with contextlib.suppress(dist.DistError):  # a rank died meanwhile, which the first collective says
+        store.wait([f"{_join_key}/all_placed"])
+    if store.check([f"{_join_key}/shared"]):
+        found = store.get(f"{_join_key}/shared").decode()
+        time.sleep(_LETTING_GO)  # rank 0's store ends with its group, and the others read it
+        dist.destroy_process_group()
+        raise ConfigurationError(
+            f"NCCL has one rank on a device; got {found}, and {place.local_size} processes on this machine, of which "
+            f"this one sees {sees} devices. Start fewer processes (--num-processes), compute on the CPU (--cpu), or "
+            'pass InitProcessGroupKwargs(backend="gloo"), with which ranks share a device.'
+        )
+
+
 def _joined(place: rendezvous.ProcessEnv, *, connects: bool) -> None:
     """Wait until all ranks are connected, and have this one say how it ends to those that may wait for it."""
-    global _join_key
-    store, word, process = default_store(), f"accel/joined/{next(_joins)}", os.getpid()
-    _join_key = word
+    store, word, process = default_store(), _join_key, os.getpid()
     # gloo connects each pair of ranks, and a rank that is done could end while another still connects: that one would
     # fail with "Connection closed by peer".
     if connects:

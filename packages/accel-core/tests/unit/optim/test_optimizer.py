@@ -12,9 +12,12 @@ from accel_core.state import GradientState
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def _made(scaler: torch.amp.GradScaler | None = None) -> tuple[torch.nn.Linear, AcceleratedOptimizer]:
+def _made(
+    scaler: torch.amp.GradScaler | None = None, *, fused: bool = False
+) -> tuple[torch.nn.Linear, AcceleratedOptimizer]:
     model = torch.nn.Linear(2, 1)
-    return model, AcceleratedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), scaler=scaler)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, fused=fused)
+    return model, AcceleratedOptimizer(inner, scaler=scaler)
 
 
 def test_it_is_an_optimizer_and_shows_the_wrapped_one() -> None:
@@ -59,11 +62,12 @@ def test_closure_is_called_once() -> None:
     assert calls == [1]
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_infinite_gradient_skips_the_step_and_says_so(bad: float) -> None:
-    """Under the scaler a bad step changes nothing and is reported; the next good one is not."""
+def test_infinite_gradient_skips_the_step_and_says_so(bad: float, fused: bool) -> None:
+    """Under the scaler a bad step changes nothing and is reported, by a fused optimizer too; the next is not."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    model, wrapped = _made(scaler)
+    model, wrapped = _made(scaler, fused=fused)
     before = model.weight.detach().clone()
     scaler.scale(model(torch.ones(1, 2)).sum() * bad).backward()
     wrapped.step()
@@ -125,3 +129,22 @@ def test_nests_are_moved_whole() -> None:
     assert isinstance(moved["a"][1], tuple)
     assert moved["a"][1][1] == "text"
     assert moved["b"] == 3
+
+
+def test_counters_of_steps_stay_where_torch_counts() -> None:
+    """Of a state that is moved, averages go to the device; what counts steps there would be waited for in each."""
+
+    class Told(torch.optim.AdamW):
+        def load_state_dict(self, state_dict: dict) -> None:
+            self.told = state_dict["state"][0]
+
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = Told(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    AcceleratedOptimizer(optimizer).place(torch.device("meta"))
+    assert {name: value.device.type for name, value in optimizer.told.items()} == {
+        "step": "cpu",
+        "exp_avg": "meta",
+        "exp_avg_sq": "meta",
+    }

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, DeviceUnavailableError
 from accel_core.host.environ import patch_environment
 from accel_core.process import world
 from accel_core.process.world import GroupNeeds
@@ -98,3 +98,27 @@ def test_one_copy_of_a_run_speaks_for_it() -> None:
         world.lead(True)
     assert accelerator.is_main_process
     assert world.ensure().is_local_main
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpu", "refused"), [("cpu:1", False, r"got 'cpu:1'.*sees 1"), ("cpu", False, ""), ("xpu:7", True, "")]
+)
+def test_a_device_that_is_named_is_taken_or_refused(
+    wanted: str, cpu: bool, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the process does not see is refused with its number; `cpu=True` in the code wins over the variable."""
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", wanted)
+    if refused:
+        with pytest.raises(DeviceUnavailableError, match=refused):
+            Accelerator(cpu=cpu)
+    else:
+        assert Accelerator(cpu=cpu).device == torch.device("cpu")
+
+
+def test_a_run_on_the_cpu_is_not_bound_near_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors near the GPU of the process's number are asked for only where the process computes on a GPU."""
+    bound: list[int] = []
+    monkeypatch.setattr(world, "set_numa_affinity", bound.append)
+    monkeypatch.setenv("ACCELERATE_CPU_AFFINITY", "1")
+    assert Accelerator(cpu=True).device.type == "cpu"
+    assert bound == []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -24,6 +24,7 @@ from accel_core.plugins.fp8 import AORecipeKwargs
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.process import world
 from accel_core.state import reset_all
+from accel_parallel.fsdp2.in_place import arguments_of
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.optimizers import row_of
 
@@ -163,11 +164,10 @@ def test_bf16_is_that_of_fully_shard_by_hand(way: str) -> None:
     ours, twin = net(), net().to(DEVICE)
     model, optimizer = run.prepare(ours, adam(ours))
     strategy: Any = run._runtime.strategy
-    policy = strategy.plugin.mixed_precision_policy
-    assert isinstance(policy, MixedPrecisionPolicy)
-    mesh = init_device_mesh(DEVICE.type, (1,))
+    settings = arguments_of(strategy.plugin, init_device_mesh(DEVICE.type, (1,)), DEVICE)
+    assert settings["mp_policy"].param_dtype == torch.bfloat16
     for block in (*twin.blocks, twin):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, **settings)
     plainly = adam(twin)
     for batch in rows():
         with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -176,7 +176,7 @@ def test_bf16_is_that_of_fully_shard_by_hand(way: str) -> None:
         plainly.step()
         plainly.zero_grad()
         found = model(batch)
-        torch.testing.assert_close(found, output, rtol=0, atol=1e-2 if way == "offloaded" else 1e-6)
+        torch.testing.assert_close(found, output, rtol=0, atol=1e-6)
         run.backward(found.float().square().mean())
         optimizer.step()
         optimizer.zero_grad()

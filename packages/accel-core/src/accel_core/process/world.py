@@ -222,7 +222,7 @@ def _set_up(cpu: bool, needs: GroupNeeds, init: dict[str, Any]) -> World:
         place = replace(place, rank=dist.get_rank(), size=dist.get_world_size())
         place = replace(place, local_size=min(place.local_size, place.size)) if place.source != "alone" else place
     device = torch.device(wanted) if wanted and not cpu else hardware.place(place.local_rank)
-    module = getattr(torch, device.type, None)
+    module: Any = getattr(torch, device.type, None)
     if wanted and device.index is not None and hasattr(module, "set_device"):
         module.set_device(device)  # a mesh and a generator are those of the current one
     backend: str | None = None

@@ -106,6 +106,13 @@ def loaded(name: str, place: Path, device_map: Any = None, **given: Any) -> Any:
     )
 
 
+def saved_packed(name: str, place: Path, folder: Path) -> nn.Module:
+    """Return a model that was packed on the device and saved: a CPU that packs may round another way."""
+    model: nn.Module = loaded(name, place)
+    Accelerator().save_model(model, folder / "saved")
+    return model
+
+
 @torch.no_grad()
 def run(model: nn.Module) -> Tensor:
     """Return what a model makes of all words."""
@@ -172,9 +179,9 @@ def test_no_more_than_a_layer_is_unpacked_at_a_time(weights: Path, name: str) ->
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_parts_that_wait_elsewhere_compute_the_same(weights: Path, tmp_path: Path, name: str, place: str) -> None:
     """Packed parts come from the CPU or from disk for their forward alone, and outputs are the same to the bit."""
-    expected = run(loaded(name, weights))
+    expected = run(saved_packed(name, weights, tmp_path))
     places = {"scale": HERE, "emb": HERE, "blocks.0": HERE, "blocks.1": place, "blocks.2": place, "head": HERE}
-    model = loaded(name, weights, places, offload_folder=tmp_path / "off")
+    model = loaded(name, tmp_path / "saved", places, offload_folder=tmp_path / "off")
     run(model)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(DEVICE)
@@ -187,11 +194,11 @@ def test_parts_that_wait_elsewhere_compute_the_same(weights: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_a_map_made_for_little_memory_computes_the_same(weights: Path, name: str) -> None:
+def test_a_map_made_for_little_memory_computes_the_same(weights: Path, tmp_path: Path, name: str) -> None:
     """With room for some of it, `auto` leaves the rest on the CPU, and outputs are the same to the bit."""
-    expected = run(loaded(name, weights))
+    expected = run(saved_packed(name, weights, tmp_path))
     room = {HERE: 2 * WIDTH * INNER, "cpu": "1GiB"}
-    model = loaded(name, weights, "auto", max_memory=room, no_split_module_classes=["Block"])
+    model = loaded(name, tmp_path / "saved", "auto", max_memory=room, no_split_module_classes=["Block"])
     assert {str(each) for each in model.hf_device_map.values()} >= {str(HERE), "cpu"}
     assert torch.equal(run(model), expected)
 
@@ -215,9 +222,7 @@ def test_saving_and_loading_is_exact(weights: Path, tmp_path: Path, name: str, p
 @pytest.mark.parametrize("name", SOME)
 def test_what_was_packed_on_the_device_computes_on_a_cpu(weights: Path, tmp_path: Path, name: str) -> None:
     """A checkpoint that was packed here loads on a CPU, and outputs are near."""
-    model = loaded(name, weights)
-    expected = run(model).float().cpu()
-    Accelerator().save_model(model, tmp_path / "saved")
+    expected = run(saved_packed(name, weights, tmp_path)).float().cpu()
     moved = loaded(name, tmp_path / "saved", {"": "cpu"})
     with torch.no_grad():
         found = moved(torch.arange(16)[None]).float()

@@ -64,6 +64,7 @@ def main() -> dict[str, Any]:
     return {
         "rank": accelerator.process_index,
         "device": str(accelerator.device),
+        "current": getattr(torch, simulated.NAME).current_device(),
         "backend": str(torch.distributed.get_backend()),
         "placed": sorted({str(value.device) for value in model.parameters()}),
         "moments": sorted({str(state["exp_avg"].device) for state in optimizer.state.values()}),

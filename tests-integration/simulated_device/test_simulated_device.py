@@ -166,5 +166,6 @@ def test_two_ranks_save_and_load(tmp_path: Path) -> None:
     for rank, (output, _) in enumerate(ended):
         found = json.loads(output.splitlines()[-1])
         assert (found["rank"], found["device"], found["backend"]) == (rank, f"simgpu:{rank}", "simccl")
+        assert found["current"] == rank
         assert found["placed"] == found["moments"] == [f"simgpu:{rank}"]
         assert found["differing"] == {"now None": [], "later None": [], "now on_device": [], "later cpu": []}

@@ -53,7 +53,7 @@ def in_normal_mode(function: Callable[Arguments, Result]) -> Callable[Arguments,
 
 def used_here(tensor: torch.Tensor) -> torch.Tensor:
     """Tell the allocator that the current stream computes with a tensor, which another stream may have loaded."""
-    if tensor.device.type not in ("cpu", "meta", "mps"):
+    if tensor.device.type not in ("cpu", "meta", "mps", "xla"):
         tensor.record_stream(torch.accelerator.current_stream(tensor.device))
     return tensor
 

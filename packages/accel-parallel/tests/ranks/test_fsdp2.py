@@ -20,9 +20,11 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, Prepar
 from accel_core.host.environ import patch_environment
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance
+from accel_parallel.fsdp2.in_place import gloo_reduces
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
@@ -36,6 +38,15 @@ def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
     return FullyShardedDataParallelPlugin(
         fsdp_version=2, state_dict_type="FULL_STATE_DICT", state_dict_config=whole, **(layers | given)
     )
+
+
+@pytest.mark.parametrize(("backend", "reduces"), [("gloo", True), ("cpu:gloo", False)])
+@world(2)
+def test_gradients_that_gloo_reduces_are_added_up(backend: str, reduces: bool) -> None:
+    """Also those of a device: asked for an average, gloo leaves the sum in some versions of torch."""
+    ensure(backend=backend)
+    assert gloo_reduces(torch.device("cpu"))
+    assert gloo_reduces(torch.device("cuda", 0)) == reduces
 
 
 class TestSharded(StrategyConformance):

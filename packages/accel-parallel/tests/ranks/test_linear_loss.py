@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -344,7 +345,9 @@ def test_a_switch_applies_it_to_models_of_transformers(way: str) -> None:
     model = run.prepare(ours)
     if way != "sliced":
         run.chunk_logits(model)
-    got = model(input_ids=tokens, labels=tokens)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "FSDP2-wrapped module .* view")  # of hidden states in the place of logits
+        got = model(input_ids=tokens, labels=tokens)
     run.backward(got.loss)
     assert got.logits is None
     assert was_whole(model.lm_head) == (way != "sliced")

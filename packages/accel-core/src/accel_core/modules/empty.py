@@ -205,8 +205,10 @@ def _fill(here: list[_Place], run: list[tuple[str, Callable[[], Any]]], device: 
             whole.fill_(torch.nan)
         before[own] = whole, whole._version
         into[own] = whole
+    # The other seeds every device of the process, whose numbers go on as if nothing had been drawn.
+    seed = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
     for label, method in run:
-        torch.manual_seed(int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big"))
+        seed(int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big"))
         method()
     for into, own, held in here:
         now, (whole, version) = into[own], before[own]

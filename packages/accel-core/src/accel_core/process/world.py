@@ -324,9 +324,9 @@ def _refuse_shared(place: rendezvous.ProcessEnv, device: str, unique: str, *, se
         time.sleep(_LETTING_GO)  # rank 0's store ends with its group, and the others read it
         dist.destroy_process_group()
         raise ConfigurationError(
-            f"NCCL has one rank on a device; got {found}, and {place.local_size} processes on this machine, of which "
-            f"this one sees {sees} devices. Start fewer processes (--num-processes), compute on the CPU (--cpu), or "
-            'pass InitProcessGroupKwargs(backend="gloo"), with which ranks share a device.'
+            f"NCCL takes one rank for each GPU; got {found}, where {sees} can be seen and {place.local_size} processes "
+            "run. Start fewer processes (--num-processes), compute on the CPU (--cpu), or pass "
+            'InitProcessGroupKwargs(backend="gloo"), with which ranks share a GPU.'
         )
 
 

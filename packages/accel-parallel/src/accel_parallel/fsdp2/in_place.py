@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -15,7 +16,7 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.loading import Handover, receive, starts_from_main, views_of
 from accel_parallel.sharding.wrapping import WrapPlan
 
-__all__ = ["arguments_of", "is_sharded", "reshard", "shard"]
+__all__ = ["arguments_of", "gloo_reduces", "is_sharded", "reshard", "shard"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -60,8 +61,7 @@ def shard(
             # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
             ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}
             sharded = fully_shard(block, **ignored, **arguments)
-            if world.device.type == "cpu":
-                # In torch 2.8 gloo leaves the sum where `reduce_scatter` is asked for an average.
+            if gloo_reduces(world.device):
                 sharded.set_force_sum_reduction_for_comms(True)
             if handover is not None:
                 handover.finish(world.device)
@@ -70,6 +70,11 @@ def shard(
         empty.initialize(model, world.device, torch.device("cpu") if offloads else None)
     for parameter in plan.whole(model):
         parameter.data = parameter.data.to(world.device)
+
+
+def gloo_reduces(device: torch.device) -> bool:
+    """Return whether gloo reduces gradients: in torch 2.8 it leaves the sum where it is asked for an average."""
+    return device.type == "cpu" or f"{device.type}:gloo" in dist.get_backend_config()
 
 
 def arguments_of(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
-from accel_parallel.fsdp2.in_place import is_sharded, reshard, shard
+from accel_parallel.fsdp2.in_place import gloo_reduces, is_sharded, reshard, shard
 from accel_parallel.fsdp2.participation import Participation
 from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference
@@ -71,7 +71,7 @@ class FullyShardStrategy(ShardedStrategy):
             require_torch("fsdp2_whole")
         if self.tensor is not None:
             require_torch("fsdp2_with_tp")  # before, uneven parts came back in the wrong order
-        if self.world.device.type == "cpu":
+        if gloo_reduces(self.world.device):
             require_torch("fsdp2_on_cpu")
         if plan.replicated:
             require_torch("fsdp2_whole")

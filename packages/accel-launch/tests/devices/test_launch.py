@@ -80,7 +80,7 @@ def test_two_ranks_of_nccl_are_refused(accel, script) -> None:
     """On one GPU the run ends with what was found and what to do, and not with an error of NCCL."""
     done = accel("launch", "--num-processes", "2", script(WHERE), forked=False)
     assert done.returncode != 0
-    assert re.search(r"NCCL has one rank on a device; got ranks [01] and [01] on cuda:0.*--cpu.*gloo", done.stderr)
+    assert re.search(r"NCCL takes one rank for each GPU; got ranks [01] and [01] on cuda:0.*--cpu.*gloo", done.stderr)
     assert "Duplicate GPU" not in done.stderr
 
 

@@ -45,12 +45,25 @@ def uncompiled(function: Callable[..., _R]) -> Callable[..., _R]:
     return found
 
 
+def _with_own_name(attend: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a function in which torch finds its own attention by name, as its causal biases look for it."""
+
+    def attended(*args: object, **kwargs: object) -> torch.Tensor:
+        before, F.scaled_dot_product_attention = F.scaled_dot_product_attention, sdpa
+        try:
+            return attend(*args, **kwargs)
+        finally:
+            F.scaled_dot_product_attention = before
+
+    return attended
+
+
 class _Interception(TorchFunctionMode):
     """Sends every `scaled_dot_product_attention` elsewhere, by whatever name it is called."""
 
     def __init__(self, attend: Callable[..., torch.Tensor], handlers: dict[Any, Callable[..., Any]]) -> None:
         super().__init__()
-        self._attend = uncompiled(attend)
+        self._attend = uncompiled(_with_own_name(attend))
         self._attending = False
         own: dict[Any, Callable[..., Any]] = {sdpa: self._attention, torch.Tensor.backward: self._backward}
         self._handlers = own | handlers

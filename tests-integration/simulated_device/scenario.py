@@ -30,9 +30,11 @@ from accel_bigmodel import (
 from accel_bigmodel.hooks.prefetch import _residencies
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import save_model
-from accel_core.errors import DeviceMapError
+from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.host.environ import patch_environment
 from accel_core.modules.held_memory import tell_if_exhausted
+from accel_core.state import reset_all
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 LAYER = 64 * 64 * 4 + 64 * 4
 
@@ -309,6 +311,19 @@ def prepared(sim: Any, folder: Path) -> dict[str, Any]:
     }
 
 
+def unshared(sim: Any, folder: Path) -> dict[str, Any]:
+    """FSDP1 is asked to offload parameters that one process holds whole."""
+    simulated.make_known()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=1, cpu_offload=True)
+    reset_all()
+    with patch_environment(ACCELERATE_TORCH_DEVICE=f"{simulated.NAME}:0"):
+        try:
+            Accelerator(fsdp_plugin=plugin)
+        except ConfigurationError as refused:
+            return {"refused": str(refused)}
+    return {"refused": None}
+
+
 class Experts(nn.Module):
     """Eight layers in one stack, of which a token runs through two."""
 
@@ -374,7 +389,21 @@ def experts(sim: Any, folder: Path) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
     scenario.__name__: scenario
-    for scenario in (spread, budget, full, refused, tight, stored, gradients, back, mixed, prepared, experts, exhausted)
+    for scenario in (
+        spread,
+        budget,
+        full,
+        refused,
+        tight,
+        stored,
+        gradients,
+        back,
+        mixed,
+        prepared,
+        unshared,
+        experts,
+        exhausted,
+    )
 }
 
 

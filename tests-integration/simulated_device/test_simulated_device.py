@@ -29,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
     for names in (
         ("mixed", "spread", "budget", "stored"),
-        ("refused", "gradients", "back", "prepared"),
+        ("refused", "gradients", "back", "prepared", "unshared"),
         ("full", "experts", "exhausted"),
         ("tight",),
     ):
@@ -125,6 +125,11 @@ def test_removing_hooks_gives_the_model_back(results: dict[str, Any]) -> None:
 def test_prepare_moves_what_no_map_spreads(results: dict[str, Any]) -> None:
     """A model loaded whole on the CPU trains on the accelerator; a frozen one computes from its weights on disk."""
     assert results["prepared"] == {"moved": "simgpu:0", "frozen": True, "equal": True}
+
+
+def test_parameters_that_nobody_shares_are_not_offloaded(results: dict[str, Any]) -> None:
+    """FSDP1 trained other weights than the plain model did, on one process of a GPU."""
+    assert "got cpu_offload and ShardingStrategy.FULL_SHARD on 1 processes" in results["unshared"]["refused"]
 
 
 @pytest.mark.parametrize("away", ["disk", "cpu"])

@@ -68,6 +68,12 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 "FSDP1 loses earlier gradients if parameters are offloaded and every batch is synchronized; got "
                 "cpu_offload and sync_each_batch=True. Set sync_each_batch=False, or use fsdp_version=2."
             )
+        if self._offloads and (not self._splits or self.mesh.size(self.mesh.ndim - 1) == 1):
+            raise ConfigurationError(
+                "FSDP1 trains wrong weights where it offloads parameters that it does not shard; got cpu_offload and "
+                f"{self.plugin.sharding_strategy} on {self.world.size} processes. Use fsdp_version=2, or leave "
+                "cpu_offload out."
+            )
         # A wrapper holds its model, so a strong reference to it would keep both alive forever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
         # Parameters that were flattened, and the model that they were part of.

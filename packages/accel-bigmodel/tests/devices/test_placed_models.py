@@ -30,6 +30,7 @@ from accel_core.testing.requires import requires
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.usefixtures("fresh_state", "collected"),
+    pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids` being on a device type"),
 ]
 
 DEVICE = torch.device("cuda", 0)

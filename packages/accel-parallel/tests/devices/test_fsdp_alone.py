@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
-from accel_core.errors import PreparationError
+from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.mesh.tensor import local_part
 from accel_core.modules import empty
 from accel_core.plugins.compilation import TorchDynamoPlugin
@@ -37,12 +37,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "offloaded": {"cpu_offload": True},
     "flat": {"use_orig_params": False},
 }
-ALL = [(2, way) for way in WAYS if way != "flat"] + [(1, way) for way in ("blocks", "recomputed", "offloaded", "flat")]
+ALL = [(2, way) for way in WAYS if way != "flat"] + [(1, way) for way in ("blocks", "recomputed", "flat")]
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.usefixtures("fresh_state"),
     pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning"),  # of FSDP1 in one process
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),  # of its flattened parameters
+    pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype:DeprecationWarning"),  # torchao 0.18
 ]
 
 
@@ -201,6 +203,12 @@ def test_a_step_that_overflows_in_fp16_is_skipped(way: str) -> None:
     assert run.scaler.get_scale() == 512.0
 
 
+def test_fsdp1_offloads_nothing_that_no_rank_shares_out() -> None:
+    """One process holds all of it, and torch then trains other weights."""
+    with pytest.raises(ConfigurationError, match=r"got cpu_offload and ShardingStrategy\.FULL_SHARD on 1"):
+        accelerator(1, "offloaded")
+
+
 def test_fsdp1_trains_in_bf16() -> None:
     """Weights stay near those of the plain model in float32, and are no closer than bf16 is."""
     run = accelerator(1, mixed_precision="bf16")
@@ -318,7 +326,11 @@ def test_bitsandbytes_is_refused_or_steps_alike(name: str) -> None:
     close(state(run, model), twin, 1e-5)
 
 
-SAVED = [(version, way, kind) for version in (1, 2) for way in ("blocks", "offloaded") for kind in ("FULL", "SHARDED")]
+SAVED = [
+    (version, way, kind)
+    for version, way in ((1, "blocks"), (2, "blocks"), (2, "offloaded"))
+    for kind in ("FULL", "SHARDED")
+]
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -348,7 +360,7 @@ def test_a_run_goes_on_where_it_was_saved(tmp_path: Path, version: int, way: str
     torch.testing.assert_close(state(run, model), after, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("version", "way"), [(2, "blocks"), (2, "offloaded"), (1, "blocks"), (1, "offloaded")])
+@pytest.mark.parametrize(("version", "way"), [(2, "blocks"), (2, "offloaded"), (1, "blocks")])
 def test_a_saved_model_is_the_plain_one(tmp_path: Path, version: int, way: str) -> None:
     """`save_model` writes what the plain model has after the same step, and it loads into one."""
     run = accelerator(version, way)

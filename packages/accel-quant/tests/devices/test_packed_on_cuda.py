@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,17 @@ SOME = ("8bit", "nf4-double")
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("fresh_state"),
+    pytest.mark.usefixtures("fresh_state", "collected"),
     pytest.mark.filterwarnings("ignore:MatMul8bitLt"),  # it says that inputs are cast
+    pytest.mark.filterwarnings("ignore:No accelerator has room for the buffers"),  # two bytes of them
 ]
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """End the threads of models that hold themselves in cycles."""
+    yield
+    gc.collect()
 
 
 class Block(nn.Module):

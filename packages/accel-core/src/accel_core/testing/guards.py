@@ -32,7 +32,7 @@ __all__ = [
     "variables",
 ]
 
-_OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "KINETO_")
+_OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KINETO_", "KMP_")
 """Variables of the test runner, and those that torch sets once when a part of it is first used."""
 
 

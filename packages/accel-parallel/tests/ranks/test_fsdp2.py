@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from accel_core.testing.conformance.strategy import CASES, Case, StrategyConform
 from accel_parallel.fsdp2.in_place import gloo_reduces
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharding.guards import refuse_gloo
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 
@@ -43,10 +45,13 @@ def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
 @pytest.mark.parametrize(("backend", "reduces"), [("gloo", True), ("cpu:gloo", False)])
 @world(2)
 def test_gradients_that_gloo_reduces_are_added_up(backend: str, reduces: bool) -> None:
-    """Also those of a device: asked for an average, gloo leaves the sum in some versions of torch."""
+    """Also those of a device: asked for an average, gloo leaves the sum in some versions; parts it does not gather."""
     ensure(backend=backend)
     assert gloo_reduces(torch.device("cpu"))
-    assert gloo_reduces(torch.device("cuda", 0)) == reduces
+    on_gpu = replace(ensure(), device=torch.device("cuda", 0))
+    assert gloo_reduces(on_gpu.device) == reduces
+    with pytest.raises(EngineUnavailableError, match="got gloo for cuda") if reduces else nullcontext():
+        refuse_gloo(on_gpu)
 
 
 class TestSharded(StrategyConformance):

@@ -22,7 +22,7 @@ from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import reading_groups
 from accel_parallel.experts.dispatch import Route, dispatch, routed, rows_of_all
 from accel_parallel.experts.layers import experts_of, listed, parameter_names
-from accel_parallel.sharding.guards import refuse_copies
+from accel_parallel.sharding.guards import refuse_copies, refuse_gloo
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.sharding.replaced import keeping_marks
 
@@ -40,6 +40,7 @@ class ExpertParallel:
     """
 
     def __init__(self, parts: Parts, cast: torch.dtype | None = None) -> None:
+        refuse_gloo(parts.world)
         self._world = parts.world
         self._cast = cast
         self._readers = reading_groups(parts)

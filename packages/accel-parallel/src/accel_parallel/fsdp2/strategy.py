@@ -20,7 +20,7 @@ from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import gloo_reduces, is_sharded, reshard, shard
 from accel_parallel.fsdp2.participation import Participation
 from accel_parallel.fsdp2.sliced_loss import slice_heads
-from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference
+from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference, refuse_gloo
 from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.methods import GatheringMethods
 from accel_parallel.sharding.replaced import keeping_marks
@@ -44,6 +44,8 @@ class FullyShardStrategy(ShardedStrategy):
         # First, because it may refuse the run: the plugin is then as it was.
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
+        if not isinstance(self.plugin.cpu_offload, CPUOffloadPolicy):  # whose parts are the CPU's
+            refuse_gloo(parts.world)
         self.experts = ExpertParallel.of(parts, getattr(self.plugin.mixed_precision_policy, "param_dtype", None))
         self.initializes = self.initializes and self.experts is None
         self.context = ContextParallel.of(parts)

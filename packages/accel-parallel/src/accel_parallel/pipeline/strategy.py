@@ -30,7 +30,7 @@ from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.sharding import gradients
-from accel_parallel.sharding.guards import refuse_copies, refuse_resizing
+from accel_parallel.sharding.guards import refuse_copies, refuse_gloo, refuse_resizing
 from accel_parallel.sharding.loading import has_no_values, receive, refuse_empty, starts_from_main
 
 __all__ = ["PipelineStrategy"]
@@ -48,6 +48,7 @@ class PipelineStrategy(MeshStrategy):
 
     def __init__(self, parts: Parts) -> None:
         require_torch("pipelines")
+        refuse_gloo(parts.world)
         given = [plugin for plugin in parts.plugins if isinstance(plugin, PipelineKwargs)]
         self.settings = given[0] if given else PipelineKwargs()
         self._pipelines: MutableMapping[torch.nn.Module, Pipeline] = WeakIdKeyDictionary()

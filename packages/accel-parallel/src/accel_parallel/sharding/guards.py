@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -14,15 +15,31 @@ from torch.utils._pytree import tree_leaves
 from accel_core._torch import shard_groups
 from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import is_spread, placed_like
+from accel_core.process.world import World
 
 __all__ = [
     "cut_what_is_loaded",
     "gather_outside_inference",
     "refuse_copies",
+    "refuse_gloo",
     "refuse_gradients_of_gradients",
     "refuse_resizing",
     "refuse_sparse_gradients",
 ]
+
+
+def refuse_gloo(world: World) -> None:
+    """Refuse gloo between GPUs, where it sums and copies, and crashes in the collectives that gather parts of tensors.
+
+    Raises:
+        EngineUnavailableError: It exchanges this device's tensors.
+    """
+    if world.device.type != "cpu" and f"{world.device.type}:gloo" in dist.get_backend_config():
+        raise EngineUnavailableError(
+            f"Ranks that split a model exchange parts of tensors by the backend of their device; got gloo for "
+            f"{world.device.type}, which ended processes without an error in torch 2.11. Leave the backend out, with a "
+            "device for each rank, or compute on the CPU."
+        )
 
 
 def cut_what_is_loaded(model: torch.nn.Module) -> None:

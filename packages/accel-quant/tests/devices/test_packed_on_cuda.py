@@ -206,7 +206,7 @@ def test_parts_that_wait_elsewhere_compute_the_same(weights: Path, tmp_path: Pat
 def test_a_map_made_for_little_memory_computes_the_same(weights: Path, tmp_path: Path, name: str) -> None:
     """With room for some of it, `auto` leaves the rest on the CPU, and outputs are the same to the bit."""
     expected = run(saved_packed(name, weights, tmp_path))
-    room = {HERE: 2 * WIDTH * INNER, "cpu": "1GiB"}
+    room = {HERE: (3 if name == "8bit" else 2) * WIDTH * INNER, "cpu": "1GiB"}  # for two blocks of three at most
     model = loaded(name, tmp_path / "saved", "auto", max_memory=room, no_split_module_classes=["Block"])
     assert {str(each) for each in model.hf_device_map.values()} >= {str(HERE), "cpu"}
     assert torch.equal(run(model), expected)

@@ -10,7 +10,7 @@ import pytest
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
 from accel_core.testing import requires
-from accel_launch import cli, contributed
+from accel_launch import cli, contributed, selfcheck
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.commands.test import words_for
@@ -357,6 +357,18 @@ def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> Non
     check = own_command("accel_launch.selfcheck")[1:]
     assert words_for(None, None) == ["--cpu", "--num-processes", "2", *check]
     assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", *check]
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_check_holds_in_each_precision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precision: str
+) -> None:
+    """Training in a shorter number format is alike within its own rounding."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    selfcheck.main(["training"])
+    assert capsys.readouterr().out == "training is alike: holds for 1 process on cpu\n"
 
 
 @requires("engine:deepspeed")

@@ -315,7 +315,11 @@ class Replicas:
         """Return the state where nothing changes it; called by a thread that asks who takes part."""
         if not self._rests.wait(self._settings.timeout):
             raise TimeoutError("a state is sent between two steps; none ended in time")
-        return self._capture()
+        # torchft calls this, and copies to the CPU, on streams of its own.
+        self._world.hardware.synchronize()
+        found = self._capture()
+        self._world.hardware.synchronize()
+        return found
 
     @contextmanager
     def averaging(
@@ -370,8 +374,11 @@ class Replicas:
             return False
         try:
             work.wait()
+            broken = self._group.errored()  # NCCL's wait ends at once, and one that is given up raises nothing
         except RuntimeError as error:
-            self._fail(error)
+            broken = error
+        if broken is not None:
+            self._fail(broken)
         return self._manager.errored() is None
 
     def _fail(self, error: BaseException) -> None:

@@ -266,6 +266,8 @@ class Replicas:
         port = self._channel.broadcast(0 if self._store is None else self._store.port)
         limit = timedelta(seconds=min(left, self._limit, self._settings.timeout))
         on_gpu = self._world.device.type == "cuda"
+        if on_gpu:  # else torch ends this process for an error of NCCL, as when another replica dies
+            environ.write("TORCH_NCCL_ASYNC_ERROR_HANDLING", 0)
         self._group = ProcessGroupNCCL(timeout) if on_gpu else ProcessGroupGloo(limit)
         if self._transport is None:
             self._transport = load("accel_torchft.transport:Transport")(timeout, self._hosts)

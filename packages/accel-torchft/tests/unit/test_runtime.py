@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from accel_core.accelerator import Accelerator
 from accel_core.devices.cpu import CpuDevice
 from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.host.environ import text
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.store import loopback_store
@@ -185,6 +186,24 @@ def test_an_exchange_that_was_given_up_is_not_read() -> None:
     assert replicas._told == []
     assert str(replicas._manager.error) == "aborted"
     replicas._manager = None
+
+
+@pytest.mark.usefixtures("replica")
+def test_an_error_of_nccl_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group over replicas is made where torch leaves errors to torchft; torch's launcher asks for the opposite."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    found = []
+
+    def group(_: timedelta) -> None:
+        found.append(text("TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+        raise ConnectionError
+
+    monkeypatch.setattr("torchft.ProcessGroupNCCL", group)
+    replicas = made().replicas
+    replicas._world = replace(replicas._world, device=torch.device("cuda", 0))
+    with pytest.raises(ConnectionError):
+        replicas._connect(1.0)
+    assert found == ["0"]
 
 
 @pytest.mark.usefixtures("replica")

@@ -94,20 +94,21 @@ def get_current_device_type() -> tuple[str, str]:
 
 def _nvidia_smi(query: str) -> list[str]:
     program = shutil.which("nvidia-smi")
-    if program is None:
+    words = [str(program), query, "--format=csv,noheader"]
+    done = None if program is None else subprocess.run(words, capture_output=True, text=True, check=False)
+    if done is None or done.returncode:  # it ends with a status of its own where it sees no GPU
+        said = "is not on the PATH" if done is None else f"says: {' '.join((done.stdout + done.stderr).split())}"
         raise DeviceUnavailableError(
-            "NVIDIA GPUs cannot be queried; nvidia-smi is not on the PATH. "
-            "Install the NVIDIA driver, or run this on a machine that has one."
+            f"NVIDIA GPUs cannot be queried; nvidia-smi {said}. Install the NVIDIA driver, or run this where one is."
         )
-    output = subprocess.check_output([program, query, "--format=csv,noheader"], text=True)
-    return [line.strip() for line in output.splitlines() if line.strip()]
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 def get_gpu_info() -> tuple[list[str], int]:
     """Ask the NVIDIA driver for the GPUs of this machine.
 
     Raises:
-        DeviceUnavailableError: There is no NVIDIA driver.
+        DeviceUnavailableError: There is no NVIDIA driver, or it sees no GPU.
     """
     names = _nvidia_smi("--query-gpu=name")
     return names, len(names)
@@ -117,16 +118,17 @@ def get_driver_version() -> str:
     """Ask the NVIDIA driver for its version, such as `550.54.14`.
 
     Raises:
-        DeviceUnavailableError: There is no NVIDIA driver.
+        DeviceUnavailableError: There is no NVIDIA driver, or it sees no GPU.
     """
     return _nvidia_smi("--query-gpu=driver_version")[0]
 
 
 def check_cuda_p2p_ib_support() -> bool:
     """Return whether several GPUs here can talk to each other directly."""
-    if shutil.which("nvidia-smi") is None:  # then nothing says otherwise
+    try:
+        names, count = get_gpu_info()
+    except DeviceUnavailableError:  # then nothing says otherwise
         return True
-    names, count = get_gpu_info()
     if count < 2 or not any("RTX 40" in name for name in names):  # one GPU has nobody to talk to
         return True
     driver = tuple(int(part) for part in get_driver_version().split(".") if part.isdigit())

@@ -71,6 +71,17 @@ def test_cards_that_cannot_talk_to_each_other(driver, names, version, expected):
     assert _machine.check_cuda_p2p_ib_support() is expected
 
 
+def test_a_driver_that_sees_no_gpu(tmp_path, monkeypatch):
+    """In a container without one, nvidia-smi ends with another status than 0, which is told, and no error of P2P."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(DeviceUnavailableError, match="nvidia-smi says: No devices were found"):
+        _machine.get_gpu_info()
+    assert _machine.check_cuda_p2p_ib_support()
+
+
 @NO_GPU
 def test_a_machine_without_a_driver(monkeypatch):
     """Questions about NVIDIA GPUs are refused where there is no driver; several GPUs are then no problem."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 
-__all__ = ["load"]
+__all__ = ["as_local_rank", "load"]
 
 
 def load(device: torch.device, local_rank: int) -> ModuleType:
@@ -29,3 +30,8 @@ def load(device: torch.device, local_rank: int) -> ModuleType:
             f"DS_ACCELERATOR={device.type} before anything imports deepspeed."
         )
     return library
+
+
+def as_local_rank(device: torch.device) -> AbstractContextManager[None]:
+    """Let DeepSpeed find this device, as it takes LOCAL_RANK for its number; processes may see a GPU each."""
+    return nullcontext() if device.index is None else environ.patch_environment(local_rank=device.index)

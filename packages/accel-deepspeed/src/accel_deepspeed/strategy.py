@@ -304,7 +304,8 @@ class DeepSpeedStrategy(Strategy):
             plugin.set_moe_leaf_modules(model)  # before DeepSpeed puts its hooks in
         if self._sequences is not None:
             arguments["mpu"] = self._sequences.join(arguments["model"])
-        made, *_ = deepspeed.initialize(**arguments)
+        with library.as_local_rank(self.world.device):
+            made, *_ = deepspeed.initialize(**arguments)
         self._refuse_other_groups(made)
         self._compile(made)  # after DeepSpeed has put its hooks into the model
         engine = Engine(made)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
 from accel_core.accelerator import Accelerator
-from accel_core.host.environ import patch_environment
+from accel_core.host.environ import patch_environment, text
 from accel_core.options.engines import load
 from accel_core.strategies import registry
 from accel_core.strategies.registry import Request, choose
 from accel_core.strategies.single import SingleStrategy
+from accel_deepspeed import library
 from accel_deepspeed.plugin import DeepSpeedPlugin
 from accel_deepspeed.row import ENGINE
 
@@ -64,3 +66,12 @@ def test_the_old_path_leads_to_the_plugin() -> None:
 
     assert deepspeed.DeepSpeedPlugin is DeepSpeedPlugin
     assert deepspeed.DummyOptim.__name__ == "DummyOptim"
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda:0", "0"), ("cuda:1", "1"), ("cpu", "3")])
+def test_the_device_of_an_engine_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch, device: str, number: str) -> None:
+    """DeepSpeed takes LOCAL_RANK for the number of the device, which it is not where each process sees a GPU alone."""
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with library.as_local_rank(torch.device(device)):
+        assert text("LOCAL_RANK") == number
+    assert text("LOCAL_RANK") == "3"

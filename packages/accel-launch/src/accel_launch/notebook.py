@@ -4,6 +4,7 @@ The function that a notebook defines cannot be imported by another process, so p
 touched an accelerator before. Where something has, the import that did it is found out and named.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -188,16 +189,26 @@ def _refuse_what_came_before(gpus: int) -> None:
             "Processes are started before any Accelerator is made; one was made in this notebook. Restart the "
             "kernel and make the Accelerator inside the training function."
         )
-    if gpus and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if gpus and is_lost_to_forks():
         raise EarlyUseError(_early_cuda(_modules_of_notebook()))
+
+
+def is_lost_to_forks() -> bool:
+    """Return whether processes that are forked from this one cannot use CUDA, because this one did."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    child = os.fork()  # what asked for devices alone, as `torch.cuda.is_available`, is seen in a fork only
+    if child == 0:
+        os._exit(torch.cuda._is_in_bad_fork())
+    return os.waitpid(child, 0)[1] != 0
 
 
 def _early_cuda(modules: Sequence[str]) -> str:
     culprit = initialized_by(modules)
     found = f"the import of `{culprit}` does it" if culprit else "code of this notebook did it"
     return (
-        f"CUDA may not be used before processes are forked; {found}. Restart the kernel and move that into the "
-        "training function."
+        f"CUDA may not be used before processes are forked, and torch.cuda.is_available() uses it; {found}. Restart "
+        "the kernel and move that into the training function."
     )
 
 
@@ -214,11 +225,12 @@ def _modules_of_notebook() -> list[str]:
 def initialized_by(modules: Sequence[str]) -> str | None:
     """Find the import that initializes CUDA, by importing modules one after the other in a fresh process."""
     probe = (
-        "import importlib, sys, torch\n"
+        "import importlib, sys\n"
+        "from accel_launch.notebook import is_lost_to_forks\n"
         "for name in sys.argv[1:]:\n"
         "    try:\n        importlib.import_module(name)\n"
         "    except ImportError:\n        continue\n"
-        "    if torch.cuda.is_initialized():\n        print('INITIALISED', name)\n        break\n"
+        "    if is_lost_to_forks():\n        print('INITIALISED', name)\n        break\n"
     )
     done = subprocess.run([sys.executable, "-c", probe, *modules], capture_output=True, text=True, check=False)
     initialized = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("INITIALISED ")]

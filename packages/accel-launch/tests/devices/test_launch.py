@@ -124,9 +124,12 @@ def test_env_names_the_device(accel) -> None:
         assert facts["Accelerators"] == torch.cuda.device_count()
 
 
-def test_the_check_runs_on_the_device(accel, tmp_path: Path) -> None:
-    """`accel test` with a configuration for the GPU gathers, splits and trains there."""
-    (tmp_path / "one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\nuse_cpu: false\n")
+@pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
+def test_the_check_runs_on_the_device(accel, tmp_path: Path, precision: str) -> None:
+    """`accel test` with a configuration for the GPU gathers, splits and trains there, in each precision."""
+    (tmp_path / "one.yaml").write_text(
+        f"distributed_type: 'NO'\nnum_processes: 1\nuse_cpu: false\nmixed_precision: '{precision}'\n"
+    )
     done = accel("test", "--config_file", "one.yaml", forked=False)
     assert done.returncode == 0, done.stderr
     assert f"training is alike: holds for 1 process on {DEVICE}" in done.stdout

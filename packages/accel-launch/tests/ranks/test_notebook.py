@@ -151,11 +151,20 @@ def test_children_are_ended_and_early_accelerators_refused(tmp_path: Path, varia
     assert "True Processes are started before any Accelerator is made; one was made in this notebook" in done.stdout
 
 
-def test_import_that_initializes_cuda_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import after which CUDA is initialized is named."""
+@pytest.mark.parametrize(
+    "use",
+    [
+        "torch.cuda._initialized = True",
+        # What a build with CUDA answers in forks of a process that called torch.cuda.is_available().
+        "import os; here = os.getpid(); torch.cuda._is_in_bad_fork = lambda: os.getpid() != here",
+    ],
+)
+def test_import_that_uses_cuda_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    """The import is named after which CUDA is initialized, or was asked for devices, which forks cannot use then."""
     (tmp_path / "innocent.py").write_text("")
-    (tmp_path / "culprit.py").write_text("import torch\ntorch.cuda._initialized = True\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "culprit.py").write_text(f"import torch\n{use}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     assert initialized_by(["innocent", "culprit", "json"]) == "culprit"
 
 

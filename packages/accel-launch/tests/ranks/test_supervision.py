@@ -436,6 +436,18 @@ def test_check_command_checks(accel) -> None:
     assert done.stdout.count("holds for 2 processes") == 3
 
 
+@requires("engine:fsdp")
+def test_the_check_holds_for_a_model_in_shards(tmp_path: Path, accel) -> None:
+    """Weights of which each rank holds a part are compared as a whole, within bf16."""
+    (tmp_path / "shards.yaml").write_text(
+        "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nnum_processes: 2\nuse_cpu: true\n"
+        "mixed_precision: bf16\n"
+    )
+    done = accel("test", "--config_file", "shards.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "training is alike: holds for 2 processes on cpu" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["not_python.txt", "missing_module"])
 def test_script_that_is_no_python(accel, script, name: str) -> None:
     """Text that is no Python, and a module that does not exist, fail with Python's own message."""

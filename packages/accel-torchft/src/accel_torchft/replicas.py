@@ -266,6 +266,8 @@ class Replicas:
         port = self._channel.broadcast(0 if self._store is None else self._store.port)
         limit = timedelta(seconds=min(left, self._limit, self._settings.timeout))
         on_gpu = self._world.device.type == "cuda"
+        if on_gpu:  # else torch ends this process for an error of NCCL, as when another replica dies
+            environ.write("TORCH_NCCL_ASYNC_ERROR_HANDLING", 0)
         self._group = ProcessGroupNCCL(timeout) if on_gpu else ProcessGroupGloo(limit)
         if self._transport is None:
             self._transport = load("accel_torchft.transport:Transport")(timeout, self._hosts)
@@ -315,7 +317,11 @@ class Replicas:
         """Return the state where nothing changes it; called by a thread that asks who takes part."""
         if not self._rests.wait(self._settings.timeout):
             raise TimeoutError("a state is sent between two steps; none ended in time")
-        return self._capture()
+        # torchft calls this, and copies to the CPU, on streams of its own.
+        self._world.hardware.synchronize()
+        found = self._capture()
+        self._world.hardware.synchronize()
+        return found
 
     @contextmanager
     def averaging(
@@ -370,8 +376,11 @@ class Replicas:
             return False
         try:
             work.wait()
+            broken = self._group.errored()  # NCCL's wait ends at once, and one that is given up raises nothing
         except RuntimeError as error:
-            self._fail(error)
+            broken = error
+        if broken is not None:
+            self._fail(broken)
         return self._manager.errored() is None
 
     def _fail(self, error: BaseException) -> None:

@@ -20,6 +20,7 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, Prepar
 from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.mesh.layout import Layout
+from accel_core.mesh.tensor import local_memory
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.process.world import lead
@@ -163,7 +164,17 @@ class ReplicatedRuntime(Runtime):
         return super().prepare_scheduler(scheduler)
 
     def keep_model(self, model: torch.nn.Module) -> None:
-        """Register a prepared model; statistics of batches stay each replica's own."""
+        """Register a prepared model; statistics of batches stay each replica's own.
+
+        Raises:
+            PreparationError: Weights are on the CPU, where NCCL does not average their gradients.
+        """
+        on_gpu = self.replicas is not None and self.world.device.type == "cuda"
+        if on_gpu and any(local_memory(each).device.type == "cpu" for each in model.parameters()):
+            raise PreparationError(
+                "Replicas on GPUs average gradients by NCCL, which moves no tensors of the CPU; got weights of "
+                f"{type(model).__name__} there. Leave out what offloads or keeps them there."
+            )
         super().keep_model(model)
         norms = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
         if self.replicas is not None and norms:

@@ -53,6 +53,7 @@ def test_replicas_are_started_by_launchers_of_their_own(
         (("-n", "2"), None, ["0,1", "2,3", "4,5"]),
         (("-n", "2", "--gpu-ids", "7,6,5,4,3,2"), None, ["7,6", "5,4", "3,2"]),
         (("-n", "1"), "4, 5,6", ["4", "5", "6"]),
+        (("-n", "1"), "MIG-a,MIG-b,MIG-c", ["MIG-a", "MIG-b", "MIG-c"]),
         (("-n", "2", "--cpu"), None, [None, None, None]),
         ((), None, 8),
         (("-n", "3"), None, 8),

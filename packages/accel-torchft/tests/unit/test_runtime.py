@@ -1,6 +1,7 @@
 """What a replica refuses, by name and before anything is trained."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accel_core.accelerator import Accelerator
+from accel_core.devices.cpu import CpuDevice
 from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.host.environ import text
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.store import loopback_store
@@ -140,6 +143,78 @@ def test_batch_norm_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Its statistics are those of one replica."""
     made().prepare(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
     assert "BatchNorm takes statistics of its own replica's batches" in caplog.text
+
+
+@pytest.mark.usefixtures("replica")
+def test_weights_on_the_cpu_are_refused_beside_gpus() -> None:
+    """NCCL, which averages over replicas on GPUs, would lose every step of them."""
+    runtime = made()._runtime
+    runtime.keep_model(nn.Linear(1, 1))
+    runtime.world = replace(runtime.world, device=torch.device("cuda", 0))
+    with pytest.raises(PreparationError, match="got weights of Linear there"):
+        runtime.keep_model(nn.Linear(1, 1))
+
+
+class _Manager:
+    """What a step tells of its errors, as torchft's manager keeps it."""
+
+    error: Any = None
+
+    def errored(self) -> Any:
+        """Return the error."""
+        return self.error
+
+    def report_error(self, error: Exception) -> None:
+        """Keep the error."""
+        self.error = error
+
+
+@pytest.mark.usefixtures("replica")
+def test_an_exchange_that_was_given_up_is_not_read() -> None:
+    """NCCL's wait returns before an exchange is done, and one that was given up leaves what was in memory before."""
+    from torchft.process_group import ProcessGroupGloo
+    from torchft.work import _DummyWork
+
+    class GivenUp(ProcessGroupGloo):
+        def errored(self) -> Exception:
+            return RuntimeError("aborted")
+
+    replicas, table = made().replicas, torch.zeros(2, 4, dtype=torch.int64)
+    replicas._manager, replicas._group, replicas.place = _Manager(), GivenUp(timedelta(seconds=limits.limit())), (1, 2)
+    replicas._table = table, _DummyWork(table)
+    assert replicas._heard() is None
+    assert replicas._told == []
+    assert str(replicas._manager.error) == "aborted"
+    replicas._manager = None
+
+
+@pytest.mark.usefixtures("replica")
+def test_an_error_of_nccl_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group over replicas is made where torch leaves errors to torchft; torch's launcher asks for the opposite."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    found = []
+
+    def group(_: timedelta) -> None:
+        found.append(text("TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+        raise ConnectionError
+
+    monkeypatch.setattr("torchft.ProcessGroupNCCL", group)
+    replicas = made().replicas
+    replicas._world = replace(replicas._world, device=torch.device("cuda", 0))
+    with pytest.raises(ConnectionError):
+        replicas._connect(1.0)
+    assert found == ["0"]
+
+
+@pytest.mark.usefixtures("replica")
+def test_a_state_is_taken_behind_what_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of torchft take it and copy it to the CPU, which wait for no other stream of a GPU."""
+    replicas, seen = made().replicas, list[str]()
+    monkeypatch.setattr(CpuDevice, "synchronize", lambda _: seen.append("waited"))
+    replicas._capture = lambda: seen.append("taken")
+    replicas._rests.set()
+    replicas._at_rest()
+    assert seen == ["waited", "taken", "waited"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from accel_core.accelerator import Accelerator
+from accel_core.devices.cpu import CpuDevice
 from accel_core.errors import ConfigurationError
 from accel_core.testing import requires
+from accel_launch.cli import main
+from accel_verify.parallel.recorder import Finished
+from accel_verify.parallel.report import Verdict
+from accel_verify.trial.clock import TrainingClock
 from accel_verify.trial.gpu import memory_of_gpu
 
 ROOT = Path(__file__).parents[4]
@@ -78,6 +88,43 @@ def test_a_trainer_of_transformers_is_equal(tmp_path: Path, accel) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "losses, gradients and weights agree; dropout: ranks 0 and 1 draw the same masks" in found["equal"]
     assert found["launch"] == "accel launch --cpu --num-processes 2 trainer.py"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "on_cpu"), [(0, [], False), (1, [], True), (2, [], False), (1, ["--cpu"], True)]
+)
+def test_ranks_are_compared_on_the_cpu_where_they_would_share_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, words: list[str], on_cpu: bool
+) -> None:
+    """One GPU times the script, and is used by what is launched afterwards; two ranks do not share it."""
+    asked: dict[str, Any] = {}
+
+    def verified(*_: object, **arguments: Any) -> SimpleNamespace:
+        asked.update(arguments)
+        return SimpleNamespace(verdicts=[Verdict("dp2", 2, 2, numbers={}, state="equal", message="")])
+
+    monkeypatch.setattr("accel_launch.settings.devices._present", lambda: gpus)
+    monkeypatch.setattr("accel_verify.trial.run._clocked", lambda *_: {"steps": 0, "samples": 0})
+    monkeypatch.setattr("accel_verify.trial.run.verify_parallel", verified)
+    assert main(["try", *words, str(DIGITS)]) == 0
+    found = lines_of(capsys.readouterr().out)
+    assert asked["cpu"] is on_cpu
+    assert found["equal"].endswith("agree" + "; compared on the CPU, as dp2 takes 2 GPUs" * (on_cpu and not words))
+    assert ("--cpu" in found["launch"]) == (not gpus)
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds end when the last step is computed, and not when it was given to the device."""
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    _, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    clock, queued = TrainingClock(), 0.5
+    clock._begun(lambda *_: None, accelerator)
+    monkeypatch.setattr(CpuDevice, "synchronize", lambda _: time.sleep(queued))
+    with pytest.raises(Finished):
+        [clock._stepped(lambda *_: None, optimizer) for _ in range(100)]
+    assert clock.seconds >= queued
 
 
 def test_a_gather_on_one_rank_alone_is_found(tmp_path: Path, accel) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from accel_core.errors import DeviceUnavailableError
+from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import Hardware
 
@@ -55,7 +56,8 @@ class Device:
     def is_available(self) -> bool:
         """Return whether torch was built for this device, or an extension taught it, and it sees one."""
         module = getattr(torch, self.name, None)
-        return module is not None and bool(module.is_available())
+        with environ.patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):  # else forks could not use CUDA any more
+            return module is not None and bool(module.is_available())
 
     def count(self) -> int:
         """Return how many devices of this kind the process sees."""

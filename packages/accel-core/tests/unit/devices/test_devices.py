@@ -7,7 +7,9 @@ import torch
 
 from accel_core.devices import registry
 from accel_core.devices.device import Device
+from accel_core.devices.memory import clear_device_cache
 from accel_core.errors import DeviceUnavailableError
+from accel_core.host.environ import text
 from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import HARDWARE, Hardware
 from accel_core.testing.conformance.device import DeviceConformance
@@ -52,6 +54,14 @@ def test_a_kind_without_code_needs_its_row_alone(monkeypatch: pytest.MonkeyPatch
     assert device.is_available()
     assert device.module is torch.cpu
     assert device.count() == 1
+
+
+def test_devices_are_looked_for_without_setting_cuda_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory can be given back in a notebook whose launcher forks later: torch is told to ask the driver alone."""
+    told: list[str | None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(told.append(text("PYTORCH_NVML_BASED_CUDA_CHECK"))))
+    clear_device_cache()
+    assert told == ["1"]
 
 
 def test_cpu_is_chosen_where_it_is_asked_for() -> None:

@@ -13,9 +13,7 @@ from accel_core.errors import ConfigurationError
 from accel_launch.questions.ask import ask_all, asker_for
 from accel_launch.questions.dialogue import hold_dialogue
 from accel_launch.questions.question import Question
-from accel_launch.settings import environ
 from accel_launch.settings.config import ClusterConfig, basic_config, load_config_from_file
-from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.file import ConfigFile, as_document, check_keys, load, read_document, write
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.location import default_file, default_yaml_file
@@ -135,10 +133,9 @@ def _typed(text: str) -> object:
 
 def default_config(args: argparse.Namespace) -> int:
     """Write a file with the usual settings of this machine."""
-    gpus = count_gpus(environ.snapshot())
     place = args.save_location or getattr(args, "config_file", None) or default_yaml_file()
     path = Path(place).expanduser()
-    config = basic_config(args.mixed_precision, gpus=gpus).to_dict()
+    config = basic_config(args.mixed_precision).to_dict()
     if path.exists() and not getattr(args, "yes", False):
         print(f"{path} exists and was left alone. --yes replaces it, and keeps it as {path.name}.bak:")
         print("\n".join(f"  {change}" for change in _changes(path, config)) or "  Nothing would change.")

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ class KubernetesLauncher(Launcher):
 
     def command(self, settings: Settings) -> list[str]:
         """Return the command of every pod; the machines learn their numbers from variables."""
-        each = f"--nproc-per-node={settings.layout.per_machine}"
+        each = f"--nproc-per-node={_layout(settings, _options(settings)).per_machine}"
         flags = flags_of(settings, _NOT_PASSED_ON, ("flag", "environment", "file"))
         return ["accel", "launch", each, *flags, str(settings.script), *settings.arguments]
 
@@ -99,8 +100,8 @@ class KubernetesLauncher(Launcher):
             ConfigurationError: There is no image, an option is not valid, a secret would be in the manifest, or the
                 number of machines may change.
         """
-        options, layout = _options(settings), settings.layout
-        name = _name(settings, options)
+        options = _options(settings)
+        layout, name = _layout(settings, options), _name(settings, options)
         if layout.fewest_machines != layout.machines:
             raise ConfigurationError(
                 f"Kubernetes starts a fixed number of machines; got {layout.nnodes} from {settings.source('nnodes')}. "
@@ -166,6 +167,14 @@ def _options(settings: Settings) -> dict[str, Any]:
             "cluster, pass --kubernetes secret=VARIABLE=SECRET/KEY, and read that variable in the script."
         )
     return found
+
+
+def _layout(settings: Settings, options: dict[str, Any]) -> ProcessLayout:
+    """Return where processes are: one for each GPU of a pod, unless their number was given."""
+    layout, gpus = settings.layout, int(options["gpus"])
+    if not gpus or settings["num_processes"] or settings["nproc_per_node"]:
+        return layout
+    return replace(layout, processes=gpus * layout.machines, per_machine=gpus)
 
 
 def _given(**parts: Any) -> dict[str, Any]:

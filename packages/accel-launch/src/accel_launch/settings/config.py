@@ -11,6 +11,8 @@ import yaml
 
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import PRECISIONS, ComputeEnvironment, DistributedType, SageMakerDistributedType
+from accel_launch.settings import environ
+from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.file import load, write
 from accel_launch.settings.location import default_yaml_file
 
@@ -182,7 +184,11 @@ DEFAULT_FILE = str(default_yaml_file())
 
 
 def write_basic_config(
-    mixed_precision: str = "no", save_location: str = DEFAULT_FILE, *, processes: int | None = None, gpus: int = 0
+    mixed_precision: str = "no",
+    save_location: str = DEFAULT_FILE,
+    *,
+    processes: int | None = None,
+    gpus: int | None = None,
 ) -> Path | bool:
     """Write a configuration for this machine with its most usual settings.
 
@@ -190,7 +196,7 @@ def write_basic_config(
         mixed_precision: "no", "fp16", "bf16" or "fp8".
         save_location: The file.
         processes: Processes; one per GPU, or one without GPUs, when None.
-        gpus: GPUs of this machine.
+        gpus: GPUs of this machine; counted when None.
 
     Returns:
         The file, or False where it exists already and was left alone.
@@ -209,8 +215,11 @@ def write_basic_config(
     return path
 
 
-def basic_config(mixed_precision: str = "no", *, processes: int | None = None, gpus: int = 0) -> ClusterConfig:
+def basic_config(
+    mixed_precision: str = "no", *, processes: int | None = None, gpus: int | None = None
+) -> ClusterConfig:
     """Return the most usual settings of this machine."""
+    gpus = count_gpus(environ.snapshot()) if gpus is None else gpus
     precision = mixed_precision.lower()
     if precision not in PRECISIONS:
         raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(PRECISIONS)}.")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accel_core.options.engines import engines
-from accel_launch.settings.devices import SEVERAL_DEVICES, count_gpus
+from accel_launch.settings.devices import SEVERAL_DEVICES, visible_gpus
 from accel_launch.settings.model import ELASTIC, HARDWARE, PROCESSES
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import ALL
@@ -36,11 +36,14 @@ def slips(settings: Settings) -> Iterator[str]:
             f"elsewhere; got {kind} and cpu from {settings.source('cpu')}. The run trains without {left_out.title}; "
             f"pass --{left_out.switch.replace('_', '-')} as well to train with it."
         )
-    named = settings["gpu_ids"] not in (None, "all") and kind not in SEVERAL_DEVICES[1:]
-    if named and not settings["cpu"] and not count_gpus(settings.inherited):
+    if settings["gpu_ids"] in (None, "all") or kind in SEVERAL_DEVICES[1:] or settings["cpu"]:
+        return
+    there = visible_gpus(settings.inherited, settings["gpu_ids"])
+    if len(there) < len(settings["gpu_ids"].split(",")):
         yield (
-            f"gpu_ids chooses GPUs, and this machine has none; got {settings['gpu_ids']!r} from "
-            f"{settings.source('gpu_ids')}. The run uses the CPU; leave it out, or pass --cpu."
+            f"gpu_ids names GPUs that this machine does not have; got {settings['gpu_ids']!r} from "
+            f"{settings.source('gpu_ids')}, of which it has {', '.join(there) or 'none'}. The run uses "
+            f"{'no others' if there else 'the CPU'}; correct it, or pass --cpu."
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
 from accel_core.testing import requires
-from accel_launch import cli, contributed
+from accel_launch import cli, contributed, selfcheck
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.commands.test import words_for
@@ -225,8 +225,10 @@ def test_config_for_several_machines(home: Path, monkeypatch: pytest.MonkeyPatch
         ("", ["s.py", "--num_processes=2"], "write it before: accel launch --num_processes=2 s.py"),
         ("add('--num_processes')", ["s.py", "--num-processes", "2"], ""),
         ("", ["s.py", "--lr", "2"], ""),
-        ("", ["--gpu-ids", "0,1", "s.py"], "this machine has none; got '0,1' from --gpu-ids"),
-        ("", ["--cpu", "--gpu-ids", "0,1", "s.py"], ""),
+        ("", ["--gpu-ids", "2,3", "s.py"], "got '2,3' from --gpu-ids, of which it has none. The run uses the CPU"),
+        ("", ["--gpu-ids", "1,2", "s.py"], "got '1,2' from --gpu-ids, of which it has 1. The run uses no others"),
+        ("", ["--gpu-ids", "0,1", "s.py"], ""),
+        ("", ["--cpu", "--gpu-ids", "2,3", "s.py"], ""),
     ],
 )
 def test_slips_are_named(
@@ -238,7 +240,8 @@ def test_slips_are_named(
     told: str,
 ) -> None:
     """A flag after the script, which it does not know itself, and GPUs that are not here: one warning with the fix."""
-    monkeypatch.setattr("accel_launch.settings.slips.count_gpus", lambda environment: 0)
+    monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which gpu_ids overrides
     (home / "s.py").write_text(source)
     assert cli.main(["launch", "--dry-run", *words]) == 0
     said = capsys.readouterr().err
@@ -354,6 +357,18 @@ def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> Non
     check = own_command("accel_launch.selfcheck")[1:]
     assert words_for(None, None) == ["--cpu", "--num-processes", "2", *check]
     assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", *check]
+
+
+@pytest.mark.usefixtures("fresh_state")
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_check_holds_in_each_precision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precision: str
+) -> None:
+    """Training in a shorter number format is alike within its own rounding."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    selfcheck.main(["training"])
+    assert capsys.readouterr().out == "training is alike: holds for 1 process on cpu\n"
 
 
 @requires("engine:deepspeed")

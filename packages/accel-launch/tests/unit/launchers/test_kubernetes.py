@@ -249,3 +249,14 @@ def test_refusal_of_kubectl_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
         LaunchError, match=r'did not take the run; kubectl gives: no matches for kind "JobSet".*dry-run'
     ):
         KubernetesLauncher().run(settings(*KUBERNETES, "train.py"))
+
+
+@pytest.mark.parametrize(("words", "each"), [((), 8), (("-n", "4"), 2), (("--processes-per-machine", "3"), 3)])
+def test_gpus_of_pods_have_a_process_each(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], each: int) -> None:
+    """Where no number of processes is given, that of the pods' GPUs is meant, whatever GPUs are on this machine."""
+    monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 1)
+    for kind in ("JobSet", "PyTorchJob"):
+        run = settings(*KUBERNETES[:4], "--machines", "2", *words, *options(f"kind={kind}", "gpus=8"), "train.py")
+        text = KubernetesLauncher().job(run)
+        assert f"--nproc-per-node={each}\n" in text
+        assert (f"nprocPerNode: '{each}'" in text) == (kind == "PyTorchJob")

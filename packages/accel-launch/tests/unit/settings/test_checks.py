@@ -1,6 +1,7 @@
 """What contradicts itself is refused before anything starts, with both places named."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -58,10 +59,27 @@ def test_the_layout_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_are_counted_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs that are named count, not those that are there."""
+    """The GPUs that are named count, up to the first that CUDA does not take, and one part of a GPU of several."""
     monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 8)
     assert count_gpus({}) == 8
-    assert count_gpus({"CUDA_VISIBLE_DEVICES": "0,3"}) == 2
-    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    for named, count in {"0,3": 2, "": 0, "-1": 0, "7,8,0": 1, "NoDevFiles": 0, "GPU-a, GPU-b": 2}.items():
+        assert count_gpus({"CUDA_VISIBLE_DEVICES": named}) == count
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}) == 1
     assert count_gpus({"CUDA_VISIBLE_DEVICES": "0,3"}, "1") == 1
     assert count_gpus({}, "all") == 8
+
+
+def test_gpus_that_cannot_be_opened_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container in which /proc lists the machine's eight GPUs has those whose nodes it has."""
+    for number in range(8):
+        (tmp_path / "proc" / str(number)).mkdir(parents=True)
+    nodes = tmp_path / "dev"
+    nodes.mkdir()
+    for name in ("nvidia6", "nvidiactl", "nvidia-uvm"):
+        (nodes / name).touch()
+    monkeypatch.setattr("accel_launch.settings.devices._PROC", tmp_path / "proc")
+    monkeypatch.setattr("accel_launch.settings.devices._DEV", nodes)
+    assert count_gpus({}) == 1
+    (nodes / "nvidia6").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))  # without nvidia-smi, which would make nodes
+    assert count_gpus({}) == 0

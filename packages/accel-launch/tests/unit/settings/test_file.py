@@ -93,13 +93,16 @@ def test_written_file_reads_back(tmp_path: Path, name: str) -> None:
     assert (said["use_fsdp"].value, said["fsdp_version"].value) == (True, "2")
 
 
-def test_basic_config_is_written_once(tmp_path: Path) -> None:
-    """The usual configuration is written, read back as an object, and never overwritten."""
+@pytest.mark.parametrize(("gpus", "kind"), [(0, "NO"), (1, "NO"), (8, "MULTI_GPU")])
+def test_basic_config_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, kind: str) -> None:
+    """The usual configuration of the GPUs that are here is written, read back as an object, and never overwritten."""
+    monkeypatch.setattr("accel_launch.settings.devices._present", lambda: gpus)
     path = tmp_path / "home" / "config.yaml"
     assert write_basic_config("bf16", str(path)) == path
     config = load_config_from_file(path)
     assert isinstance(config, ClusterConfig)
-    assert (config.mixed_precision, config.num_processes, config.use_cpu) == ("bf16", 1, True)
+    assert (config.mixed_precision, config.num_processes, config.use_cpu) == ("bf16", max(1, gpus), not gpus)
+    assert config.distributed_type == kind
     before = path.read_bytes()
     assert write_basic_config("no", str(path)) is False
     assert path.read_bytes() == before

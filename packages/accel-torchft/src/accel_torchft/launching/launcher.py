@@ -19,7 +19,7 @@ from accel_launch.imports import load
 from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.launchers.preflight import check_agreement, facts_of_machine, own_address
 from accel_launch.settings.child import switched
-from accel_launch.settings.devices import count_gpus, visible_variable
+from accel_launch.settings.devices import visible_gpus, visible_variable
 from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.outcome import TRY_AGAIN, shell_status
@@ -116,14 +116,11 @@ def gpus_of(settings: Settings, replicas: range) -> dict[int, dict[str, str]]:
     Raises:
         ConfigurationError: There are fewer than they have processes.
     """
-    each, variable, named = settings.layout.processes, "ACCEL_GPU_IDS", settings["gpu_ids"]
-    if named in (None, "all"):
-        variable = visible_variable(None)
-        named = settings.inherited.get(variable)
-    count = 0 if settings["cpu"] else count_gpus(settings.inherited, named)
-    if not count:
+    each, named = settings.layout.processes, settings["gpu_ids"]
+    variable = visible_variable(None) if named in (None, "all") else "ACCEL_GPU_IDS"
+    ids = [] if settings["cpu"] else visible_gpus(settings.inherited, named)
+    if not ids:
         return {number: {} for number in replicas}
-    ids = [str(index) for index in range(count)] if named is None else [word.strip() for word in named.split(",")]
     if len(ids) < each * len(replicas):
         raise ConfigurationError(
             f"Each process of each replica has a GPU; got {each} in each of {len(replicas)} replicas of this machine, "

@@ -229,6 +229,7 @@ def _recorded(
         [*request.words, *(words or ["--num-processes", "1"])], place
     )
     words = [str(place), str(request.steps), str(parts), str(int(request.counts)), request.target, *request.arguments]
+    environment["NVIDIA_TF32_OVERRIDE"] = "0"  # else convolutions round to 10 bits, by torch's default
     port = get_free_port()
     ended = run_ranks(
         [own_command("accel_verify.parallel.recorder", *words)] * size,

@@ -160,6 +160,7 @@ def _environment(args: argparse.Namespace, rank: int, port: int) -> dict[str, st
     if args.cpu:
         variables["ACCELERATE_USE_CPU"] = "true"
     variables |= rank_variables(rank, args.num_processes, port)
+    variables.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with which its sums repeat
     if args.num_processes > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")  # ranks share the cores, and sums do not depend on their number
     return variables

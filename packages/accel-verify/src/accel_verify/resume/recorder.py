@@ -3,8 +3,8 @@
     python -m accel_verify.resume.recorder RECORD FIRST LAST SAVE LOAD PROJECT SCRIPT [ARGUMENTS]
 
 Generators are seeded first, so that a script that leaves one of them unseeded is repeatable; its own seeds override
-that. It ends the script after step LAST, saving the state into SAVE unless that is "-". If LOAD is not "-", that state
-is loaded when the script first reads a prepared loader.
+that. Deterministic kernels are chosen where torch has them. It ends the script after step LAST, saving the state into
+SAVE unless that is "-". If LOAD is not "-", that state is loaded when the script first reads a prepared loader.
 
 A script whose checkpoints are named automatically has the folder PROJECT for its project's: it finds there what the
 run before the interruption saved and nothing else, and its own folder is left alone. Such a script saves and loads
@@ -137,6 +137,7 @@ class ResumeRecorder:
             },
             "random states": {
                 "torch": digest(torch.get_rng_state()),
+                "device": digest(accelerator._runtime.world.hardware.rng_state()),
                 "Python": digest(random.getstate()),
                 "NumPy": digest(str(numpy.random.get_state()[1].tolist())) if numpy is not None else "",
             },
@@ -149,7 +150,11 @@ def _restores_position(accelerator: Accelerator) -> bool:
 
 
 def _seed() -> None:
-    """Seed every generator, because the question is only whether a script resumes, not whether it is repeatable."""
+    """Seed every generator, because the question is only whether a script resumes, not whether it is repeatable.
+
+    Kernels of GPUs that add in any order are left out for the same reason, where torch has others.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
     random.seed(0)
     torch.manual_seed(0)
     if importlib.util.find_spec("numpy") is not None:

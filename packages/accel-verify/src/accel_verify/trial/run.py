@@ -41,16 +41,19 @@ def run(args: argparse.Namespace) -> int:
     """
     gpus = {name.strip(): memory_of_gpu(name.strip()) for name in (args.gpu or "").split(",") if name.strip()}
     layout = requested_layout(args.layout or "dp2")
+    # Two ranks do not share a GPU; one process is timed on it all the same.
+    on_cpu = not args.cpu and 0 < count_gpus(environ.snapshot()) < layout.ranks
     began = time.monotonic()
     clocked = _clocked(args, min(gpus.values(), default=0))
+    quick = min(args.timeout, _AT_LEAST_S + _TIMES * (time.monotonic() - began))
     report = verify_parallel(
         args.script,
         layout.name,
         arguments=args.script_arguments,
         steps=_STEPS,
-        cpu=args.cpu,
+        cpu=args.cpu or on_cpu,
         mixed_precision=args.mixed_precision,
-        timeout=min(args.timeout, _AT_LEAST_S + _TIMES * (time.monotonic() - began)),
+        timeout=args.timeout if on_cpu else quick,
     )
     (verdict,) = report.verdicts
     # Runs are compared without dropout, so ranks that draw the same masks, as under a Trainer, cause nothing else.
@@ -60,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
     # A fault of its own on both is no difference.
     good = verdict.state == "equal" and (verdict.note is None or verdict.note_of_one)
     lines = [
-        (verdict.state if good or verdict.state != "equal" else "failed", _equality(verdict, good)),
+        (
+            verdict.state if good or verdict.state != "equal" else "failed",
+            _equality(verdict, good) + f"; compared on the CPU, as {layout.name} takes {layout.ranks} GPUs" * on_cpu,
+        ),
         ("speed", _speed(clocked)),
         *(("memory", _memory(name, nbytes, clocked)) for name, nbytes in gpus.items()),
         ("launch", _launch_line(args, good, min(gpus.values(), default=0), clocked)),

@@ -8,7 +8,9 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_launch.cli import main
-from accel_verify.parallel.run import _checked, verify_parallel
+from accel_verify.parallel.layouts import requested_layout
+from accel_verify.parallel.run import VerifyRequest, _checked, _recorded, verify_parallel
+from accel_verify.ranks import RanksEnded
 
 
 def trainer() -> None:
@@ -62,3 +64,17 @@ def test_a_function_that_ranks_cannot_find_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"found by its name; got '.*inner'. Define it at the top of a file."):
         verify_parallel(inner, ["dp2"], cpu=True)
     assert _checked(trainer) == f"{__file__}:trainer"
+
+
+def test_ranks_compute_without_tf32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's default, convolutions of a GPU round to 10 bits, which differs by more than sums in another order."""
+    seen: list[str] = []
+
+    def ranks(_: object, environments: list[dict[str, str]], *__: object) -> RanksEnded:
+        seen.extend(each["NVIDIA_TF32_OVERRIDE"] for each in environments)
+        return RanksEnded((0, 0), False, ())
+
+    monkeypatch.setattr("accel_verify.parallel.run.run_ranks", ranks)
+    layout = requested_layout("dp2")
+    _recorded(VerifyRequest("train.py", (), 1, ("--cpu",), False, 1.0, tmp_path), "dp2", layout.ranks, 0, layout.words)
+    assert seen == ["0", "0"]

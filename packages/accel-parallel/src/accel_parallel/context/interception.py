@@ -84,11 +84,12 @@ class _Interception(TorchFunctionMode):
         if self._attending:
             found: torch.Tensor = func(*args, **kwargs)
             return found
-        self._attending = True
+        # Back in its place meanwhile: torch's causal bias, for the kernels of accelerators, knows it by its name there.
+        self._attending, here, F.scaled_dot_product_attention = True, F.scaled_dot_product_attention, sdpa
         try:
             return self._attend(*args, **kwargs)
         finally:
-            self._attending = False
+            self._attending, F.scaled_dot_product_attention = False, here
 
     def _backward(self, func: _Function, tensor: torch.Tensor, *args: object, **kwargs: object) -> None:
         """Stay active in a backward pass, which computes forward what activation checkpointing did not keep."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_core.comm.batch import send_to_device
-from accel_core.comm.tree import recursively_apply
+from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.data.samplers import CountedBatch
 
 __all__ = ["placed"]
@@ -30,12 +30,14 @@ def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bo
 
 def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Iterator[Any]:
     """Copy one batch ahead; the computation's stream waits for the copy, not the host. Never run on hardware yet."""
-    side = module.Stream(device)
+    side, is_opaque = module.Stream(device), False
 
     def copied() -> Any:
         batch = next(stream, _END)
         if batch is _END:
             return _END
+        if is_opaque:  # the copy may be given memory of an earlier batch, which queued work still reads
+            side.wait_stream(module.current_stream(device))
         with module.stream(side):
             return send_to_device(batch, device, non_blocking=True), side.record_event()
 
@@ -49,6 +51,8 @@ def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Ite
         current.wait_event(done)
         nest = batch.batch if isinstance(batch, CountedBatch) else batch
         recursively_apply(functools.partial(_used_on, stream=current), nest)
+        # A batch of a class of its own does not show the tensors that it moved.
+        is_opaque |= any(hasattr(leaf, "to") and not isinstance(leaf, torch.Tensor) for leaf in tree_leaves(nest))
         yield batch
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint import preemption
 
 
 def state_of(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -35,6 +37,14 @@ def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
     generators = getattr(torch, simulated.NAME)
     generators.manual_seed(int(torch.randint(1000, (1,))))
+
+
+def copied(function: Callable[[], object]) -> list[int]:
+    """Return how many bytes a function copies onto devices and off them, each time waiting for what is queued."""
+    native = getattr(torch, simulated.NAME).native
+    before = native.bytes_in(), native.bytes_out()
+    function()
+    return [native.bytes_in() - before[0], native.bytes_out() - before[1]]
 
 
 def main() -> dict[str, Any]:
@@ -69,6 +79,7 @@ def main() -> dict[str, Any]:
         "placed": sorted({str(value.device) for value in model.parameters()}),
         "moments": sorted({str(state["exp_avg"].device) for state in optimizer.state.values()}),
         "differing": differing,
+        "asked": [copied(preemption.requested) for _ in range(2)][1],  # the first call makes a process group
     }
 
 

@@ -7,16 +7,28 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import simulated
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import preemption
+from accel_core.data.prepare import prepare_data_loader
+
+
+class IterableOf(IterableDataset):
+    """Some samples."""
+
+    def __init__(self, samples: list[torch.Tensor]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.samples)
 
 
 def state_of(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -45,6 +57,13 @@ def copied(function: Callable[[], object]) -> list[int]:
     before = native.bytes_in(), native.bytes_out()
     function()
     return [native.bytes_in() - before[0], native.bytes_out() - before[1]]
+
+
+def dispatched(rank: int) -> list[str]:
+    """Return where batches lie that rank 0 reads for all, if nobody puts them on a device."""
+    data = IterableOf([torch.ones(2)] * 4) if rank == 0 else IterableOf([])
+    loader = prepare_data_loader(DataLoader(data, batch_size=1), put_on_device=False, dispatch_batches=True)
+    return [str(batch.device) for batch in loader]
 
 
 def main() -> dict[str, Any]:
@@ -80,6 +99,7 @@ def main() -> dict[str, Any]:
         "moments": sorted({str(state["exp_avg"].device) for state in optimizer.state.values()}),
         "differing": differing,
         "asked": [copied(preemption.requested) for _ in range(2)][1],  # the first call makes a process group
+        "dispatched": dispatched(accelerator.process_index),
     }
 
 

@@ -1,10 +1,13 @@
 """The frame's own behavior on real gloo ranks."""
 
+import contextlib
+
 import pytest
 import torch
 
 from accel_core import Accelerator
 from accel_core.comm import collectives, control, objects, padding, transport
+from accel_core.comm.packing import Layout
 from accel_core.errors import (
     CheckpointError,
     CollectiveError,
@@ -63,6 +66,20 @@ def test_reduce_is_checked_once_where_checking_stalls_the_device():
     assert exchanged == ["reduce(mean)"] * 2
     with pytest.raises(RankDisagreementError):
         collectives.reduce(torch.ones(3 + here.rank))
+
+
+@world(2)
+def test_a_failure_behind_a_reduction_that_was_not_checked_is_told_to_nobody(monkeypatch):
+    """The others have gone on then: a frame would meet another collective."""
+    here = ensure()
+    through_device_memory(here)
+    collectives.reduce(torch.ones(1))
+    with monkeypatch.context() as patch:
+        if here.rank:
+            patch.setattr(Layout, "unpack", lambda *_: (_ for _ in ()).throw(MemoryError("full")))
+        with pytest.raises(MemoryError) if here.rank else contextlib.nullcontext():
+            collectives.reduce(torch.ones(1))
+    assert collectives.gather(torch.tensor([here.rank])).tolist() == [0, 1]
 
 
 @world(2)

@@ -385,10 +385,11 @@ class Transport:
         self._carry(dist.broadcast, data, source)
 
     def _carry(self, collective: Callable[..., object], *args: object) -> None:
+        operation = self._operation()
         try:
             collective(*args, group=self._group)
         except RuntimeError as failure:
-            self._lose(self._operation(), failure)
+            self._lose(operation, failure)
 
     def _lose(self, operation: str, failure: RuntimeError) -> NoReturn:
         """Raise an error that names the ranks that ended, if they noted it, and what the backend said otherwise."""

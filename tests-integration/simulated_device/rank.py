@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import preemption
 from accel_core.data.prepare import prepare_data_loader
+from accel_core.process import world
 
 
 class IterableOf(IterableDataset):
@@ -57,6 +59,18 @@ def copied(function: Callable[[], object]) -> list[int]:
     before = native.bytes_in(), native.bytes_out()
     function()
     return [native.bytes_in() - before[0], native.bytes_out() - before[1]]
+
+
+def asked() -> list[list[int]]:
+    """Return what a rank copies to ask whether any is to end, also where a group moves tensors of the host too."""
+    preemption.requested()  # the first call makes a process group
+    own = world.ensure()
+    found = []
+    for backend in (own.backend, f"{simulated.NAME}:{own.backend},cpu:gloo"):
+        world._world = replace(own, backend=backend)
+        found.append(copied(preemption.requested))
+    world._world = own
+    return found
 
 
 def dispatched(rank: int) -> list[str]:
@@ -98,7 +112,7 @@ def main() -> dict[str, Any]:
         "placed": sorted({str(value.device) for value in model.parameters()}),
         "moments": sorted({str(state["exp_avg"].device) for state in optimizer.state.values()}),
         "differing": differing,
-        "asked": [copied(preemption.requested) for _ in range(2)][1],  # the first call makes a process group
+        "asked": asked(),
         "dispatched": dispatched(accelerator.process_index),
     }
 

@@ -172,5 +172,5 @@ def test_two_ranks_save_and_load(tmp_path: Path) -> None:
         assert found["current"] == rank
         assert found["placed"] == found["moments"] == [f"simgpu:{rank}"]
         assert found["differing"] == {"now None": [], "later None": [], "now on_device": [], "later cpu": []}
-        assert found["asked"] == [0, 0]
+        assert found["asked"] == [[0, 0], [0, 0]]
         assert found["dispatched"] == ["cpu", "cpu"]

@@ -409,7 +409,7 @@ class Meter:
             self._check_all_measure()
         own = (self._sums[: len(_PARTS)], steps, samples, tokens, flops, self._peak, peak_memory(self._world.device))
         self._sums = [0.0] * len(self._sums)
-        group = "" if "gloo" in str(self._world.backend) else "meter"
+        group = "" if self._world.device.type == "cpu" else "meter"
         rows = Channel(self._world, "measuring steps", group_name=group).exchange(own)
         measured = {rank: row for rank, row in enumerate(rows) if row[1]}
         if measured:

@@ -64,7 +64,7 @@ def requested() -> bool:
     if world is None or world.size == 1 or not dist.is_initialized():
         return _asked.is_set()
     # Over a group on the host: to read the answer off a device would wait for the step that it computes.
-    group_name = "" if "gloo" in str(world.backend) else "preemption"
+    group_name = "" if world.device.type == "cpu" else "preemption"
     return Channel(world, "preemption.requested", group_name=group_name).any(_asked.is_set())
 
 

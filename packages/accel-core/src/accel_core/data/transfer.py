@@ -23,9 +23,10 @@ def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bo
     if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
         return stream
     module = getattr(torch, device.type, None)
-    if overlapped and device.type != "cpu" and hasattr(module, "Stream") and hasattr(module, "stream"):
+    beside = overlapped and device.type != "cpu"  # nobody who reads memory of the host waits for a copy into it
+    if beside and hasattr(module, "Stream") and hasattr(module, "stream"):
         return _overlapped(stream, device, module)
-    return map(functools.partial(send_to_device, device=device, non_blocking=overlapped), stream)
+    return map(functools.partial(send_to_device, device=device, non_blocking=beside), stream)
 
 
 def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Iterator[Any]:

@@ -52,6 +52,20 @@ def test_not_put_on_the_device():
     assert {batch.device.type for batch in loader} == {"cpu"}
 
 
+def test_copies_to_the_host_are_waited_for(monkeypatch):
+    """A batch that comes from a device is there when it is given, also with non_blocking."""
+    asked = []
+
+    class Remote:
+        def to(self, device, non_blocking=False):
+            asked.append(non_blocking)
+            return self
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    next(placed(iter([Remote()]), torch.device("cpu"), overlapped=True))
+    assert asked == [False]
+
+
 def test_copies_wait_for_the_readers_of_a_batch_that_does_not_show_its_tensors():
     """Memory of such a batch may be written to only behind what was queued when it was let go of."""
     seen = []

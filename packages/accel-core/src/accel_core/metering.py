@@ -149,7 +149,9 @@ def _peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None
         return _measured(dtype)
     named = getattr(getattr(torch, device.type, None), "get_device_name", None)
     words = set(re.split(r"[\s-]+", named(device).upper())) if named is not None else set()
-    fast = torch.get_float32_matmul_precision() != "highest"
+    # From torch 2.9 on there is a newer setting, and who used it may not ask for the older one.
+    exact = getattr(torch.backends.cuda.matmul, "fp32_precision", None) or torch.get_float32_matmul_precision()
+    fast = exact not in ("none", "ieee", "highest")
     column = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1 if fast else 2}.get(dtype)
     if column is None or "NVL" in words:  # a slower device of the same name
         return None

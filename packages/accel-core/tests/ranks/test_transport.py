@@ -1,6 +1,7 @@
 """The frame's own behavior on real gloo ranks."""
 
 import contextlib
+from datetime import timedelta
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from accel_core.errors import (
     RemoteRankError,
     UnsupportedTypeError,
 )
+from accel_core.plugins.handlers import InitProcessGroupKwargs
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
 from accel_core.testing import world
@@ -176,3 +178,11 @@ def test_a_checkpoint_of_many_ranks(tmp_path):
     with pytest.raises((RankDisagreementError, CheckpointError)):
         accelerator.load_state(tmp_path / ("saved" if accelerator.is_main_process else "other"))
     accelerator.wait_for_everyone()
+
+
+@world(2)
+def test_groups_on_the_host_wait_as_long_as_the_default_one():
+    """Ranks wait in them for one that reads or saves for long, as the user lets them."""
+    Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo", timeout=timedelta(hours=2))])
+    opened = transport.open_transport(ensure(), "data")
+    assert opened._group._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=2)

@@ -7,14 +7,30 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import simulated
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint import preemption
+from accel_core.data.prepare import prepare_data_loader
+from accel_core.process import world
+
+
+class IterableOf(IterableDataset):
+    """Some samples."""
+
+    def __init__(self, samples: list[torch.Tensor]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.samples)
 
 
 def state_of(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> dict[str, Any]:
@@ -35,6 +51,33 @@ def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
     generators = getattr(torch, simulated.NAME)
     generators.manual_seed(int(torch.randint(1000, (1,))))
+
+
+def copied(function: Callable[[], object]) -> list[int]:
+    """Return how many bytes a function copies onto devices and off them, each time waiting for what is queued."""
+    native = getattr(torch, simulated.NAME).native
+    before = native.bytes_in(), native.bytes_out()
+    function()
+    return [native.bytes_in() - before[0], native.bytes_out() - before[1]]
+
+
+def asked() -> list[list[int]]:
+    """Return what a rank copies to ask whether any is to end, also where a group moves tensors of the host too."""
+    preemption.requested()  # the first call makes a process group
+    own = world.ensure()
+    found = []
+    for backend in (own.backend, f"{simulated.NAME}:{own.backend},cpu:gloo"):
+        world._world = replace(own, backend=backend)
+        found.append(copied(preemption.requested))
+    world._world = own
+    return found
+
+
+def dispatched(rank: int) -> list[str]:
+    """Return where batches lie that rank 0 reads for all, if nobody puts them on a device."""
+    data = IterableOf([torch.ones(2)] * 4) if rank == 0 else IterableOf([])
+    loader = prepare_data_loader(DataLoader(data, batch_size=1), put_on_device=False, dispatch_batches=True)
+    return [str(batch.device) for batch in loader]
 
 
 def main() -> dict[str, Any]:
@@ -69,6 +112,8 @@ def main() -> dict[str, Any]:
         "placed": sorted({str(value.device) for value in model.parameters()}),
         "moments": sorted({str(state["exp_avg"].device) for state in optimizer.state.values()}),
         "differing": differing,
+        "asked": asked(),
+        "dispatched": dispatched(accelerator.process_index),
     }
 
 

@@ -149,7 +149,9 @@ def _peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None
         return _measured(dtype)
     named = getattr(getattr(torch, device.type, None), "get_device_name", None)
     words = set(re.split(r"[\s-]+", named(device).upper())) if named is not None else set()
-    fast = torch.get_float32_matmul_precision() != "highest"
+    # From torch 2.9 on there is a newer setting, and who used it may not ask for the older one.
+    exact = getattr(torch.backends.cuda.matmul, "fp32_precision", None) or torch.get_float32_matmul_precision()
+    fast = exact not in ("none", "ieee", "highest")
     column = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1 if fast else 2}.get(dtype)
     if column is None or "NVL" in words:  # a slower device of the same name
         return None
@@ -409,7 +411,7 @@ class Meter:
             self._check_all_measure()
         own = (self._sums[: len(_PARTS)], steps, samples, tokens, flops, self._peak, peak_memory(self._world.device))
         self._sums = [0.0] * len(self._sums)
-        group = "" if "gloo" in str(self._world.backend) else "meter"
+        group = "" if self._world.device.type == "cpu" else "meter"
         rows = Channel(self._world, "measuring steps", group_name=group).exchange(own)
         measured = {rank: row for rank, row in enumerate(rows) if row[1]}
         if measured:

@@ -1,10 +1,14 @@
 """The frame's own behavior on real gloo ranks."""
 
+import contextlib
+from datetime import timedelta
+
 import pytest
 import torch
 
 from accel_core import Accelerator
 from accel_core.comm import collectives, control, objects, padding, transport
+from accel_core.comm.packing import Layout
 from accel_core.errors import (
     CheckpointError,
     CollectiveError,
@@ -12,6 +16,7 @@ from accel_core.errors import (
     RemoteRankError,
     UnsupportedTypeError,
 )
+from accel_core.plugins.handlers import InitProcessGroupKwargs
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
 from accel_core.testing import world
@@ -63,6 +68,20 @@ def test_reduce_is_checked_once_where_checking_stalls_the_device():
     assert exchanged == ["reduce(mean)"] * 2
     with pytest.raises(RankDisagreementError):
         collectives.reduce(torch.ones(3 + here.rank))
+
+
+@world(2)
+def test_a_failure_behind_a_reduction_that_was_not_checked_is_told_to_nobody(monkeypatch):
+    """The others have gone on then: a frame would meet another collective."""
+    here = ensure()
+    through_device_memory(here)
+    collectives.reduce(torch.ones(1))
+    with monkeypatch.context() as patch:
+        if here.rank:
+            patch.setattr(Layout, "unpack", lambda *_: (_ for _ in ()).throw(MemoryError("full")))
+        with pytest.raises(MemoryError) if here.rank else contextlib.nullcontext():
+            collectives.reduce(torch.ones(1))
+    assert collectives.gather(torch.tensor([here.rank])).tolist() == [0, 1]
 
 
 @world(2)
@@ -159,3 +178,11 @@ def test_a_checkpoint_of_many_ranks(tmp_path):
     with pytest.raises((RankDisagreementError, CheckpointError)):
         accelerator.load_state(tmp_path / ("saved" if accelerator.is_main_process else "other"))
     accelerator.wait_for_everyone()
+
+
+@world(2)
+def test_groups_on_the_host_wait_as_long_as_the_default_one():
+    """Ranks wait in them for one that reads or saves for long, as the user lets them."""
+    Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo", timeout=timedelta(hours=2))])
+    opened = transport.open_transport(ensure(), "data")
+    assert opened._group._get_backend(torch.device("cpu")).options._timeout == timedelta(hours=2)

@@ -27,6 +27,7 @@ from accel_core.metering import _PARTS, Measurement, Meter, _peak_flops
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.state.gradient import GradientState
 from accel_core.strategies.strategy import Strategy
+from accel_core.testing import requires
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -284,6 +285,21 @@ def test_numbers_of_the_user_and_unknown_devices() -> None:
             assert found.mfu is None
     assert _peak_flops(torch.device("meta"), torch.float32) is None
     assert _peak_flops(torch.device("cpu"), None) is None
+
+
+@requires("torch:2.9")  # before, there is one setting
+@pytest.mark.parametrize(("setting", "teraflops"), [("tf32", 494.7), ("ieee", 67), ("none", 67)])
+def test_the_peak_of_a_gpu_follows_the_newer_setting_of_products_in_32_bits(
+    setting: str, teraflops: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that asks for TF32 by it is measured as one that asks for it by the older one."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = setting
+    try:
+        assert _peak_flops(torch.device("cuda"), torch.float32) == pytest.approx(teraflops * 1e12)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 class Event:

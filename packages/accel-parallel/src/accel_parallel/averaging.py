@@ -153,12 +153,15 @@ class Averaging:
         _reduce_partial(parameters)
         if not parameters or not self._groups:
             return
-        # Other ranks may have used other parameters.
-        there = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
+        # Other ranks may have used other parameters. Who has all gradients knows that somebody has each, and reads
+        # nothing, which would wait for the device.
+        has = [float(parameter.grad is not None) for parameter in parameters]
+        complete = all(has)
+        there = torch.ones(len(has), device=self._device) if complete else torch.tensor(has, device=self._device)
         for group in self._groups:
             dist.all_reduce(there, group=group)
         found: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
-        for parameter, ranks in zip(parameters, there.tolist(), strict=True):
+        for parameter, ranks in zip(parameters, has if complete else there.tolist(), strict=True):
             if ranks:
                 # Its ranks take part all the same.
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import EngineUnavailableError, PreparationError, StateError
@@ -25,7 +26,7 @@ from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.testing import world
 from accel_parallel.checkpoint.merge import merge_weights
-from accel_parallel.experts.dispatch import dispatch, rows_of_all
+from accel_parallel.experts.dispatch import dispatch, routed, rows_of_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 WIDTH, COUNT, TOKENS = 6, 4, 5
@@ -328,6 +329,36 @@ def test_a_loss_of_all_rows_is_that_of_the_whole_batch() -> None:
     own = (rows[:2] if rank == 0 else rows[2:]).clone().requires_grad_()
     rows_of_all(own, [dist.group.WORLD]).softmax(-1).mean(0).square().sum().backward()
     torch.testing.assert_close(own.grad / 2, one.grad[:2] if rank == 0 else one.grad[2:])
+
+
+class Waits(TorchFunctionMode):
+    """Notes the calls for which the host would wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        masked = func is torch.Tensor.__getitem__ and getattr(args[1], "dtype", None) is torch.bool
+        repeats = func.__name__ == "repeat_interleave" and "output_size" not in given
+        if masked or repeats or func.__name__ in ("tolist", "item", "__int__", "__bool__", "bincount", "nonzero"):
+            self.found.append(func.__name__)
+        return func(*args, **given)
+
+
+@world(2)
+def test_routing_waits_for_a_device_once() -> None:
+    """How many tokens go where is read in one copy, and so are the lengths of all ranks' rows."""
+    rank, group = ensure().rank, dist.group.WORLD
+    with Waits() as waits:
+        route = routed(torch.tensor([[3, 0], [1 + rank, 3]]), 4, group)
+    assert waits.found == ["tolist"]
+    assert (route.order.tolist(), route.leaving) == (([1, 2, 0, 3], [2, 2]) if rank == 0 else ([1, 2, 0, 3], [1, 3]))
+    assert (route.held.tolist(), route.coming) == (([0, 1, 0], [2, 1]) if rank == 0 else ([1, 1, 0, 1, 1], [2, 3]))
+    with Waits() as waits:
+        assert len(rows_of_all(torch.ones(1 + rank, 2), [group])) == 3
+    assert waits.found == ["tolist"]
 
 
 @world(2)

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullStateDictConfig, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, DistributedSampler
 
 from accel_core._torch import enable_async_tp
@@ -30,6 +32,7 @@ from accel_core.state import reset_all
 from accel_core.state.run import AcceleratorState
 from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import Case, StrategyConformance, model
+from accel_parallel.averaging import Averaging
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
@@ -125,6 +128,33 @@ def test_objects_that_a_mesh_does_not_train_are_refused() -> None:
         mine = prepare_data_loader(DataLoader(rows), sharding="local", torch_device_mesh=accelerator.torch_device_mesh)
         assert [int(batch) for batch in accelerator.prepare(mine)] == rows
         reset_all()
+
+
+class Called(TorchFunctionMode):
+    """Notes the functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@world(2)
+def test_a_rank_with_all_gradients_averages_them_without_reading_a_device() -> None:
+    """Only a rank that lacks one asks whether another has it; one that nobody has stays away on both."""
+    rank, net = ensure(cpu=True).rank, nn.ParameterList(nn.Parameter(torch.zeros(2)) for _ in range(3))
+    averaging, parameters = Averaging(torch.device("cpu"), [torch.distributed.group.WORLD]), list(net)
+    averaging.watch(net, parameters)
+    for has, expected in (((3, 3), [0.5] * 3), ((3, 2), [0.5, 0.5, 0.0]), ((2, 1), [0.5, 0.0, None])):
+        for place, each in enumerate(parameters):
+            each.grad = torch.full((2,), float(rank)) if place < has[rank] else None
+        with Called() as called:
+            averaging.complete()
+        assert called.names.isdisjoint({"tolist", "tensor"}) == (has[rank] == 3), has
+        assert [None if each.grad is None else float(each.grad[0]) for each in parameters] == expected
 
 
 @world(2)

@@ -63,7 +63,9 @@ def requested() -> bool:
     world = current()
     if world is None or world.size == 1 or not dist.is_initialized():
         return _asked.is_set()
-    return Channel(world, "preemption.requested").any(_asked.is_set())
+    # Over a group on the host: to read the answer off a device would wait for the step that it computes.
+    group_name = "" if world.device.type == "cpu" else "preemption"
+    return Channel(world, "preemption.requested", group_name=group_name).any(_asked.is_set())
 
 
 def leave(code: int = EXIT_CODE) -> NoReturn:

@@ -271,6 +271,8 @@ class Transaction:
         """Write the files of this rank, and its list where it has one."""
         concurrent = [part for part in parts if threads and part.concurrent]
         entries: list[Entry] = []
+        if concurrent:  # threads copy on streams of their own, which do not wait for what this one's computes
+            self.world.hardware.synchronize()
         with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
             for written in pool.map(lambda part: part.write(self.staging, self.world.rank), concurrent):
                 entries += written

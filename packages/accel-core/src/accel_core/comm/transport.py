@@ -34,8 +34,9 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
-from accel_core._torch import all_gather_single, counters_of, group_gather
+from accel_core._torch import all_gather_single, counters_of, default_store, group_gather
 from accel_core.comm.disagreement import (
     decode_view,
     disagreement_message,
@@ -385,10 +386,11 @@ class Transport:
         self._carry(dist.broadcast, data, source)
 
     def _carry(self, collective: Callable[..., object], *args: object) -> None:
+        operation = self._operation()
         try:
             collective(*args, group=self._group)
         except RuntimeError as failure:
-            self._lose(self._operation(), failure)
+            self._lose(operation, failure)
 
     def _lose(self, operation: str, failure: RuntimeError) -> NoReturn:
         """Raise an error that names the ranks that ended, if they noted it, and what the backend said otherwise."""
@@ -635,7 +637,10 @@ def open_transport(world: World, group_name: str = "") -> Transport:
             # `new_group` waits for all ranks and carries no frame, so all of them have to be seen here first:
             # https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
             transport.exchange(Message())
-            made = Transport(world, group_name, dist.new_group(backend="gloo"))
+            # torch would wait half an hour, however long the user lets the default group wait.
+            store: Any = default_store()
+            patience = max(store.timeout, default_pg_timeout)
+            made = Transport(world, group_name, dist.new_group(backend="gloo", timeout=patience))
     else:
         for name in [name for name, held in _open.items() if held.default_group is not dist.group.WORLD]:
             del _open[name]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_core.comm.batch import send_to_device
-from accel_core.comm.tree import recursively_apply
+from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.data.samplers import CountedBatch
 
 __all__ = ["placed"]
@@ -23,19 +23,22 @@ def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bo
     if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
         return stream
     module = getattr(torch, device.type, None)
-    if overlapped and device.type != "cpu" and hasattr(module, "Stream") and hasattr(module, "stream"):
+    beside = overlapped and device.type != "cpu"  # nobody who reads memory of the host waits for a copy into it
+    if beside and hasattr(module, "Stream") and hasattr(module, "stream"):
         return _overlapped(stream, device, module)
-    return map(functools.partial(send_to_device, device=device, non_blocking=overlapped), stream)
+    return map(functools.partial(send_to_device, device=device, non_blocking=beside), stream)
 
 
 def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Iterator[Any]:
     """Copy one batch ahead; the computation's stream waits for the copy, not the host. Never run on hardware yet."""
-    side = module.Stream(device)
+    side, is_opaque = module.Stream(device), False
 
     def copied() -> Any:
         batch = next(stream, _END)
         if batch is _END:
             return _END
+        if is_opaque:  # the copy may be given memory of an earlier batch, which queued work still reads
+            side.wait_stream(module.current_stream(device))
         with module.stream(side):
             return send_to_device(batch, device, non_blocking=True), side.record_event()
 
@@ -49,6 +52,8 @@ def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Ite
         current.wait_event(done)
         nest = batch.batch if isinstance(batch, CountedBatch) else batch
         recursively_apply(functools.partial(_used_on, stream=current), nest)
+        # A batch of a class of its own does not show the tensors that it moved.
+        is_opaque |= any(hasattr(leaf, "to") and not isinstance(leaf, torch.Tensor) for leaf in tree_leaves(nest))
         yield batch
 
 

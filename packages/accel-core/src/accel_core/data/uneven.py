@@ -71,7 +71,7 @@ class _Ends:
         self.repeated = (0,) * self.world.size  # rows of the batch that each rank repeats
         # Agreeing must not wait for a device that is still computing: where operations go through one, these numbers
         # have a group of their own on the host.
-        group_name = "" if "gloo" in str(self.world.backend) else "data"
+        group_name = "" if self.world.device.type == "cpu" else "data"
         # Patient: reading a batch may take one rank much longer than another.
         self.channel = Channel(self.world, "reading the next batch", group_name=group_name, patient=True)
 

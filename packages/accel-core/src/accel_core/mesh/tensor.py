@@ -146,12 +146,16 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def spread_over(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return what ranks hold of a tensor as one that is spread as `like` is; nothing is sent or copied."""
+    """Return what ranks hold of a tensor as one that is spread as `like` is; nothing is sent."""
     if isinstance(like, FlatPart):
         return like.with_run(part)
     if not _is_dtensor(like):
         return part
     spread: Any = like.detach()
+    if part.device.type not in ("meta", spread.device_mesh.device_type):  # offloaded: torch would move it to the device
+        held = empty_like(like, part.dtype)
+        local_memory(held).copy_(part)
+        return held
     made: torch.Tensor = sys.modules["torch.distributed.tensor"].DTensor.from_local(
         part, spread.device_mesh, spread.placements, run_check=False, shape=spread.shape, stride=spread.stride()
     )

@@ -126,7 +126,12 @@ class Accumulation:
         """
         if weight is not None:
             device = loss.device if loss.device.type != "mps" else "cpu"  # which has no doubles
-            value = torch.as_tensor(weight, dtype=torch.float64, device=device)
+            # A number is filled in on the device: copied there, it would wait for the forward pass.
+            value = (
+                weight.to(device, torch.float64)
+                if isinstance(weight, torch.Tensor)
+                else torch.full((), float(weight), dtype=torch.float64, device=device)
+            )
             self._weight = value if self._weight is None else self._weight + value
             return loss
         if self._weight is not None:

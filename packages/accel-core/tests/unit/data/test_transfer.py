@@ -1,11 +1,14 @@
 """Batches go to the device that was asked for."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.data.transfer import placed
+from accel_core.data.transfer import _overlapped, placed
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -47,3 +50,36 @@ def test_not_put_on_the_device():
     """A loader prepared without put_on_device leaves batches on the host."""
     loader = prepare_data_loader(DataLoader(range(4)), torch.device("meta"), 1, 0)
     assert {batch.device.type for batch in loader} == {"cpu"}
+
+
+def test_copies_to_the_host_are_waited_for(monkeypatch):
+    """A batch that comes from a device is there when it is given, also with non_blocking."""
+    asked = []
+
+    class Remote:
+        def to(self, device, non_blocking=False):
+            asked.append(non_blocking)
+            return self
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    next(placed(iter([Remote()]), torch.device("cpu"), overlapped=True))
+    assert asked == [False]
+
+
+def test_copies_wait_for_the_readers_of_a_batch_that_does_not_show_its_tensors():
+    """Memory of such a batch may be written to only behind what was queued when it was let go of."""
+    seen = []
+
+    class Graph:
+        def to(self, device, non_blocking=False):
+            seen.append("copy")
+            return self
+
+    side = SimpleNamespace(wait_stream=lambda other: seen.append(f"wait for {other.name}"), record_event=object)
+    main = SimpleNamespace(name="computation", wait_event=lambda event: None)
+    streams = SimpleNamespace(
+        Stream=lambda device: side, stream=lambda chosen: contextlib.nullcontext(), current_stream=lambda device: main
+    )
+    seen.extend("step" for _ in _overlapped(iter([Graph() for _ in range(4)]), torch.device("cpu"), streams))
+    waiting = ["wait for computation", "copy", "step"]
+    assert seen == ["copy", "copy", "step", *waiting, *waiting, "step"]

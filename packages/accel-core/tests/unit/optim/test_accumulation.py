@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import StateError
@@ -126,11 +127,33 @@ def test_weights_make_the_gradient_that_of_one_big_batch() -> None:
     assert accumulation.close_weighted(ensure()) is None
 
 
+def test_a_number_as_weight_is_made_on_the_device() -> None:
+    """It is filled in, and not copied: for a copy a host would wait until the forward pass is computed."""
+    accumulation, loss = Accumulation(GradientState()), torch.zeros(())
+    with _Called() as called:
+        accumulation.share_of(loss, 3)
+    assert "full" in called.names
+    assert not {"as_tensor", "tensor"} & set(called.names)
+    assert accumulation.close_weighted(ensure()) == pytest.approx(1 / 3)
+
+
 def test_window_without_weight_has_no_gradient() -> None:
     """Nothing to learn from leaves zeroes, not NaN."""
     accumulation = Accumulation(GradientState())
     accumulation.share_of(torch.zeros(()), 0)
     assert accumulation.close_weighted(ensure()) == 0.0
+
+
+class _Called(TorchFunctionMode):
+    """Notes the functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def _in_thread(work: Callable[[], object]) -> list[BaseException]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -53,17 +53,22 @@ def routed(numbers: torch.Tensor, experts: int, group: dist.ProcessGroup) -> Rou
         StateError: On some rank a token has the number of an expert that is not there; on every rank.
     """
     ranks, wanted = group.size(), numbers.reshape(-1)
-    strange = (wanted < 0) | (wanted >= experts)
-    counts = torch.bincount(torch.where(strange, experts, wanted), minlength=experts + 1)
+    ordered, order = wanted.sort(stable=True)
+    # Where experts begin in that order says how many tokens each has; `bincount` would wait for a device.
+    first = torch.arange(experts + 1, dtype=ordered.dtype, device=ordered.device)
+    counts = torch.searchsorted(ordered, first).diff()
     # With the counts of its experts, each rank learns how many tokens of the sender have none.
-    table = torch.cat([counts[:experts].view(ranks, -1), counts[experts:].expand(ranks, 1)], 1)
+    table = torch.cat([counts.view(ranks, -1), (len(wanted) - counts.sum()).expand(ranks, 1)], 1)
     arriving = torch.empty_like(table)
     dist.all_to_all_single(arriving, table, group=group)
-    _refuse_strange(arriving[:, -1].tolist(), wanted[strange], experts, group)
-    arriving = arriving[:, :-1]
-    held = torch.arange(arriving.shape[1], device=wanted.device).repeat(ranks).repeat_interleave(arriving.flatten())
-    leaving = table[:, :-1].sum(1).tolist()
-    return Route(wanted.argsort(stable=True), held, leaving, arriving.sum(1).tolist())
+    # Read once: each time, the host waits for the device.
+    sums = torch.stack([table[:, :-1].sum(1), arriving[:, :-1].sum(1), arriving[:, -1]])
+    leaving, coming, strange = sums.tolist()
+    if any(strange):
+        _refuse_strange(strange, wanted[(wanted < 0) | (wanted >= experts)], experts, group)
+    here = torch.arange(experts // ranks, device=wanted.device).repeat(ranks)
+    held = here.repeat_interleave(arriving[:, :-1].flatten(), output_size=sum(coming))
+    return Route(order, held, leaving, coming)
 
 
 def routed_evenly(numbers: torch.Tensor, experts: int, group: dist.ProcessGroup) -> Route:
@@ -110,15 +115,14 @@ def dispatch(
     return summed.to(tokens.dtype)
 
 
-def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: dist.ProcessGroup) -> None:
+def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: dist.ProcessGroup) -> NoReturn:
     """Refuse tokens whose expert is not there."""
-    if any(found):
-        senders = [rank for rank, count in zip(dist.get_process_group_ranks(group), found, strict=True) if count]
-        here = f"; here {sorted(set(own.tolist()))[:8]}" if own.numel() else ""
-        raise StateError(
-            f"A router names experts from 0 to {experts - 1}; got {sum(found)} other numbers on the ranks "
-            f"{senders}{here}. Give the router as many outputs as there are experts."
-        )
+    senders = [rank for rank, count in zip(dist.get_process_group_ranks(group), found, strict=True) if count]
+    here = f"; here {sorted(set(own.tolist()))[:8]}" if own.numel() else ""
+    raise StateError(
+        f"A router names experts from 0 to {experts - 1}; got {sum(found)} other numbers on the ranks "
+        f"{senders}{here}. Give the router as many outputs as there are experts."
+    )
 
 
 class _Way(NamedTuple):
@@ -231,8 +235,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(context: _Context, rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         lengths = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(group.size())]
-        dist.all_gather(lengths, torch.tensor([len(rows)], device=rows.device), group=group)
-        sizes = [int(length) for length in lengths]
+        dist.all_gather(lengths, torch.full_like(lengths[0], len(rows)), group=group)
+        sizes: list[int] = torch.cat(lengths).tolist()
         context.place = sum(sizes[: group.rank()]), len(rows), group.size()
         padded = rows.new_zeros((max(sizes), *rows.shape[1:]))
         padded[: len(rows)] = rows

@@ -73,8 +73,10 @@ def spread_weights(
     spread: dict[int, SpreadWeight] = {}
     for name, value in state.items():
         if isinstance(value, FlatPart):
-            ways = partial(_gather, value, holders, group), partial(_gather_on_first, value, holders)
-            lazy = SpreadWeight(tuple(value.shape), value.dtype, ways[0], gather_on_first=ways[1])
+            gather, first = partial(_gather, value, holders, group), partial(_gather_on_first, value, holders)
+            # On devices not from rank to rank: NCCL would make a communicator for each pair, all on the first one's.
+            first = first if value.device.type == "cpu" else gather
+            lazy = SpreadWeight(tuple(value.shape), value.dtype, gather, gather_on_first=first)
             value = spread.setdefault(id(value), lazy)  # tied names share one
         yield name, value
 

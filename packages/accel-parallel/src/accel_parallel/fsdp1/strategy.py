@@ -70,9 +70,8 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             )
         if self._offloads and (not self._splits or self.mesh.size(self.mesh.ndim - 1) == 1):
             raise ConfigurationError(
-                "FSDP1 trains wrong weights where it offloads parameters that it does not shard; got cpu_offload and "
-                f"{self.plugin.sharding_strategy} on {self.world.size} processes. Use fsdp_version=2, or leave "
-                "cpu_offload out."
+                "FSDP1 trains wrong weights where it offloads what it does not shard; got cpu_offload and "
+                f"{self.plugin.sharding_strategy} on {self.world.size} processes. Use version 2, or no cpu_offload."
             )
         # A wrapper holds its model, so a strong reference to it would keep both alive forever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()

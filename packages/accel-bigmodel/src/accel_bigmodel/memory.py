@@ -8,7 +8,7 @@ import torch
 from accel_core.errors import ConfigurationError, expect
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = ["accelerator_module", "get_max_memory"]
+__all__ = ["accelerator_module", "get_max_memory", "used_here"]
 
 _NAMED = ("mps", "cpu", "disk")
 
@@ -84,3 +84,10 @@ def _is_integrated(module: ModuleType, index: int) -> bool:
     """Return whether an accelerator uses the host's memory, as on a Jetson or GB10."""
     ask = getattr(module, "get_device_properties", None)
     return ask is not None and bool(getattr(ask(index), "is_integrated", False))
+
+
+def used_here(tensor: torch.Tensor) -> torch.Tensor:
+    """Tell the allocator that the current stream computes with a tensor, which another stream may have loaded."""
+    if tensor.device.type not in ("cpu", "meta", "mps", "xla"):
+        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
+    return tensor

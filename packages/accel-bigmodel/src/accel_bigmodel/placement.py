@@ -25,7 +25,6 @@ __all__ = [
     "normal_tensors",
     "retie_parameters",
     "set_module_tensor_to_device",
-    "used_here",
 ]
 
 
@@ -49,13 +48,6 @@ def in_normal_mode(function: Callable[Arguments, Result]) -> Callable[Arguments,
             return function(*args, **kwargs)
 
     return run
-
-
-def used_here(tensor: torch.Tensor) -> torch.Tensor:
-    """Tell the allocator that the current stream computes with a tensor, which another stream may have loaded."""
-    if tensor.device.type not in ("cpu", "meta", "mps", "xla"):
-        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
-    return tensor
 
 
 TiedTensors = dict[int, dict[torch.device, torch.Tensor]]

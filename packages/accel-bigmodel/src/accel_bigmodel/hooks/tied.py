@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from accel_bigmodel.hooks.slot import Slot
-from accel_bigmodel.placement import TiedTensors, as_device, used_here
+from accel_bigmodel.memory import used_here
+from accel_bigmodel.placement import TiedTensors, as_device
 
 __all__ = ["drop_tied", "load_tied"]
 

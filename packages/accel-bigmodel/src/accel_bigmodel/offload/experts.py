@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from accel_bigmodel.device_map.experts import refuse_small_cache
+from accel_bigmodel.memory import used_here
 from accel_bigmodel.offload.heat import draw_heat
-from accel_bigmodel.placement import used_here
 from accel_core._records import record
 from accel_core.modules.sizes import convert_file_size_to_int, written_size
 

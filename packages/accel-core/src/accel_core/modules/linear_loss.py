@@ -313,7 +313,7 @@ def apply_to_head(model: nn.Module, chunk: int | None) -> None:
     head = _head_of(model)
     switch = _Switch(model, head, chunk)
     model.register_forward_pre_hook(switch.before, with_kwargs=True)
-    model.register_forward_hook(switch.after, always_call=True, prepend=True)  # FSDP2 warns of views that are returned
+    model.register_forward_hook(switch.after, always_call=True, prepend=True)  # before hooks that warn of views
     if hasattr(head, SHARDED) and not has_forward_hooks(head, others=1):  # one is of sharding
         kind = type(head)
         own = {"__module__": kind.__module__, "_accel_switch": switch}

@@ -30,7 +30,7 @@ def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bo
 
 
 def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Iterator[Any]:
-    """Copy one batch ahead; the computation's stream waits for the copy, not the host. Never run on hardware yet."""
+    """Copy one batch ahead; the computation's stream waits for the copy, not the host."""
     side, is_opaque = module.Stream(device), False
 
     def copied() -> Any:

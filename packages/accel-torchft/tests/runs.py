@@ -90,7 +90,7 @@ def plain(folder: Path, ranks: int) -> tuple[Any, dict[int, list[int]]]:
 
 def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int], ranks: int = 1) -> None:
     """Check that every sample was trained with once an epoch, and that all replicas end with one state."""
-    found.pop("report")
+    report = found.pop("report")
     first = found["0-0"]
     weights, steps = plain(folder, ranks)
     assert sorted(itertools.chain(*steps.values())) == sorted([*range(SAMPLES)] * epochs)
@@ -101,7 +101,7 @@ def check(found: dict[str, Any], folder: Path, epochs: int, lives: dict[int, int
         torch.testing.assert_close(first["weights"][name], weights[name], rtol=0, atol=1e-6)
     for name, other in found.items():
         number, rank = map(int, name.split("-"))
-        assert other["life"] == lives.get(number, 0)
+        assert other["life"] == lives.get(number, 0), report
         assert other["main"] == (number == rank == 0)
         assert other["step"] == first["step"]
         assert other["schedule"] == first["schedule"]

@@ -200,7 +200,8 @@ class Slot:
         if self.cls is nn.Parameter:
             made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
         else:
-            made = make_subclass(self.cls, data, requires_grad)
+            same = type(data) is self.cls  # which torch 2.6 does not wrap once more
+            made = data.detach().requires_grad_(requires_grad) if same else make_subclass(self.cls, data, requires_grad)
         if requires_grad:
             forbid_gradient(made, self.name)
         return made

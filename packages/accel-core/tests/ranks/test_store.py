@@ -96,6 +96,6 @@ def test_ranks_of_one_device_are_refused_together():
     process._refuse_shared(place, "cuda:0", f"GPU-{rank}", sees=1)
     assert dist.is_initialized()
     process._join_key += "/again"
-    with pytest.raises(ConfigurationError, match=r"ranks [01] and [01] on cuda:0.*sees 1 .*--cpu.*gloo"):
+    with pytest.raises(ConfigurationError, match=r"ranks [01] and [01] on cuda:0, where 1 can be seen.*--cpu.*gloo"):
         process._refuse_shared(place, "cuda:0", "GPU-0", sees=1)
     assert not dist.is_initialized()

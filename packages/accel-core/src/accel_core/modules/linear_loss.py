@@ -166,8 +166,8 @@ class _Chunked(torch.autograd.Function):
         start, group, ignored, softcap, size = how
         total = rows.new_zeros((), dtype=torch.float32)
         towards, of_weight, of_bias = (
-            torch.zeros_like(each) if each is not None and needed else None
-            for each, needed in zip((rows, weight, bias), ctx.needs_input_grad, strict=False)
+            torch.zeros_like(each) if each is not None and ctx.needs_input_grad[place] else None
+            for place, each in enumerate((rows, weight, bias))
         )
         for first in range(0, len(rows), size):
             part, label = rows[first : first + size], labels[first : first + size]

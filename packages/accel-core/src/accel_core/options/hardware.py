@@ -44,7 +44,7 @@ HARDWARE: tuple[Hardware, ...] = (
     Hardware(
         "hpu", "Intel Gaudi HPU", DistributedType.MULTI_HPU, "hccl", "HABANA_VISIBLE_MODULES", "habana_frameworks"
     ),
-    Hardware("cuda", "NVIDIA GPU", DistributedType.MULTI_GPU, "nccl", "CUDA_VISIBLE_DEVICES"),
+    Hardware("cuda", "NVIDIA GPU", DistributedType.MULTI_GPU, "nccl", "CUDA_VISIBLE_DEVICES", ran_on_hardware=True),
     Hardware("xpu", "Intel GPU", DistributedType.MULTI_XPU, "xccl"),
     Hardware(
         "neuron", "AWS Neuron", DistributedType.MULTI_NEURON, "neuron", "NEURON_RT_VISIBLE_CORES", "torch_neuronx"

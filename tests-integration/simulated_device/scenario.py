@@ -212,10 +212,16 @@ def stored(sim: Any, folder: Path) -> dict[str, Any]:
         empty(), "memory://bucket/weights", device_map=places, offload_folder=folder / "near", offload_cache=4 * LAYER
     )
     seen: list[int] = []
+
+    def look(*_: object) -> None:
+        found = 0
+        for path in folder.rglob("piece-*"):
+            with contextlib.suppress(FileNotFoundError):  # another piece took its room
+                found += path.stat().st_size
+        seen.append(found)
+
     for layer in model.layers:
-        layer.register_forward_hook(
-            lambda *_: seen.append(sum(path.stat().st_size for path in folder.rglob("piece-*")))
-        )
+        layer.register_forward_hook(look)
     outputs = [model(TOKENS.to(simulated.NAME)).cpu() for _ in range(3)]
     bindings = [part.binding for part, _ in _residencies(model)]
     return {

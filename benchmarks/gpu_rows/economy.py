@@ -16,7 +16,7 @@ from gpu_rows.place import MIB, Figures, Line, Place, Row, check
 
 
 def meter(place: Place) -> Figures:
-    """Numbers of a meter beside FlopCounterMode and a clock, in bf16."""
+    """Numbers of a meter compared with FlopCounterMode and a clock, in bf16."""
     from accel_core.plugins.handlers import MeterKwargs
 
     width, rows, steps = place.size(4096, 16), place.size(8192, 4), place.size(30, 3)
@@ -104,7 +104,7 @@ def ema(place: Place) -> Figures:
 
 
 def linear_loss(place: Place) -> Figures:
-    """Memory and time of a loss that has logits of 1,024 tokens at a time, beside all logits; gradients equal."""
+    """Memory and time of a loss with logits of 1,024 tokens at a time, compared with all logits; gradients equal."""
     tokens, width, words, chunk = (place.size(*sizes) for sizes in ((8192, 8), (4096, 16), (131072, 64), (1024, 4)))
     accelerator = place.accelerator()
     torch.manual_seed(0)

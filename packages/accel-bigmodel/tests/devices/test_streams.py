@@ -1,4 +1,4 @@
-"""Weights that travel beside a GPU which lags behind the program, and models that several streams compute with."""
+"""Weights that travel while a GPU lags behind the program, and models that several streams compute with."""
 
 import contextlib
 import copy
@@ -155,7 +155,7 @@ class Tied(nn.Module):
         self.work: Busy | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the inner layer beside the current stream."""
+        """Run the inner layer on a stream of its own."""
         if self.side is None:
             return self.inner(x) + self.weight.sum()
         total = self.weight.sum()

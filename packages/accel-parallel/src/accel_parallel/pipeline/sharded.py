@@ -11,7 +11,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts
 from accel_parallel.context.strategy import SequenceStrategy
-from accel_parallel.fsdp2.in_place import arguments_of, gloo_reduces
+from accel_parallel.fsdp2.in_place import arguments_of
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD
 from accel_parallel.pipeline.strategy import PipelineStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
@@ -76,6 +76,6 @@ class ShardedPipelineStrategy(PipelineStrategy):
             recompute(own, offload=bool(self.plugin.activation_checkpointing_offload))
         for block in own:
             sharded = fully_shard(block, **arguments_of(self.plugin, self.mesh, self.world.device))
-            if gloo_reduces(self.world.device):
+            if self.world.device.type == "cpu":
                 sharded.set_force_sum_reduction_for_comms(True)
         return super().distribute(model)

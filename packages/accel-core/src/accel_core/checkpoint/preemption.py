@@ -30,7 +30,9 @@ __all__ = ["EXIT_CODE", "leave", "requested", "unwatch", "watch"]
 EXIT_CODE = 75
 """What `leave` exits with: `EX_TEMPFAIL` of sysexits.h, "try again later"."""
 
-_asked = threading.Event()
+# No Event: setting one takes a lock, for which a second signal inside of the first one's handler would wait forever.
+# SLURM and the launcher both send a rank its signal, one right after the other.
+_received: set[int] = set()
 _before: dict[int, object] = {}
 
 
@@ -55,17 +57,17 @@ def unwatch() -> None:
     for number, handler in _before.items():
         signal.signal(number, handler)  # type: ignore[arg-type]
     _before.clear()
-    _asked.clear()
+    _received.clear()
 
 
 def requested() -> bool:
     """Return whether any rank was asked to end; every rank calls it at the same step and gets the same answer."""
     world = current()
     if world is None or world.size == 1 or not dist.is_initialized():
-        return _asked.is_set()
+        return bool(_received)
     # Over a group on the host: to read the answer off a device would wait for the step that it computes.
     group_name = "" if world.device.type == "cpu" else "preemption"
-    return Channel(world, "preemption.requested", group_name=group_name).any(_asked.is_set())
+    return Channel(world, "preemption.requested", group_name=group_name).any(bool(_received))
 
 
 def leave(code: int = EXIT_CODE) -> NoReturn:
@@ -85,4 +87,4 @@ def leave(code: int = EXIT_CODE) -> NoReturn:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    _asked.set()
+    _received.add(number)

@@ -2,12 +2,32 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
 
 from accel_core.checkpoint import preemption
 from accel_core.errors import StateError
+from accel_core.testing import limits
+
+SIGNALED = """
+import signal, sys
+from accel_core.checkpoint import preemption
+
+def again(frame, event, argument):
+    while frame is not None and frame.f_code is not preemption._note.__code__:
+        frame = frame.f_back
+    if frame is not None:
+        print(event)
+        signal.raise_signal(signal.SIGUSR1)
+
+preemption.watch()
+sys.setprofile(again)
+signal.raise_signal(signal.SIGTERM)
+sys.setprofile(None)
+assert preemption.requested()
+"""
 
 
 def test_signals_set_a_flag_and_are_given_back() -> None:
@@ -27,6 +47,12 @@ def test_signals_set_a_flag_and_are_given_back() -> None:
         assert seen == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_inside_of_the_handler_of_another_holds_up_neither() -> None:
+    """The launcher passes a signal on to a rank that SLURM sends it to as well; no lock may be held between the two."""
+    done = limits.run([sys.executable, "-c", SIGNALED], check=True)
+    assert {"call", "return"} <= {*done.stdout.split()}
 
 
 def test_leaving_exits_with_the_code_that_means_try_again() -> None:

@@ -92,11 +92,7 @@ def _validate_launch_command(args: argparse.Namespace) -> tuple[argparse.Namespa
 
 
 def _convert_nargs_to_dict(nargs: list[str]) -> dict[str, Any]:
-    """Return the words of a script, `--name value` pairs, as SageMaker's hyperparameters: values by name.
-
-    Raises:
-        ConfigurationError: A word is not such a pair.
-    """
+    """Return the words of a script, `--name value` pairs, as SageMaker's hyperparameters: values by name."""
     return hyperparameters(nargs)
 
 

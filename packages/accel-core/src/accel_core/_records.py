@@ -89,12 +89,7 @@ if TYPE_CHECKING:
 else:
 
     def record(cls: object = None, /, *, frozen: bool = False) -> object:
-        """Make a dataclass of a class; see `dataclasses.dataclass`.
-
-        Args:
-            cls: The class.
-            frozen: Whether its instances cannot be changed, and can be hashed.
-        """
+        """Make a dataclass of a class; see `dataclasses.dataclass`."""
         if cls is None:
             return lambda cls: record(cls, frozen=frozen)
         # As the standard decorator does: what can change has no hash.

@@ -398,11 +398,7 @@ def _check_types(given: Arguments) -> None:
 
 
 def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the plugins that were passed: as arguments, and third parties' among the handlers.
-
-    Raises:
-        MissingDependencyError: The package of an engine is not installed.
-    """
+    """Return the plugins that were passed: as arguments, and third parties' among the handlers."""
     for argument in given.plugins:
         require(argument.removesuffix("_plugin"), f"the argument {argument}")
     foreign = [each for each in handlers.values() if not isinstance(each, _BUILT_IN) and not each.runtime]

@@ -173,11 +173,7 @@ class Runtime:
         return list(self.hub.trackers)
 
     def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None, kit: Kit) -> tuple[Any, ...]:
-        """Prepare objects together, in the strategy's order.
-
-        Raises:
-            PreparationError: Objects that cannot be prepared; nothing was prepared then.
-        """
+        """Prepare objects together, in the strategy's order; if one is refused, nothing was prepared."""
         self._receive(objects)
         bundle = Bundle.sort(objects, placement, self.strategy.kind_of)
         with self._checked(bundle):
@@ -194,11 +190,7 @@ class Runtime:
     def prepare_model(
         self, model: object, placement: bool | None = None, *, evaluation: bool = False
     ) -> torch.nn.Module:
-        """Prepare one model; see `Strategy.prepare_model`.
-
-        Raises:
-            PreparationError: It is not a `torch.nn.Module`, or the strategy cannot train it.
-        """
+        """Prepare one model; see `Strategy.prepare_model`."""
         if not isinstance(model, torch.nn.Module):
             raise PreparationError(
                 f"A model is a torch.nn.Module; got {type(model).__name__}. Pass it to prepare() to let it through."

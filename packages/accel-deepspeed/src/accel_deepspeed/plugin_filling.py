@@ -60,11 +60,7 @@ def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list
 
 
 def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> list[str]:
-    """Fill every "auto" value in a part of a configuration, and compare the others.
-
-    Raises:
-        ConfigurationError: No value is given for an "auto".
-    """
+    """Fill every "auto" value in a part of a configuration, or refuse it, and compare the others."""
     noted: list[str] = []
     for key, value in part.items():
         if isinstance(value, dict):

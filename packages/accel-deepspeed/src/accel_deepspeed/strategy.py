@@ -133,9 +133,6 @@ class DeepSpeedStrategy(Strategy):
         """Make a loader return this rank's part of each sequence, in place; without sequence parallelism, do nothing.
 
         It returns as many batches as before, times the number of ranks that share a sequence.
-
-        Raises:
-            PreparationError: Another object makes its batches, or ranks would read different numbers of them.
         """
         if self._sequences is not None:
             self._sequences.adapt(loader, self.unwrap(model), fills=True)
@@ -422,11 +419,7 @@ class DeepSpeedStrategy(Strategy):
         engine.backward(loss, ends_window=ends, **kwargs)
 
     def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
-        """Refuse: what trains is in an engine.
-
-        Raises:
-            EngineUnavailableError: Always.
-        """
+        """Refuse always: what trains is in an engine."""
         raise EngineUnavailableError(
             "DeepSpeed trains copies of the weights inside of its engine, in parts from stage 1 on, and saves them "
             f"itself; got accelerator.ema under {self._stage_of(model)}. Train with FSDP2, whose shards are averaged."

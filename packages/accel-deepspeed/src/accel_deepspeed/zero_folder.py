@@ -187,11 +187,7 @@ class ZeroFolder:
 
 
 def _refuse_damage(path: Path) -> None:
-    """Compare the folder of an engine with the manifest of its checkpoint, if that has one.
-
-    Raises:
-        CheckpointDamagedError: A file is missing, damaged or not listed.
-    """
+    """Refuse a folder in which a file is missing, damaged or not listed, if its checkpoint has a manifest."""
     manifest = Manifest.read(path.parent)
     if manifest is None:
         return

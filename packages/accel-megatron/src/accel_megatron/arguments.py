@@ -137,11 +137,7 @@ class Degrees:
 
 
 def degrees_of(plugin: MegatronLMPlugin, world_size: int) -> Degrees:
-    """Return the degree of each kind of parallelism.
-
-    Raises:
-        ConfigurationError: The degrees do not divide the number of processes.
-    """
+    """Return the degree of each kind of parallelism; refuse those that do not divide the number of processes."""
     found = Degrees(
         plugin.tp_degree or 1,
         plugin.pp_degree or 1,
@@ -262,11 +258,7 @@ def _fill_dependent(found: Namespace, plugin: MegatronLMPlugin) -> None:
 
 
 def configured(kind: type[Any], arguments: Namespace, **own: object) -> Any:
-    """Create one of megatron-core's configurations from the arguments with matching names.
-
-    Raises:
-        ConfigurationError: megatron-core rejects the values.
-    """
+    """Create one of megatron-core's configurations from the arguments with matching names."""
     names = {field.name for field in dataclasses.fields(kind) if field.init}
     values = {_RENAMED.get(name, name): value for name, value in vars(arguments).items()}
     taken = {name: value for name, value in values.items() if name in names and value is not None}  # None: its default

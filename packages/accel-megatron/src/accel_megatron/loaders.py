@@ -138,11 +138,7 @@ class MegatronLMDummyDataLoader:
 
 
 def _sizes(run: MegatronRun) -> list[int]:
-    """Return how many samples of each dataset a run needs.
-
-    Raises:
-        ConfigurationError: The length of the run is not known.
-    """
+    """Return how many samples of each dataset a run of known length needs."""
     arguments = run.arguments
     batch = arguments.global_batch_size
     steps = arguments.train_iters or (arguments.train_samples or 0) // batch

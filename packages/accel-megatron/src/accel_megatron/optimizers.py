@@ -22,11 +22,7 @@ __all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_kind", 
 
 
 def refuse_kind(plugin: MegatronLMPlugin, optimizer: object) -> None:
-    """Refuse an optimizer whose state megatron-core cannot shard.
-
-    Raises:
-        PreparationError: `use_distributed_optimizer` is set and it is not an Adam.
-    """
+    """Refuse an optimizer whose state `use_distributed_optimizer` cannot shard: any but an Adam."""
     if plugin.use_distributed_optimizer and "adam" not in type(optimizer).__name__.lower():
         raise PreparationError(
             f"megatron-core's distributed optimizer supports only Adam; got {type(optimizer).__name__}. Use "

@@ -46,11 +46,7 @@ SCHEDULE = (
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Translate an optimizer into arguments of Megatron-LM.
-
-    Raises:
-        ConfigurationError: Megatron-LM has no such optimizer.
-    """
+    """Translate an optimizer that Megatron-LM has into its arguments."""
     name = type(optimizer).__name__.lower()
     first = optimizer.param_groups[0]
     shared = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
@@ -71,11 +67,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def of_logging() -> dict[str, Any]:
-    """Return the arguments that switch on everything that Megatron-LM can log.
-
-    Raises:
-        MissingDependencyError: Megatron-LM is not installed.
-    """
+    """Return the arguments that switch on everything that Megatron-LM can log."""
     try:
         parsing = importlib.import_module("megatron.training.arguments")
     except ImportError:

@@ -41,11 +41,7 @@ def start(run: MegatronRun) -> None:
 
 
 def current() -> MegatronRun:
-    """Return the current run of the process.
-
-    Raises:
-        StateError: No run was started.
-    """
+    """Return the current run of the process, which must have been started."""
     if not _now:
         raise StateError(
             "Megatron needs an Accelerator with a MegatronLMPlugin; got none in this process. Create one: "

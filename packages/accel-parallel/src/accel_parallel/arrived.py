@@ -57,11 +57,7 @@ class ArrivedStrategy(FullyShardStrategy):
         return self.world.hardware.label
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format of autocast.
-
-        Raises:
-            ConfigurationError: It is fp8, for which layers are exchanged.
-        """
+        """Return the number format of autocast; refuse fp8, for which layers are exchanged."""
         if asked.name == "fp8":
             raise ConfigurationError(
                 "Layers of a model that arrives sharded cannot be exchanged for layers in fp8; got "

@@ -117,11 +117,7 @@ def state_dict_configs(kind: Any, model: Any, optimizer: Any) -> tuple[Any, Any]
 
 
 def wrap_policy(value: object) -> Any:
-    """Return torch's function for the name of a wrapping policy; a function is returned unchanged.
-
-    Raises:
-        ConfigurationError: The name is unknown.
-    """
+    """Return torch's function for the name of a wrapping policy; a function is returned unchanged."""
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
     if not isinstance(value, str):

@@ -90,11 +90,7 @@ class EightBits:
         stored: Mapping[str, torch.Tensor],
         device: torch.device,
     ) -> nn.Parameter:
-        """Make the parameter out of weights and scales.
-
-        Raises:
-            CheckpointDamagedError: Weights and scales do not fit each other, or not the parameter.
-        """
+        """Make the parameter out of weights and scales that fit each other and the parameter."""
         check_statistics(stored, parameter.shape)
         return self._made(stored[""].to(device), stored["SCB"].to(device))
 
@@ -192,11 +188,7 @@ class FourBits:
     def rebuild(
         self, parameter: torch.Tensor, stored: Mapping[str, torch.Tensor], device: torch.device
     ) -> nn.Parameter:
-        """Make the parameter out of weights and state.
-
-        Raises:
-            CheckpointDamagedError: Weights and state do not fit each other, or not the parameter.
-        """
+        """Make the parameter out of weights and state that fit each other and the parameter."""
         check_statistics(stored, _shape(parameter))
         return self._assembled(stored, device)
 

@@ -128,11 +128,7 @@ class SpoolRecorder:
         return [] if self._spool is None else left_behind(self._spool.path, run_id, step, self._trackers)
 
     def _called(self, work: Callable[[], _T], seconds: float) -> _T | None:
-        """Do work in the thread that touches the disk, and return its result; `None` if that takes too long.
-
-        Raises:
-            OSError: The work raised it.
-        """
+        """Do work in the thread that touches the disk, and return its result; `None` if that takes too long."""
         done, results = threading.Event(), list[_T | OSError]()
 
         def call() -> None:

@@ -57,11 +57,7 @@ Line = dict[str, Any]
 
 
 class SpoolWriter:
-    """Appends lines to one spool file; safe from several threads.
-
-    Raises:
-        OSError: The file cannot be opened for writing.
-    """
+    """Appends lines to one spool file; safe from several threads."""
 
     def __init__(self, path: Path, *, new: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,11 +87,7 @@ class SpoolWriter:
         return size + os.write(self._file, b"\n")  # the line is whole, only its end was lost
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line and hand it to the operating system, or leave the file as it is.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Append one line and hand it to the operating system, or leave the file as it is."""
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode("ascii")
         with self._lock:
             if self._file is None:
@@ -119,11 +111,7 @@ class SpoolWriter:
             os.close(file)
 
     def close(self, keep: bool) -> None:
-        """Close the file, and remove it with the files that belong to it unless it is kept.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Close the file, and remove it with the files that belong to it unless it is kept."""
         with self._lock:
             self._release()
         if keep:

@@ -34,11 +34,7 @@ class Table(NamedTuple):
     dataframe: DataFrame | None
 
     def read(self) -> tuple[list[str], list[list[Any]]]:
-        """Return the names of the columns, and the rows.
-
-        Raises:
-            ValueError: Neither is given.
-        """
+        """Return the names of the columns, and the rows."""
         if self.dataframe is not None:
             return [str(name) for name in self.dataframe.columns], self.dataframe.to_numpy(dtype=object).tolist()
         if self.data is None or self.columns is None:

@@ -119,12 +119,7 @@ def _devices_of(name: str, device_map: Mapping[str, AnyDevice]) -> list[str]:
 
 
 def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
-    """Check that the devices of a map are on this machine.
-
-    Raises:
-        DeviceMapError: When one of them is not a device at all.
-        DeviceUnavailableError: When one of them is not here.
-    """
+    """Refuse a map that names what is not a device, or one that is not on this machine."""
     places: dict[AnyDevice, str] = {}
     for name, device in device_map.items():
         places.setdefault(device, name)

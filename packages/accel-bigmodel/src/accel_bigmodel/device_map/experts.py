@@ -62,11 +62,7 @@ def choices_of(model: nn.Module) -> int | None:
 
 
 def refuse_small_cache(size: int | str, budget: int, one: int) -> None:
-    """Check that a cache has room for the largest expert.
-
-    Raises:
-        ConfigurationError: It has not.
-    """
+    """Refuse a cache that has no room for the largest expert."""
     if budget < one:
         raise ConfigurationError(
             f"A cache of experts holds at least one; got expert_cache={size!r}, and {written_size(one)} in the largest "

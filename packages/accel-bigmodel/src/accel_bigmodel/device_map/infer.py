@@ -131,11 +131,7 @@ def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fir
 def solve_evenly(
     tree: Tree, limits: dict[Device, int], share: dict[Device, int], no_split: Collection[str]
 ) -> Solution:
-    """Place a model within even shares, or within the limits if only the shares spill weights.
-
-    Raises:
-        DeviceMapError: As `solve` does.
-    """
+    """Place a model within even shares, or within the limits if only the shares spill weights."""
     solution = solve(tree, share, no_split)
     if not solution.slowest or share == limits:
         return solution

@@ -312,11 +312,7 @@ def _share_of(
     dtype: Dtype | None,
     special: Mapping[str, Dtype] | None,
 ) -> ExpertShare:
-    """Account for experts.
-
-    Raises:
-        ConfigurationError: The cache has no room for one.
-    """
+    """Account for experts; refuse a cache that has no room for one."""
     budget, choices = convert_file_size_to_int(size), choices_of(model)
     sizes = {name: _bytes_below(model, name, dtype, special) for name in experts}
     counts = {name: int(number_of_experts(module)) for name, module in experts.items()}

@@ -88,11 +88,9 @@ _trial = threading.local()
 
 
 def look_ahead(model: nn.Module, names: Sequence[str]) -> None:
-    """Let each module of experts guess which ones the next will need: its block runs on this one's tokens, up to them.
+    """Let each of these modules of experts, in the order in which they run, guess which ones the next will need.
 
-    Args:
-        model: The model.
-        names: Dotted names of its modules of experts, in the order in which they run.
+    The next one's block runs on this one's tokens, up to them.
     """
     # Those of a list are called one by one; the list may have a forward of its own, and a hook around it.
     stacked = [n for n in names if isinstance(model.get_submodule(n).__dict__.get("_old_forward"), _ChosenExperts)]

@@ -20,16 +20,7 @@ def are_listed(name: str, module: nn.Module) -> bool:
 
 
 class CachedWeights(OffloadedWeightsLoader):
-    """The weights of one expert of a list, packed ones as their parts, which come from a cache.
-
-    Args:
-        store: Where all weights are.
-        cache: The cache.
-        name: The list's dotted name.
-        number: The expert's place in it.
-        experts: The list.
-        device: Where the expert computes.
-    """
+    """The weights of one expert of a list, packed ones as their parts, which come from a cache."""
 
     def __init__(
         self,

@@ -98,11 +98,7 @@ def _open(path: str | os.PathLike[str]) -> int:
 
 
 class Map:
-    """The bytes of a file as private memory, released when nothing uses them.
-
-    Attributes:
-        buffer: The bytes. Tensors made of it keep the memory.
-    """
+    """The bytes of a file as private memory, released when neither this nor a tensor made of `buffer` uses them."""
 
     def __init__(self, descriptor: int, size: int, first: int = 0) -> None:
         access = mmap.PROT_READ | mmap.PROT_WRITE
@@ -279,11 +275,7 @@ _lock = threading.Lock()
 
 
 def map_file(path: str | os.PathLike[str], source: Source | None = None) -> MappedFile:
-    """Map a safetensors or GGUF file, or return the map that this process already has of it.
-
-    Raises:
-        CheckpointError: As `header_of` does.
-    """
+    """Map a safetensors or GGUF file, or return the map that this process already has of it."""
     descriptor = _open(path)
     try:
         found = os.fstat(descriptor)

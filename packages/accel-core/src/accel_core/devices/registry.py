@@ -48,11 +48,7 @@ def _built_in(row: Hardware) -> Device:
 
 @cache
 def named(device_type: str) -> Device:
-    """Return the kind of hardware that torch calls `device_type`.
-
-    Raises:
-        DeviceUnavailableError: No row has that name.
-    """
+    """Return the kind of hardware that torch calls `device_type`, or refuse a name that no row has."""
     make = _devices().get(device_type)
     if make is None:
         raise DeviceUnavailableError(

@@ -68,11 +68,7 @@ def flag(name: str, default: bool = False) -> bool:
 
 
 def integer(name: str, default: int | None = None) -> int | None:
-    """Return the variable as a whole number, or `default` where it is not set or empty.
-
-    Raises:
-        ConfigurationError: It is set to something else.
-    """
+    """Return the variable as a whole number, or `default` where it is not set or empty; refuse anything else."""
     value = os.environ.get(name)
     if value is None or value == "":
         return default
@@ -94,11 +90,7 @@ def first_integer(names: Iterable[str], default: int) -> int:
 
 
 def choice(name: str, allowed: Iterable[str], default: str) -> str:
-    """Return the variable in lower case, checked against `allowed`.
-
-    Raises:
-        ConfigurationError: It is set to a word that is not allowed.
-    """
+    """Return the variable in lower case, checked against `allowed`."""
     value = os.environ.get(name, default).lower()
     words = list(allowed)
     if value not in words:

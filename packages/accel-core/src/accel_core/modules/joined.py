@@ -81,11 +81,7 @@ def _note(parent: torch.nn.Module, name: str, module: torch.nn.Module | None) ->
 
 
 def refuse_unaveraged() -> None:
-    """Refuse gradients of what joined a model that several ranks train.
-
-    Raises:
-        PreparationError: There are such gradients.
-    """
+    """Refuse gradients of what joined a model that several ranks train."""
     names = [name for each in noted for name, _ in each.with_gradients()]
     if names:
         raise PreparationError(
@@ -96,11 +92,7 @@ def refuse_unaveraged() -> None:
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what ranks did not average; on one, warn of an optimizer that steps only what was replaced.
-
-    Raises:
-        PreparationError: There are such gradients.
-    """
+    """Refuse what ranks did not average; on one, warn of an optimizer that steps only what was replaced."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         refuse_unaveraged()
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -45,11 +45,7 @@ def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
 
 
 def as_dtype(dtype: str | torch.dtype | CustomDtype | None) -> torch.dtype | CustomDtype | None:
-    """Turn a dtype's name, with or without `torch.`, into the dtype.
-
-    Raises:
-        ConfigurationError: When torch has no dtype of that name.
-    """
+    """Turn a dtype's name, with or without `torch.`, into the dtype."""
     if not isinstance(dtype, str):
         return dtype
     found = getattr(torch, dtype.removeprefix("torch."), None)

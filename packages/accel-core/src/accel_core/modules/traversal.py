@@ -66,11 +66,7 @@ def has_repeated_blocks(module: nn.Module) -> bool:
 
 
 def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
-    """Find the submodule that holds a tensor directly.
-
-    Raises:
-        ValueError: When a module on the way does not exist.
-    """
+    """Find the submodule that holds a tensor directly."""
     path, _, leaf = tensor_name.rpartition(".")
     owner = module
     for part in path.split(".") if path else ():

@@ -119,11 +119,7 @@ class ModelAverage:
 
     @torch.no_grad()
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Average the parameters that an optimizer has just stepped, if it is their turn.
-
-        Args:
-            optimizer: The optimizer.
-        """
+        """Average the parameters that an optimizer has just stepped, if it is their turn."""
         stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         turn, first = self.state.count(stepped, self.every)
         if not turn:
@@ -143,14 +139,7 @@ class ModelAverage:
             foreach_lerp_(*fused, 1 - self.decay)
 
     def refuse_applied(self, operation: str) -> None:
-        """Refuse what would take the average for the weights.
-
-        Args:
-            operation: What was called.
-
-        Raises:
-            StateError: The average is applied.
-        """
+        """Refuse an operation that would take the applied average for the weights."""
         if self._is_applied:
             raise StateError(
                 f"The model has its averaged weights inside of `with ema.applied()`; got {operation} there. Evaluate "
@@ -241,11 +230,7 @@ class AverageState(torch.optim.Optimizer):
 
 
 def check_settings(decay: object, every: object, device: object, buffers: object) -> torch.device | None:
-    """Return the device for an average; refuse settings that cannot be.
-
-    Raises:
-        ConfigurationError: One of them is not valid.
-    """
+    """Return the device for an average; refuse settings that cannot be."""
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
         raise ConfigurationError(
             f"The decay of an average is the share that it keeps, from 0 to 1; got {decay!r}. Pass 0.999, for example."

@@ -48,11 +48,7 @@ class ParameterNames:
                 self._seen.pop(parameter, None)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer whose parameters no longer exist, changing nothing.
-
-        Raises:
-            PreparationError: A parameter was replaced, and its model has none of that name and shape now.
-        """
+        """Refuse an optimizer of a replaced parameter whose name and shape its model no longer has."""
         self._changes(optimizer)
 
     def strange(self, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -66,11 +62,7 @@ class ParameterNames:
         ]
 
     def trained(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return parameters, and in place of those that preparing replaced the ones that have their gradients.
-
-        Raises:
-            PreparationError: As for `successors`.
-        """
+        """Return parameters, and in place of those that preparing replaced the ones that have their gradients."""
         if all(parameter.grad is not None or not parameter.requires_grad for parameter in parameters):
             return parameters
         return self.successors(parameters)
@@ -112,11 +104,7 @@ class ParameterNames:
         return seen[1], current if kept else None
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:
-        """Point an optimizer to the parameters that its models have now, its state with them.
-
-        Raises:
-            PreparationError: As for `check`.
-        """
+        """Point an optimizer to the parameters that its models have now, its state with them."""
         for parameters, place, new in self._changes(optimizer):
             # In place: optimizers such as LBFGS keep the list itself.
             old, parameters[place] = parameters[place], new

@@ -303,11 +303,7 @@ def require_switched(settings: Mapping[str, Any]) -> None:
 
 
 def bring(path: str) -> ModuleType:
-    """Import a module, which may be of an engine's package.
-
-    Raises:
-        MissingDependencyError: The package of an engine is not installed.
-    """
+    """Import a module, which may be of an engine's package; name the package if it is not installed."""
     package = path.partition(".")[0]
     for known in PUBLIC:
         if known.module == package and not has_module(package):

@@ -206,11 +206,7 @@ def options_of(table: type) -> tuple[Option, ...]:
 
 
 def option_named(table: type, field: str) -> Option:
-    """Return the option of `table` that fills the plugin's field `field`.
-
-    Raises:
-        KeyError: The table has no such option.
-    """
+    """Return the option of `table` that fills the plugin's field `field`."""
     for candidate in options_of(table):
         if candidate.field == field:
             return candidate

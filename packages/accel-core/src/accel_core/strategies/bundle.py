@@ -52,11 +52,7 @@ class Bundle:
         placement: Sequence[bool | None] | None,
         own: Callable[[Any], Kind | None] | None = None,
     ) -> Bundle:
-        """Sort objects by kind; an object of none of the four kinds passes through unchanged.
-
-        Raises:
-            PreparationError: `placement` has another length than `objects`.
-        """
+        """Sort objects by kind; an object of none of the four kinds passes through unchanged."""
         if placement is not None and len(placement) != len(objects):
             raise PreparationError(
                 f"device_placement needs one entry for each object; got {len(placement)} for {len(objects)} objects. "

@@ -302,9 +302,6 @@ class TrackerHub:
         """Continue the run that a checkpoint stored: its id, its steps, its runs in the trackers' libraries.
 
         It can be called before `init` or after it; after it, the trackers switch to the stored runs in their threads.
-
-        Raises:
-            StateError: It is not such a state.
         """
         missing = sorted({"run_id", "steps", "trackers"} - set(state))
         if missing:

@@ -52,11 +52,7 @@ def deepspeed_file(settings: Settings) -> Mapping[str, Any]:
 
 
 def values_from_file(settings: Settings) -> dict[str, Resolved]:
-    """Return the settings that DeepSpeed's file decides, each with its place in the file.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not a JSON object.
-    """
+    """Return the settings that DeepSpeed's file decides, each with its place in the file."""
     config, name = deepspeed_file(settings), settings["deepspeed_config_file"]
     found = {}
     for key, path in KEYS_IN_FILE.items():

@@ -52,11 +52,7 @@ class DeepSpeedLauncher(Launcher):
         return launcher_of(settings) is not None
 
     def needs(self, settings: Settings) -> list[str]:
-        """Return the settings without which machines do not find each other, and refuse hosts that do not fit.
-
-        Raises:
-            ConfigurationError: As for `check_hosts`.
-        """
+        """Return the settings without which machines do not find each other, and refuse hosts that do not fit."""
         check_hosts(settings)
         return ["main_process_ip", "machine_rank"] if launcher_of(settings) == "nossh" else []
 

@@ -203,11 +203,7 @@ def _specification(
 
 
 def rendezvous_of(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | MachinesRendezvous:
-    """Return where the launchers of a run meet, as soon as machine 0 can be reached.
-
-    Raises:
-        LaunchError: It cannot be reached.
-    """
+    """Return where the launchers of a run meet, as soon as machine 0 can be reached."""
     if layout.machines == 1:
         return LocalRendezvous(uuid.uuid4().hex, int(settings["main_process_port"] or 0))
     configuration: dict[str, Any] = dict(

@@ -117,12 +117,7 @@ class KubernetesLauncher(Launcher):
         return str(import_module("yaml").safe_dump(json.loads(json.dumps(manifest)), sort_keys=False, width=120))
 
     def run(self, settings: Settings) -> int:
-        """Hand the manifest to kubectl.
-
-        Raises:
-            MissingDependencyError: This machine has no kubectl.
-            LaunchError: kubectl or the cluster refused it.
-        """
+        """Hand the manifest to kubectl."""
         manifest, options = self.job(settings), _options(settings)
         if shutil.which("kubectl", path=settings.inherited.get("PATH")) is None:
             raise MissingDependencyError(

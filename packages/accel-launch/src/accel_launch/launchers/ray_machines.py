@@ -106,11 +106,7 @@ class _Attempt:
         self._ray.util.remove_placement_group(self._group)
 
     def reserve(self) -> None:
-        """Wait for the machines.
-
-        Raises:
-            LaunchError: The cluster does not have them, or they were not free within the limit.
-        """
+        """Wait for the machines, or raise if the cluster lacks them or they do not get free within the limit."""
         if self._group.wait(_PATIENCE_S):
             return
         given = re.search(r"(?:^|,)\s*timeout=(\d+)", str(self._settings["rdzv_conf"]))
@@ -126,11 +122,7 @@ class _Attempt:
             )
 
     def start(self, words: Sequence[str], *, sent: bool) -> None:
-        """Start the launchers.
-
-        Raises:
-            LaunchError: A machine cannot start its part, or lacks the script.
-        """
+        """Start the launchers, or raise if a machine cannot start its part or lacks the script."""
         settings, ray = self._settings, self._ray
         place = import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         each = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0), "max_concurrency": 2}

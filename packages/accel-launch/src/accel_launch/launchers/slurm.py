@@ -102,12 +102,7 @@ class SlurmLauncher(Launcher):
         return "\n".join(["#!/bin/bash", *head, _BODY.format(srun=srun)])
 
     def run(self, settings: Settings) -> int:
-        """Submit the job, and show its log until it ends.
-
-        Raises:
-            MissingDependencyError: This machine has no sbatch.
-            LaunchError: sbatch refused the job, or SLURM does not answer.
-        """
+        """Submit the job, and show its log until it ends."""
         script = self.job(settings)
         if shutil.which("sbatch", path=settings.inherited.get("PATH")) is None:
             raise MissingDependencyError(
@@ -169,11 +164,7 @@ def _check_time(lines: dict[str, str]) -> None:
 
 
 def facts_of(job: str) -> dict[str, str]:
-    """Return what SLURM says of a job, under scontrol's names.
-
-    Raises:
-        LaunchError: SLURM does not answer, or does not know the job.
-    """
+    """Return what SLURM says of a job, under scontrol's names; raise if it does not answer or know the job."""
     done = subprocess.run(["scontrol", "show", "job", "-o", job], capture_output=True, text=True, check=False)
     if done.returncode:
         raise LaunchError(

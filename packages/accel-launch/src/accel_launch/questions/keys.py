@@ -21,11 +21,7 @@ class TerminalAsker:
     person = True
 
     def ask(self, question: Question) -> str:
-        """Ask one question.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
-        """
+        """Ask one question; Ctrl-C raises KeyboardInterrupt."""
         if question.choices:
             offered = question.choices if question.here is None else question.here()
             listed: list[Any] = list(offered)

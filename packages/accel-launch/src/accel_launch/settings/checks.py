@@ -75,9 +75,6 @@ def check_installed(settings: Settings) -> None:
     """Refuse an engine whose library the Python of this process does not have, where the script runs in it.
 
     A launcher of the engine's own looks for its program instead.
-
-    Raises:
-        MissingDependencyError: The library is not installed, or is too old.
     """
     if settings["no_python"] or _own_launcher(settings) is not None:  # another Python, or another machine's
         return

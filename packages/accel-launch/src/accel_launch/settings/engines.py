@@ -15,11 +15,7 @@ _FP8 = "fp8-"
 
 
 def asked_for(settings: Settings) -> list[Engine]:
-    """Return the engines that the settings of a run choose; a script may choose others.
-
-    Raises:
-        MissingDependencyError: The package of an engine is not installed.
-    """
+    """Return the engines that the settings of a run choose; a script may choose others."""
     require_switched(settings)
     names = set(_names(settings))
     return [engine for engine in _shown() if engine.name in names]

@@ -68,11 +68,7 @@ class ConfigFile:
         return f"{self.path}:{line}" if line else str(self.path)
 
     def settings_of(self, written: set[str]) -> dict[str, Resolved]:
-        """Return the file's settings for a launch whose command line has `written` others.
-
-        Raises:
-            ConfigurationError: A value cannot be read or is not allowed.
-        """
+        """Return the file's settings for a launch whose command line has `written` others."""
         found: dict[str, tuple[object, str]] = {}
         for path in sorted(BY_PATH, key=lambda path: self.lines.get(path, 0)):
             setting = BY_PATH[path]
@@ -108,11 +104,7 @@ def load(path: str | Path | None = None) -> ConfigFile | None:
 
 
 def read_document(text: str, path: Path) -> ConfigFile:
-    """Read the text of a configuration file.
-
-    Raises:
-        ConfigurationError: As for `load`.
-    """
+    """Read the text of a configuration file."""
     found, lines = document.parse(text, path)
     config = {_key(key, path): _section(value, path) for key, value in found.items()}
     _check_schema(text, config, path)

@@ -50,11 +50,7 @@ class Settings(Mapping[str, Any]):
 
     @cached_property
     def layout(self) -> ProcessLayout:
-        """Where the processes are, worked out once.
-
-        Raises:
-            ConfigurationError: The numbers are not valid, or contradict each other.
-        """
+        """Where the processes are, worked out once."""
         return layout_of(self.resolved, self.inherited)
 
 
@@ -98,11 +94,7 @@ def resolve(
 
 
 def resolve_file(settings: Mapping[str, Setting], values: Mapping[str, tuple[object, str]]) -> dict[str, Resolved]:
-    """Return the values of a file, given with their places, with texts parsed by their settings.
-
-    Raises:
-        ConfigurationError: A text cannot be read or is not allowed.
-    """
+    """Return the values of a file, given with their places, with texts parsed by their settings."""
     return {
         key: Resolved(read(settings[key], value, where) if isinstance(value, str) else value, "file", where)
         for key, (value, where) in values.items()
@@ -144,11 +136,7 @@ def read(setting: Setting, text: str, where: str) -> Any:
 
 
 def checked(setting: Setting, value: Any, where: str) -> Any:
-    """Return a value, checked against the setting.
-
-    Raises:
-        ConfigurationError: It is not allowed.
-    """
+    """Return a value that the setting allows, or refuse it."""
     if setting.rule is None or value is None or setting.rule.holds(value):
         return value
     raise _not_valid(setting, value, where)

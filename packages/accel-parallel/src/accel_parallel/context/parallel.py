@@ -64,12 +64,7 @@ class ContextParallel:
 
     @contextmanager
     def split(self, given: SequenceBuffers) -> Iterator[None]:
-        """Split tensors in the block, in which attention goes over all ranks.
-
-        Raises:
-            ConfigurationError: The buffers cannot be split.
-            StateError: A block is open already.
-        """
+        """Split tensors in the block, in which attention goes over all ranks; no other may be open."""
         if self._attention is not None:
             raise StateError(
                 "A sequence is split once; got a context-parallel block inside another. Leave the first before the "

@@ -52,22 +52,14 @@ class RingAttention(Attention):
         return cast(torch.Tensor, _Ring.apply(self.group, call.is_causal, call.scale, query, key, value))  # type: ignore[no-untyped-call]
 
     def raise_refusals(self) -> None:
-        """Raise, on all ranks, if any of them had a mask: one exchange for all the attention of a forward pass.
-
-        Raises:
-            EngineUnavailableError: A rank had a mask.
-        """
+        """Raise, on all ranks, if any of them had a mask: one exchange for all the attention of a forward pass."""
         masked, self._masked = self._masked, []
         if masked:
             self._refusals.append(gather_flags(self.group, any(masked), self._device))
         super().raise_refusals()
 
     def _check_kernel(self, query: torch.Tensor, value: torch.Tensor, dropout_p: float) -> None:
-        """Refuse what the kernels of a ring cannot do, which is the same on all ranks.
-
-        Raises:
-            EngineUnavailableError: Dropout, another layout of tensors, or numbers that the device's kernel cannot take.
-        """
+        """Refuse, on all ranks alike, dropout, layouts and numbers that the device's kernel does not take."""
         got = ""
         if dropout_p:
             got = f"dropout_p={dropout_p}"

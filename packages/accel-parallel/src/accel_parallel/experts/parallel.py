@@ -59,11 +59,7 @@ class ExpertParallel:
         return cls(parts, cast) if parts.layout.size("ep") > 1 else None
 
     def check(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the names of the parameters of a bare model's experts.
-
-        Raises:
-            PreparationError: It has none, or they cannot be shared out.
-        """
+        """Return the names of the parameters of a bare model's experts."""
         return () if model in self._from_main else parameter_names(model, experts_of(model, self.size))
 
     def split(self, model: nn.Module, *, from_main: bool = False) -> bool:

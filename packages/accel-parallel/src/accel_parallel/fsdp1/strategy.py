@@ -539,11 +539,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return sorted(names, key=model.index)
 
     def wrapper_under(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """Return the FSDP module that an optimizer trains, or `None` if it trains no wrapped model.
-
-        Raises:
-            CheckpointError: It trains several models.
-        """
+        """Return the FSDP module that an optimizer trains, `None` for no wrapped model; refuse several."""
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         wrappers = [kept() for kept in self._wrappers.values()]
         found = [w for w in wrappers if w is not None and any(id(p) in held for p in w.parameters())]

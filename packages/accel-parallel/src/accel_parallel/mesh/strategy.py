@@ -69,11 +69,7 @@ class MeshStrategy(SequenceStrategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
-        """Lay the ranks out as the axes say.
-
-        Raises:
-            EngineUnavailableError: There is an axis that this version does not have.
-        """
+        """Lay the ranks out as the axes say; refuse an axis that this version does not have."""
         axes = [] if parallelism is None else parallelism.active_mesh_dims
         others = [axis for axis in axes if axis not in (*_COPIES, *cls.combines)]
         if others:
@@ -111,11 +107,7 @@ class MeshStrategy(SequenceStrategy):
         return self._spreads
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format, with a scaler by which ranks that share a model skip a step together.
-
-        Raises:
-            DeviceUnavailableError: The hardware does not compute in that format.
-        """
+        """Return the number format, with a scaler by which ranks that share a model skip a step together."""
         found = super().precision(asked)
         return together(found, asked, self.world) if self._spreads else found
 

@@ -29,11 +29,7 @@ __all__ = [
 
 
 def refuse_gloo(world: World) -> None:
-    """Refuse gloo between GPUs, where it sums and copies, and crashes in the collectives that gather parts of tensors.
-
-    Raises:
-        EngineUnavailableError: It exchanges this device's tensors.
-    """
+    """Refuse gloo between GPUs: it sums and copies there, but crashes in collectives that gather parts of tensors."""
     if world.device.type != "cpu" and f"{world.device.type}:gloo" in dist.get_backend_config():
         raise EngineUnavailableError(
             f"Ranks that split a model exchange parts of tensors by the backend of their device; got gloo for "

@@ -197,11 +197,7 @@ class ShardedStrategy(SequenceStrategy):
         self._refuse_optimizers(bundle)
 
     def _refuse_optimizers(self, bundle: Bundle) -> None:
-        """Refuse what cannot train shards.
-
-        Raises:
-            PreparationError: A LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse.
-        """
+        """Refuse a LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse."""
         if any(is_lomo(slot.given) for slot in bundle.optimizers):  # it leaves no gradient to reduce
             raise PreparationError(
                 "A LOMO optimizer updates whole parameters inside backward, and FSDP shards them; got one. "

@@ -43,11 +43,7 @@ class XlaStrategy(MeshStrategy):
 
     @classmethod
     def lay_out(cls, rank: int, world_size: int, parallelism: ParallelismConfig | None, plugin: Any) -> Layout:
-        """Let every process read its own part of the data.
-
-        Raises:
-            ConfigurationError: Ranks were to share a replica, which processes on XLA devices do not.
-        """
+        """Let every process read its own part of the data; processes on XLA devices do not share a replica."""
         axes = [] if parallelism is None else parallelism.active_mesh_dims
         shared = [axis for axis in axes if axis != "dp_replicate"]
         if shared:
@@ -65,11 +61,7 @@ class XlaStrategy(MeshStrategy):
         super().check(bundle)
 
     def plan(self, model: torch.nn.Module) -> TensorPlan:
-        """Return that a model is not split; refuse one that torch_xla shards only in part.
-
-        Raises:
-            PreparationError: torch_xla shards a part of it, so the gradients of the rest would not be synchronized.
-        """
+        """Return that a model is not split; refuse one of which torch_xla would synchronize only a part's gradients."""
         inside = [name for name, part in model.named_modules() if name and _is_sharded(part)]
         if inside and not _is_sharded(recipe.inside(model)):
             raise PreparationError(
@@ -117,20 +109,12 @@ class XlaStrategy(MeshStrategy):
         return super().clip_grad_norm_(clip)
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Return the whole model's state; see `Strategy.state_dict`.
-
-        Raises:
-            CheckpointError: torch_xla shards the model.
-        """
+        """Return the whole model's state; see `Strategy.state_dict`. Refuse one that torch_xla shards."""
         _refuse_pieces(model)
         return super().state_dict(model, unwrap=unwrap)
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-        """Yield names and weights; see `Strategy.weights`.
-
-        Raises:
-            CheckpointError: torch_xla shards the model.
-        """
+        """Yield names and weights; see `Strategy.weights`. Refuse a model that torch_xla shards."""
         _refuse_pieces(model)
         return super().weights(model)
 

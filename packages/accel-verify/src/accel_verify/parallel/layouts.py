@@ -36,11 +36,7 @@ def requested_layouts(text: str, most: int) -> list[RequestedLayout]:
 
 
 def requested_layout(text: str) -> RequestedLayout:
-    """Return the layout of a name.
-
-    Raises:
-        ConfigurationError: The layout is unknown, or is a single process.
-    """
+    """Return the layout of a name, which has several processes."""
     return _requested(parse_layout(text))
 
 

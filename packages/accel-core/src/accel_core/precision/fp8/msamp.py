@@ -34,11 +34,7 @@ class MsampPrecision(AutocastPrecision):
         self.recipe = recipe
 
     def convert_together(self, models: list[Any], optimizers: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Convert a model and its optimizer together (`msamp.initialize`).
-
-        Raises:
-            PreparationError: Not exactly one of each.
-        """
+        """Convert exactly one model and its optimizer together (`msamp.initialize`)."""
         if not models and not optimizers:
             return models, optimizers
         if len(models) != 1 or len(optimizers) != 1:

@@ -13,10 +13,6 @@ def choose() -> None:
     """Divide short windows by their full length, pass over missing trackers, and let scripts skip batches."""
     set_default_short_window("full")  # as Accelerate does: a short window counts less
     set_default_missing_library("warn")  # scripts name trackers that are not on every machine
-    # Accelerate leaves it to `skip_first_batches`; both would skip twice.
-    set_default_restore_position(_accel_is_imported)
-
-
-def _accel_is_imported() -> bool:
-    """Return whether a script uses accel by its own name: then a library that it uses imported the drop-in."""
-    return "accel" in sys.modules
+    # Accelerate leaves it to `skip_first_batches`; both would skip twice. A script that uses accel by its own name did
+    # not import the drop-in: a library that it uses did.
+    set_default_restore_position(lambda: "accel" in sys.modules)

@@ -15,17 +15,10 @@ _MEMORY = {"mps": "current_allocated_memory"}
 def get_backend() -> tuple[str, int, Callable[[], int]]:
     """Return the device's name in torch, its number, and a function for the bytes taken, 0 where it counts none."""
     device = registry.choose()
+    name = _MEMORY.get(device.name, "memory_allocated")
     # They count no bytes.
-    counter = None if device.name in ("cpu", "xla") else getattr(device.module, _counter(device.name), None)
-    return device.name, max(1, device.count()), counter or _nothing
-
-
-def _counter(name: str) -> str:
-    return _MEMORY.get(name, "memory_allocated")
-
-
-def _nothing() -> int:
-    return 0
+    counter = None if device.name in ("cpu", "xla") else getattr(device.module, name, None)
+    return device.name, max(1, device.count()), counter or (lambda: 0)
 
 
 torch_device, device_count, memory_allocated_func = get_backend()

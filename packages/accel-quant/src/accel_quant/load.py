@@ -186,17 +186,13 @@ def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[s
 
 def _check_kind(config: BnbQuantizationConfig, places: Mapping[str, Any]) -> None:
     kind = config.bnb_4bit_quant_type
-    on_cpu = sorted(name for name, device in places.items() if torch.device(_as_device(device)).type == "cpu")
+    # Weights that wait on "disk" are packed on the CPU.
+    on_cpu = sorted(name for name, place in places.items() if place == "disk" or torch.device(place).type == "cpu")
     if config.load_in_4bit and on_cpu and not library.packs_on_cpu(kind):
         raise QuantizationError(
             f"bitsandbytes {library.bitsandbytes().__version__} cannot pack weights as {kind} on a CPU; got "
             f"{on_cpu} there. Use bnb_4bit_quant_type='nf4', or a newer bitsandbytes."
         )
-
-
-def _as_device(device: int | str | torch.device) -> int | str | torch.device:
-    """Return where weights that wait on "disk" are packed: on the CPU."""
-    return "cpu" if device == "disk" else device
 
 
 def _put_back(model: nn.Module, before: Mapping[str, nn.Module]) -> None:

@@ -116,7 +116,8 @@ def _solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str], fir
         return first
     pairs = contiguous(units_of(tree, no_split), limits)
     if pairs is not None:
-        exact = _solution(tree, _nodes(pairs), limits, no_split)
+        nodes = [(node, device) for unit, device in pairs for node in unit.nodes]
+        exact = _solution(tree, nodes, limits, no_split)
         if not first.keeps_room or not first.fits or exact.slowest < first.slowest:
             return exact
     elif not first.keeps_room or not first.fits:
@@ -162,10 +163,6 @@ def check_accelerators(solution: Solution, advice: str) -> None:
     """Check that accelerators are used if weights are spilled."""
     if solution.idle:
         raise DeviceMapError(f"{_idle(solution)} {advice}")
-
-
-def _nodes(pairs: Sequence[tuple[Unit, Device]]) -> list[tuple[Node, Device]]:
-    return [(node, device) for unit, device in pairs for node in unit.nodes]
 
 
 def infer_auto_device_map(

@@ -46,11 +46,7 @@ def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | 
             break
     else:
         return values
-    return send_to_device(values, device, skip_keys=_as_list(skip_keys))
-
-
-def _as_list(skip_keys: str | Sequence[str] | None) -> Sequence[str] | None:
-    return [skip_keys] if isinstance(skip_keys, str) else skip_keys
+    return send_to_device(values, device, skip_keys=[skip_keys] if isinstance(skip_keys, str) else skip_keys)
 
 
 class AlignDevicesHook(ModelHook):

@@ -276,7 +276,7 @@ class Schedule(Generic[Content]):
         """Send for the next blocks, as many as the budget allows."""
         if self.budget is None or not self._running:
             return
-        for block in self._upcoming():
+        for block in self._guess or self.order[self.position :]:
             if block.state is not BlockState.OFFLOADED:
                 continue
             if self._held + block.nbytes > self.budget:
@@ -295,6 +295,3 @@ class Schedule(Generic[Content]):
                 # there as it would without prefetching.
                 return
             self._ahead.append(block)
-
-    def _upcoming(self) -> Sequence[Block[Content]]:
-        return self._guess or self.order[self.position :]

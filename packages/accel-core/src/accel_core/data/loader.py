@@ -334,10 +334,6 @@ class PreparedLoader(LoaderBase):
         self._complete()
         self.end()
 
-    def _placed(self, stream: Iterator[Any]) -> Iterator[Any]:
-        """Return an iterator over batches on the device; a state is exact only without reading further ahead."""
-        return placed(stream, self.device, overlapped=self._non_blocking and not self.use_stateful_dataloader)
-
 
 class DataLoaderShard(PreparedLoader):
     """A loader of which each rank reads its own part.
@@ -393,7 +389,9 @@ class DataLoaderShard(PreparedLoader):
         epoch = self._prologue()
         # Outside of `_reading`: an iteration that could not begin is over, while one that is broken off stays open.
         try:
-            stream = self._placed(self._open(epoch))
+            # A state is exact only without reading further ahead.
+            overlapped = self._non_blocking and not self.use_stateful_dataloader
+            stream = placed(self._open(epoch), self.device, overlapped=overlapped)
         except BaseException:
             self.end()
             raise

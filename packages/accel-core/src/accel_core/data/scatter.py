@@ -83,7 +83,8 @@ class ScatterChannel:
         buffers = [packed[id(message)] for message in messages]
         longest = max(buffer.numel() for buffer in buffers)
         for buffer in packed.values():
-            head = torch.frombuffer(bytearray(_HEADER.pack(*_lengths(buffer), longest)), dtype=torch.uint8)
+            pickled, total = struct.unpack("<QQ", bytes_of(buffer[:16]))
+            head = torch.frombuffer(bytearray(_HEADER.pack(pickled, total, longest)), dtype=torch.uint8)
             buffer[: _HEADER.size] = head
         capacity = self._capacity
         self._scatter([_sized(buffer[:capacity], capacity) for buffer in buffers], capacity)
@@ -127,11 +128,6 @@ class ScatterChannel:
         received = torch.empty(size, dtype=torch.uint8, device=self._device)
         dist.scatter(received, None if buffers is None else [each.to(self._device) for each in buffers], src=0)
         return received
-
-
-def _lengths(buffer: torch.Tensor) -> tuple[int, int]:
-    pickled, total = struct.unpack("<QQ", bytes_of(buffer[:16]))
-    return pickled, total
 
 
 def bytes_of(buffer: torch.Tensor) -> bytes:

@@ -18,10 +18,6 @@ POLICIES = ("raise", "warn", "off")
 """What a failing tracker does to a run."""
 
 
-def _policy() -> str:
-    return environ.choice("ACCELERATE_TRACKER_POLICY", POLICIES, "warn")
-
-
 @record
 class TrackerKwargs(KwargsHandler):
     """How a run treats its trackers; pass it in `kwargs_handlers`.
@@ -44,7 +40,7 @@ class TrackerKwargs(KwargsHandler):
         >>> accelerator = Accelerator(project_dir="run", kwargs_handlers=[settings])
     """
 
-    policy: str = field(default_factory=_policy)
+    policy: str = field(default_factory=lambda: environ.choice("ACCELERATE_TRACKER_POLICY", POLICIES, "warn"))
     spool_dir: str | os.PathLike[str] | None = None
     keep_spool: bool = field(default_factory=lambda: environ.flag("ACCELERATE_TRACKER_KEEP_SPOOL"))
     start_seconds: float = 30.0

@@ -274,7 +274,8 @@ class TrackerConformance:
     ) -> None:
         """Making the tracker starts nothing: no file, no run."""
         monkeypatch.chdir(tmp_path)
-        made = self.tracker_class(*_first_arguments(self.tracker_class, tmp_path), **self.arguments(tmp_path))
+        folder = (str(tmp_path),) if self.tracker_class.requires_logging_directory else ()
+        made = self.tracker_class("project", *folder, **self.arguments(tmp_path))
         assert isinstance(made, GeneralTracker)
         assert list(tmp_path.iterdir()) == []
 
@@ -288,10 +289,6 @@ def _shown(value: object) -> float | str:
         return float(word)
     except ValueError:
         return word
-
-
-def _first_arguments(tracker_class: Any, folder: pathlib.Path) -> tuple[str, ...]:
-    return ("project", str(folder)) if tracker_class.requires_logging_directory else ("project",)
 
 
 def _hold_session(source: str, qualname: str, place: str) -> None:

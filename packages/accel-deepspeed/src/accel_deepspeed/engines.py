@@ -24,7 +24,6 @@ class Engine:
     """A DeepSpeed engine and the state of its accumulation window; it also steps its optimizer.
 
     Attributes:
-        deepspeed: The same.
         held: Whether backward passes leave the window open, even where the run would end it.
         parameters: The ids of the parameters that it trains.
     """

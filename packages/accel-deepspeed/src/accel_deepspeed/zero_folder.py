@@ -57,7 +57,6 @@ class ZeroFolder:
     """What lies in the folder of an engine; tensors are mapped, and come into memory as they are used.
 
     Attributes:
-        path: The same.
         stage: Stage of ZeRO.
         ranks: Number of ranks among which its parts are shared.
         models: What each rank wrote of the model; all the same but in stage 3, where it is written once.

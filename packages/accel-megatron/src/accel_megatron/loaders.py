@@ -65,11 +65,7 @@ def prepare_data_loader(accelerator: object, dataloader: Any) -> Any:
 
 
 class DatasetIterator:
-    """An endless iterator over this rank's batches of a megatron-core dataset.
-
-    Attributes:
-        consumed: The same count, kept up to date.
-    """
+    """An endless iterator over this rank's batches of a megatron-core dataset; counts the samples that it consumed."""
 
     def __init__(self, run: MegatronRun, dataset: Sequence[Mapping[str, Any]], consumed: int = 0) -> None:
         self.dataset = dataset

@@ -42,11 +42,7 @@ class _Place:
 
 
 class WeightLoader:
-    """Loads weights into a model, one after another.
-
-    Attributes:
-        index: Dtypes and shapes of what was written to the folder.
-    """
+    """Loads weights into a model, one after another, and indexes dtypes and shapes of what it wrote to the folder."""
 
     def __init__(
         self,

@@ -48,14 +48,7 @@ def _has_rows(tensor: torch.Tensor) -> TypeGuard[GgufWeight]:
 
 
 class ExpertsHook(AlignDevicesHook):
-    """Keeps a module's experts away; its forward brings the chosen ones through a cache.
-
-    Args:
-        cache: The cache, one for all experts of a model.
-        name: The module's dotted name, for the report.
-        device: Where the experts compute.
-        weights_map: Offloaded weights by name in the module.
-    """
+    """Keeps a module's experts away; its forward brings the chosen ones through the one cache of a model."""
 
     def __init__(
         self, cache: ExpertCache, name: str, device: Device, weights_map: Mapping[str, torch.Tensor] | None

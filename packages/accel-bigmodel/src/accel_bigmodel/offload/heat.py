@@ -24,9 +24,7 @@ text { fill: #e6edf3; }
 def draw_heat(title: str, rows: Mapping[str, tuple[int, Mapping[int, int]]]) -> str:
     """Draw a row of cells for each module of experts: the more often one was chosen, the stronger its color.
 
-    Args:
-        title: The title.
-        rows: By the module's name, how many experts it has, and how often each was chosen.
+    Rows are, by the module's name, how many experts it has, and how often each was chosen.
     """
     height, width = _TOP + _ROW * len(rows) + 30, _LEFT + _WIDTH + 20
     columns = max((count for count, _ in rows.values()), default=1)

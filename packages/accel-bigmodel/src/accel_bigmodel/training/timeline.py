@@ -35,11 +35,7 @@ class Slot:
 
 @record(frozen=True)
 class Timeline:
-    """A step of a pipeline.
-
-    Attributes:
-        bubble: The part of the step in which ranks wait, from 0 to 1.
-    """
+    """A step of a pipeline; ranks wait for `bubble` of it, from 0 to 1."""
 
     slots: tuple[Slot, ...]
     ranks: int

@@ -31,11 +31,7 @@ _END: Any = object()
 
 
 class RunCard:
-    """The writing side, in the process that trains.
-
-    Attributes:
-        wanted: Whether a launcher reads it.
-    """
+    """The writing side, in the process that trains, which writes if a launcher wants it."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path

@@ -21,14 +21,7 @@ logger = get_logger(__name__)
 
 
 class Joined(NamedTuple):
-    """A module that took a place in a prepared model.
-
-    Attributes:
-        model: The model.
-        parent: The module of the model that holds it.
-        name: Under which name.
-        replaced: The identities of the parameters that were in its place.
-    """
+    """A module that took a place in a prepared model, and the identities of the parameters that were there."""
 
     model: ReferenceType[torch.nn.Module]
     parent: ReferenceType[torch.nn.Module]

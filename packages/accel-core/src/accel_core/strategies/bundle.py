@@ -22,13 +22,7 @@ Kind = Literal["models", "optimizers", "loaders", "schedulers"]
 
 @record
 class Slot:
-    """One object passed to `prepare`.
-
-    Attributes:
-        given: What the caller passed.
-        place: Whether it is moved to the device; `None` uses the setting of the run.
-        result: What the caller gets back.
-    """
+    """One object passed to `prepare`, whether it is moved to the device (`None`: as the run says), and its result."""
 
     given: Any
     place: bool | None

@@ -22,14 +22,9 @@ _CONNECT_TIMEOUT_S = 300.0
 def check_main_machine(
     host: str, port: int, *, own: bool, seconds: float = _CONNECT_TIMEOUT_S, named_later: bool = False
 ) -> None:
-    """Check that machine 0 can be reached, or on machine 0 that its port is free.
+    """Check that machine 0 can be reached in so many seconds, or, where it is this one, that its port is free.
 
-    Args:
-        host: Address of machine 0.
-        port: Its port.
-        own: Whether this is machine 0.
-        seconds: How long to wait for it.
-        named_later: Whether its name may not be known yet, as that of a pod which is about to be started.
+    `named_later` says that its name may not be known yet, as that of a pod which is about to be started.
     """
     deadline = time.monotonic() + seconds
     announced = False

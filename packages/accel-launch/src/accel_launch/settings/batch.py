@@ -12,14 +12,7 @@ __all__ = ["StepBatch", "batch_of"]
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What makes up the batch of one optimizer step.
-
-    Attributes:
-        samples: Samples over all processes, or None where the script decides.
-        per_process: Samples that one process reads at a time, or None where the script decides.
-        accumulated: Batches of a process that are added up, or None where the script decides.
-        data_parallel: Processes that read different data.
-    """
+    """Samples of one optimizer step and of one process at a time, and batches added up; None as the script decides."""
 
     samples: int | None
     per_process: int | None

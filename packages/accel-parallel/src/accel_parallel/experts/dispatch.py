@@ -126,15 +126,7 @@ def _refuse_strange(found: list[int], own: torch.Tensor, experts: int, group: di
 
 
 class _Way(NamedTuple):
-    """The way of tokens to their experts and back.
-
-    Attributes:
-        order: The choices of this rank's tokens, one behind the other, in the order in which they leave.
-        places: Where in that order the choices of each token are, (tokens, choices).
-        leaving: How many rows go to each rank.
-        coming: How many come from each.
-        group: The ranks.
-    """
+    """The way of tokens to their experts and back: a `Route`, and the places of each token's choices in its order."""
 
     order: torch.Tensor
     places: torch.Tensor

@@ -63,10 +63,9 @@ class ExpertParallel:
         return () if model in self._from_main else parameter_names(model, experts_of(model, self.size))
 
     def split(self, model: nn.Module, *, from_main: bool = False) -> bool:
-        """Cut the experts of a bare model in place, once; every rank calls it.
+        """Cut the experts of a bare model in place, once, and return whether all of it starts from the first rank's.
 
-        Returns:
-            Whether all ranks start from what the first one has, also of what is not cut here.
+        Every rank calls it.
         """
         if model in self._from_main:
             return self._from_main[model]

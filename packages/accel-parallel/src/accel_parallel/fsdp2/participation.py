@@ -253,11 +253,6 @@ class Participation:
 
     All ranks run the same blocks in the same order. Where this is not known yet they meet before each of torch's
     collectives, which hang or mix blocks up where they do not match.
-
-    Args:
-        world: The processes.
-        groups: Those over which gradients are averaged.
-        mesh: That over which parameters are sharded.
     """
 
     def __init__(self, world: World, groups: Sequence[dist.ProcessGroup], mesh: DeviceMesh) -> None:

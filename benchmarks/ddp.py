@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
-import time
+
+from side_by_side import on_ranks, paired_seconds, report
 
 ROUNDS, BATCHES, BATCH, WIDTH = 14, 40, 32, 512
 
 
-def work(library: str) -> None:
-    """Be one rank; rank 0 prints the ratios."""
+def work(library: str) -> tuple[float, float]:
+    """Be one rank, and return the median ratio and samples per second."""
     import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
     from torch.utils.data.distributed import DistributedSampler
@@ -33,7 +29,6 @@ def work(library: str) -> None:
         from accel_core.accelerator import Accelerator
     else:
         from accelerate import Accelerator
-    torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
     data = TensorDataset(torch.randn(2 * BATCH * BATCHES, WIDTH), torch.randint(10, (2 * BATCH * BATCHES,)))
 
@@ -63,44 +58,9 @@ def work(library: str) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    def timed(run):
-        dist.barrier()
-        begun = time.perf_counter()
-        run()
-        dist.barrier()
-        return time.perf_counter() - begun
-
-    timed(hand_epoch), timed(epoch)
-    ratios, speeds = [], []
-    for turn in range(ROUNDS):
-        order = (hand_epoch, epoch) if turn % 2 else (epoch, hand_epoch)
-        times = {run: timed(run) for run in order}
-        ratios.append(times[hand_epoch] / times[epoch])
-        speeds.append(len(data) / times[epoch])
-    if accelerator.is_main_process:
-        print(json.dumps([statistics.median(ratios), statistics.median(speeds)]), flush=True)
-    dist.destroy_process_group()
-
-
-def ranks(python: str, library: str) -> tuple[float, float]:
-    """Run two ranks and return the median ratio, and samples per second."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [python, __file__, "--work", library],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    ratio, speed = json.loads(outputs[0])
-    return ratio, speed
+    found = paired_seconds(hand_epoch, epoch, ROUNDS)
+    ratios, speeds = [by_hand / own for by_hand, own in found], [len(data) / own for _, own in found]
+    return statistics.median(ratios), statistics.median(speeds)
 
 
 def main() -> None:
@@ -110,13 +70,13 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work)
+        report(work, *json.loads(args.work))
         return
     print("| library | samples/s | ÷ hand-written DDP | target |\n|---|---|---|---|")
-    ratio, speed = ranks(sys.executable, "accel")
+    ratio, speed = on_ranks(__file__, 2, "accel")[0]
     print(f"| accel | {speed:.0f} | {ratio:.3f} | ≥ 0.98 |")
     if args.peer:
-        ratio, speed = ranks(args.peer, "accelerate")
+        ratio, speed = on_ranks(__file__, 2, "accelerate", python=args.peer)[0]
         print(f"| accelerate 1.15.0 | {speed:.0f} | {ratio:.3f} | |")
 
 

@@ -18,13 +18,12 @@ import argparse
 import json
 import os
 import re
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from side_by_side import added_microseconds, on_ranks, paired_seconds, report
 
 ROUNDS, STEPS, WIDTH, LAYERS, BATCH = 14, 4, 256, 6, 32
 MIB = 2**20
@@ -115,41 +114,13 @@ def loops(version, width, layers, batch):
 
 def steps(version):
     """Return the ratio of steps a second."""
-    import torch.distributed as dist
-
-    plain, accelerated = loops(version, WIDTH, LAYERS, BATCH)
-
-    def timed(step):
-        dist.barrier()
-        begun = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        dist.barrier()
-        return time.perf_counter() - begun
-
-    timed(plain), timed(accelerated)
-    ratios = []
-    for turn in range(ROUNDS):
-        order = (plain, accelerated) if turn % 2 else (accelerated, plain)
-        times = {step: timed(step) for step in order}
-        ratios.append(times[plain] / times[accelerated])
-    return statistics.median(ratios)
+    times = paired_seconds(*loops(version, WIDTH, LAYERS, BATCH), ROUNDS, STEPS)
+    return statistics.median(hand / ours for hand, ours in times)
 
 
 def host(version):
     """Return the microseconds that a step of a small model costs more, in one process."""
-    plain, accelerated = loops(version, 8, 4, 2)
-    for _ in range(50):
-        plain(), accelerated()
-    added = []
-    for turn in range(400):
-        times = {}
-        for step in (plain, accelerated) if turn % 2 else (accelerated, plain):
-            begun = time.perf_counter()
-            step()
-            times[step] = time.perf_counter() - begun
-        added.append(times[accelerated] - times[plain])
-    return statistics.median(added) * 1e6
+    return added_microseconds(*loops(version, 8, 4, 2), 400)
 
 
 def peak():
@@ -322,35 +293,10 @@ def state(version, gib, folder):
 WORK = {function.__name__: function for function in (steps, host, memory, load, save, state, read)}
 
 
-def work(name, arguments):
-    """Be one rank, and print what it measured."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    print("\n" + json.dumps(WORK[name](*arguments)), flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def ranks(size, name, *arguments):
     """Run a measurement on some ranks and return what each found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--work", json.dumps([name, arguments])],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-            | {"MALLOC_MMAP_THRESHOLD_": str(MIB)},  # glibc keeps no freed block, which would count as used
-        )
-        for rank in range(size)
-    ]
-    return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    # glibc keeps no freed block, which would count as used
+    return on_ranks(__file__, size, name, *arguments, MALLOC_MMAP_THRESHOLD_=str(MIB))
 
 
 def rows_of_steps(version, gib):
@@ -424,8 +370,8 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        name, arguments = json.loads(args.work)
-        work(name, arguments)
+        name, *arguments = json.loads(args.work)
+        report(WORK[name], *arguments)
         return
     print("| 2 gloo ranks | version 2 | version 1 | target |\n|---|---|---|---|")
     for name in [args.only] if args.only else ROWS:

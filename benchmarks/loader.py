@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
+from itertools import chain
+
+from side_by_side import Worker
 
 ROUNDS = 6
 LONG = 200_000
@@ -68,32 +70,6 @@ def work(library: str, batches: int) -> None:
         print(json.dumps([base, added, resume()]), flush=True)
 
 
-class Worker:
-    """A process that measures when it is told to."""
-
-    def __init__(self, python: str, library: str, batches: int) -> None:
-        command = [python, __file__, "--work", library, "--batches", str(batches)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.base: list[float] = []
-        self.added: list[float] = []
-        self.resumes: list[float] = []
-        assert self.process.stdout.readline().strip() == "ready"
-
-    def measure(self) -> None:
-        """Take one turn."""
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        base, added, resume = json.loads(self.process.stdout.readline())
-        self.base += base
-        self.added += added
-        self.resumes.append(resume)
-
-    def end(self) -> None:
-        """Let the process end."""
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,9 +80,10 @@ def main() -> None:
     if args.work:
         work(args.work, args.batches)
         return
-    workers = {"accel": Worker(sys.executable, "accel", args.batches)}
+    more = ("--batches", str(args.batches))
+    workers = {"accel": Worker(sys.executable, __file__, "--work", "accel", *more)}
     if args.peer:
-        workers["accelerate 1.15.0"] = Worker(args.peer, "accelerate", args.batches)
+        workers["accelerate 1.15.0"] = Worker(args.peer, __file__, "--work", "accelerate", *more)
     for _ in range(ROUNDS):
         for worker in workers.values():
             worker.measure()
@@ -115,8 +92,9 @@ def main() -> None:
     for name, worker in workers.items():
         worker.end()
         reach = "≤ 2" if name == "accel" else ""
-        base, added = statistics.median(worker.base) * 1e6, statistics.median(worker.added) * 1e6
-        resume = statistics.median(worker.resumes) * 1e3
+        *columns, resumes = zip(*worker.turns, strict=True)
+        base, added = (statistics.median(chain.from_iterable(column)) * 1e6 for column in columns)
+        resume = statistics.median(resumes) * 1e3
         print(f"| {name} | {base:.1f} | {added:.2f} | {reach} | {resume:.1f} |")
 
 

@@ -14,18 +14,18 @@ import argparse
 import json
 import os
 import runpy
-import socket
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from functools import partial
 from pathlib import Path
 
+from side_by_side import on_ranks, paired_seconds
+
 ROUNDS, STEPS, HOST = 14, 2, 100
 LENGTH, SAMPLES, PARTS = 64, 4, 2
-STAND_IN = Path(__file__).parents[1] / "packages" / "accel-core" / "tests" / "ranks" / "cuda_on_cpu.py"
+STAND_IN = Path(__file__).parents[1] / "packages" / "accel-megatron" / "tests" / "ranks" / "cuda_on_cpu.py"
 WAYS = {
     "TP 2": {"tp_degree": 2},
     "PP 2": {"pp_degree": 2},
@@ -101,35 +101,14 @@ def loops(way, width, layers):
     return plain, accelerated
 
 
-def turns(plain, accelerated, rounds, count):
-    """Return the seconds of both steps, by turns."""
-    import torch.distributed as dist
-
-    def timed(step):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(count):
-            step()
-        dist.barrier()
-        return time.perf_counter() - start
-
-    timed(plain), timed(accelerated)
-    found = []
-    for turn in range(rounds):
-        order = (plain, accelerated) if turn % 2 else (accelerated, plain)
-        times = {step: timed(step) for step in order}
-        found.append((times[plain], times[accelerated]))
-    return found
-
-
 def steps(way):
     """Return the ratio of steps a second."""
-    return statistics.median(hand / ours for hand, ours in turns(*loops(way, 256, 4), ROUNDS, STEPS))
+    return statistics.median(hand / ours for hand, ours in paired_seconds(*loops(way, 256, 4), ROUNDS, STEPS))
 
 
 def host(way):
     """Return the microseconds that a step of a small model costs more."""
-    return statistics.median(ours - hand for hand, ours in turns(*loops(way, 32, 2), HOST, 1)) * 1e6
+    return statistics.median(ours - hand for hand, ours in paired_seconds(*loops(way, 32, 2), HOST, 1)) * 1e6
 
 
 WORK = {function.__name__: function for function in (steps, host)}
@@ -152,30 +131,9 @@ def work(name, way):
     os._exit(0)
 
 
-def ranks(name, way):
+def of_first(name, way):
     """Run a measurement on two ranks and return what the first found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--work", json.dumps([name, way])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-            | {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-                "ACCELERATE_USE_CPU": "true",
-            },
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    return json.loads(outputs[0].splitlines()[-1])
+    return on_ranks(__file__, 2, name, way, stderr=subprocess.DEVNULL, ACCELERATE_USE_CPU="true")[0]
 
 
 def main() -> None:
@@ -192,7 +150,7 @@ def main() -> None:
     print(f"| Megatron | {titles} | target |\n|---|{'---|' * len(WAYS)}---|")
     for name in [args.only] if args.only else ROWS:
         title, form, reach = ROWS[name]
-        cells = " | ".join(form.format(ranks(name, way)) for way in WAYS)
+        cells = " | ".join(form.format(of_first(name, way)) for way in WAYS)
         print(f"| {title} | {cells} | {reach} |", flush=True)
 
 

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
+
+from side_by_side import on_ranks, paired_seconds, report
 
 ROUNDS, STEPS, WIDTH, LAYERS, BATCH = 60, 2, 256, 6, 64
 LENGTH, HEADS, SEQUENCES = 512, 8, 2
@@ -72,21 +70,8 @@ def attentive():
 
 def paired(plain, ours, rounds=ROUNDS):
     """Return the median of the ratios of the time of one step by hand and of ours, and both medians in seconds."""
-    import torch.distributed as dist
-
-    def timed(step):
-        dist.barrier()
-        begun = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        dist.barrier()
-        return time.perf_counter() - begun
-
-    timed(plain), timed(ours)
-    rows = []
-    for turn in range(rounds):
-        times = {step: timed(step) for step in ((plain, ours) if turn % 2 else (ours, plain))}
-        rows.append((times[plain] / times[ours], times[plain] / STEPS, times[ours] / STEPS))
+    times = paired_seconds(plain, ours, rounds, STEPS)
+    rows = [(by_hand / own, by_hand / STEPS, own / STEPS) for by_hand, own in times]
     return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
@@ -254,53 +239,22 @@ def layout():
 WORK = {function.__name__: function for function in (products, sequences, clip, layout)}
 
 
-def work(name, arguments):
-    """Be one rank, and print what it measured."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    print("\n" + json.dumps(WORK[name](*arguments)), flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def ranks(size, name, *arguments):
-    """Run a measurement on some ranks and return what the first found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--work", json.dumps([name, arguments])],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]
-    found = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
-    return found[0]
-
-
 def row_of_steps(title, size, name, *arguments, reach):
     """Return the row of a measurement in steps."""
-    ratio, plain, ours = ranks(size, name, *arguments)
+    ratio, plain, ours = on_ranks(__file__, size, name, *arguments)[0]
     return f"| {title} | {ratio:.3f} | {ours * 1e3:.2f} | {plain * 1e3:.2f} | {reach} |"
 
 
 def row_of_clip():
     """Return the row of the time to clip."""
-    ratio, plain, ours = ranks(4, "clip")
+    ratio, plain, ours = on_ranks(__file__, 4, "clip")[0]
     title = "clip on two meshes ÷ torch's on one, time"
     return f"| {title} | {1 / ratio:.3f} | {ours * 1e3:.2f} | {plain * 1e3:.2f} | ≤ 1.15 |"
 
 
 def row_of_layout():
     """Return the row of the time to lay out ranks."""
-    return f"| layout of 1,024 ranks, ms | {ranks(1, 'layout')[0]:.1f} | | | ≤ 20 |"
+    return f"| layout of 1,024 ranks, ms | {on_ranks(__file__, 1, 'layout')[0][0]:.1f} | | | ≤ 20 |"
 
 
 ROWS = {
@@ -324,8 +278,8 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        name, arguments = json.loads(args.work)
-        work(name, arguments)
+        name, *arguments = json.loads(args.work)
+        report(WORK[name], *arguments)
         return
     print("| gloo ranks | ratio | accel, ms | by hand, ms | target |\n|---|---|---|---|---|")
     for name in [args.only] if args.only else ROWS:

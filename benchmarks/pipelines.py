@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
+
+from side_by_side import on_ranks, report
 
 ROUNDS, STEPS, PARTS, ROWS_OF_BATCH, LENGTH = 40, 2, 4, 8, 64
 
@@ -187,45 +185,15 @@ def memory():
 WORK = {function.__name__: function for function in (steps, memory)}
 
 
-def work(name):
-    """Be one rank, and print what it measured."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    print("\n" + json.dumps(WORK[name]()), flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def ranks(size, name):
-    """Run a measurement on some ranks and return what each found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--work", name],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(size)
-    ]
-    return [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
-
-
 def row_of_steps():
     """Return the row of steps."""
-    ratio, ours, plain = ranks(2, "steps")[0]
+    ratio, ours, plain = on_ranks(__file__, 2, "steps")[0]
     return f"| steps/s ÷ by hand, Llama on 2 ranks | {ratio:.3f} | {ours:.2f} ms | {plain:.2f} ms | ≥ 0.97 |"
 
 
 def row_of_memory():
     """Return the row of memory."""
-    ratio, ours, needed = max(ranks(2, "memory"))
+    ratio, ours, needed = max(on_ranks(__file__, 2, "memory"))
     title = "peak memory of a step ÷ stage and micro-batches in flight"
     return f"| {title} | {ratio:.3f} | {ours:.1f} MiB | {needed:.1f} MiB | ≤ 1.05 |"
 
@@ -258,7 +226,7 @@ def main() -> None:
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work)
+        report(WORK[json.loads(args.work)[0]])
         return
     print("| pipelines | ratio | accel | by hand, or theory | target |\n|---|---|---|---|---|")
     for name in [args.only] if args.only else ROWS:

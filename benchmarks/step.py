@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
+from itertools import chain
+
+from side_by_side import Worker
 
 ROUNDS = 6
 
@@ -73,30 +75,6 @@ def work(library: str, steps: int) -> None:
         print(json.dumps([base, added]), flush=True)
 
 
-class Worker:
-    """A process that measures when it is told to."""
-
-    def __init__(self, python: str, library: str, steps: int) -> None:
-        command = [python, __file__, "--work", library, "--steps", str(steps)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.base: list[float] = []
-        self.added: list[float] = []
-        assert self.process.stdout.readline().strip() == "ready"
-
-    def measure(self) -> None:
-        """Take one turn."""
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        base, added = json.loads(self.process.stdout.readline())
-        self.base += base
-        self.added += added
-
-    def end(self) -> None:
-        """Let the process end."""
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,9 +85,10 @@ def main() -> None:
     if args.work:
         work(args.work, args.steps)
         return
-    workers = {"accel": Worker(sys.executable, "accel", args.steps)}
+    more = ("--steps", str(args.steps))
+    workers = {"accel": Worker(sys.executable, __file__, "--work", "accel", *more)}
     if args.peer:
-        workers["accelerate 1.15.0"] = Worker(args.peer, "accelerate", args.steps)
+        workers["accelerate 1.15.0"] = Worker(args.peer, __file__, "--work", "accelerate", *more)
     for _ in range(ROUNDS):
         for worker in workers.values():
             worker.measure()
@@ -117,7 +96,8 @@ def main() -> None:
     for name, worker in workers.items():
         worker.end()
         reach = "≤ 6" if name == "accel" else ""
-        base, added = statistics.median(worker.base) * 1e6, statistics.median(worker.added) * 1e6
+        columns = zip(*worker.turns, strict=True)
+        base, added = (statistics.median(chain.from_iterable(column)) * 1e6 for column in columns)
         print(f"| {name} | {base:.0f} | {added:.1f} | {reach} |")
 
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
 import subprocess
-import sys
 import time
 import warnings
+
+from side_by_side import added_microseconds, on_ranks, paired_seconds, report
 
 ROUNDS, STEPS, MADE, HOST = 14, 4, 7, 400
 WIDTH, LAYERS, BATCH = 256, 6, 32
@@ -94,25 +93,8 @@ def loops(stage, width, layers, batch):
 
 def steps(stage):
     """Return the ratio of steps a second."""
-    import torch.distributed as dist
-
-    plain, accelerated = loops(stage, WIDTH, LAYERS, BATCH)
-
-    def timed(step):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        dist.barrier()
-        return time.perf_counter() - start
-
-    timed(plain), timed(accelerated)
-    ratios = []
-    for turn in range(ROUNDS):
-        order = (plain, accelerated) if turn % 2 else (accelerated, plain)
-        times = {step: timed(step) for step in order}
-        ratios.append(times[plain] / times[accelerated])
-    return statistics.median(ratios)
+    times = paired_seconds(*loops(stage, WIDTH, LAYERS, BATCH), ROUNDS, STEPS)
+    return statistics.median(hand / ours for hand, ours in times)
 
 
 def made(stage):
@@ -138,18 +120,7 @@ def made(stage):
 
 def host(stage):
     """Return the microseconds that a step of a small model costs more, in one process."""
-    plain, accelerated = loops(stage, 8, 4, 2)
-    for _ in range(50):
-        plain(), accelerated()
-    added = []
-    for turn in range(HOST):
-        times = {}
-        for step in (plain, accelerated) if turn % 2 else (accelerated, plain):
-            start = time.perf_counter()
-            step()
-            times[step] = time.perf_counter() - start
-        added.append(times[accelerated] - times[plain])
-    return statistics.median(added) * 1e6
+    return added_microseconds(*loops(stage, 8, 4, 2), HOST)
 
 
 WORK = {function.__name__: function for function in (steps, made, host)}
@@ -162,36 +133,17 @@ ROWS = {
 
 def work(name, stage):
     """Be one rank, and print what it measured."""
-    import torch
     import torch.distributed as dist
 
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    print("\n" + json.dumps(WORK[name](stage)), flush=True)
-    dist.destroy_process_group()
+    report(WORK[name], stage)
 
 
-def ranks(size, name, stage):
+def of_first(size, name, stage):
     """Run a measurement on some ranks and return what the first found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--work", json.dumps([name, stage])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ
-            | {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        )
-        for rank in range(size)
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    return json.loads(outputs[0].splitlines()[-1])
+    return on_ranks(__file__, size, name, stage, stderr=subprocess.DEVNULL, DS_ACCELERATOR="cpu")[0]
 
 
 def main() -> None:
@@ -208,7 +160,7 @@ def main() -> None:
     print(f"| DeepSpeed | {titles} | target |\n|---|{'---|' * len(STAGES)}---|")
     for name in [args.only] if args.only else ROWS:
         title, size, form, reach = ROWS[name]
-        cells = " | ".join(form.format(ranks(size, name, stage)) for stage in STAGES)
+        cells = " | ".join(form.format(of_first(size, name, stage)) for stage in STAGES)
         print(f"| {title} | {cells} | {reach} |", flush=True)
 
 

@@ -10,7 +10,7 @@ DTYPES = ("float32", "float16", "int8", "int4")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("model_name", help="local checkpoint or config, or a name that transformers or timm knows")
-    parser.add_argument("--library_name", "--library-name", default=None, choices=["timm", "transformers"])
+    parser.add_argument("--library_name", "--library-name", choices=["timm", "transformers"])
     parser.add_argument(
         "--dtypes",
         nargs="+",

@@ -131,7 +131,7 @@ def tpu_command_parser(subparsers: _Subparsers | None = None) -> argparse.Argume
 def default_command_parser(parser: _Subparsers, parents: Sequence[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `default` to a set of sub-commands."""
     found: argparse.ArgumentParser = parser.add_parser("default", parents=parents)
-    found.add_argument("--config_file", "--config-file", default=None, dest="save_location")
+    found.add_argument("--config_file", "--config-file", dest="save_location")
     found.add_argument("--mixed_precision", "--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
     found.set_defaults(func=default_config_command)
     return found
@@ -140,7 +140,7 @@ def default_command_parser(parser: _Subparsers, parents: Sequence[argparse.Argum
 def update_command_parser(parser: _Subparsers, parents: Sequence[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add `update` to a set of sub-commands."""
     found: argparse.ArgumentParser = parser.add_parser("update", parents=parents)
-    found.add_argument("--config_file", "--config-file", default=None)
+    found.add_argument("--config_file", "--config-file")
     found.set_defaults(func=update_config_command)
     return found
 

@@ -166,4 +166,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--config_file", required=True, help="The file to convert, or a folder of such files.")
     parser.add_argument("--overwrite", action="store_true", help="Write over a file that exists.")
-    parser.add_argument("--output_file", default=None, help="Where to write; the file itself with --overwrite.")
+    parser.add_argument("--output_file", help="Where to write; the file itself with --overwrite.")

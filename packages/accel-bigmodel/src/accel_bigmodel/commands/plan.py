@@ -19,35 +19,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-memory",
-        default=None,
         metavar="DEVICE=SIZE,...",
         help="bytes per device: 0=24GiB,cpu=64GiB (default: free)",
     )
     parser.add_argument(
         "--headroom",
-        default=None,
         metavar="SIZE",
         help="kept free per accelerator: 2GiB, 0.1 of it, or 4x2048 for what 4 sequences of 2048 tokens take",
     )
     parser.add_argument(
         "--model",
-        default=None,
         metavar="MODULE:NAME",
         help="class or function that makes the model: planned in its own order, as it is loaded",
     )
     parser.add_argument(
         "--expert-cache",
-        default=None,
         metavar="SIZE",
         help="experts wait on the disk, SIZE of them on the device: 8GiB; says what a token costs",
     )
-    parser.add_argument("--dtype", default=None, help="dtype that the weights are loaded in")
+    parser.add_argument("--dtype", help="dtype that the weights are loaded in")
     parser.add_argument("--balanced", action="store_true", help="share evenly between accelerators")
-    parser.add_argument("--whole", action="append", default=None, metavar="CLASS", help="class that is not split")
-    parser.add_argument("--svg", default=None, metavar="FILE", help="draw the plan")
-    parser.add_argument(
-        "--json", default=None, metavar="FILE", help="write the plan, to be read by Plan.from_json; or the memory"
-    )
+    parser.add_argument("--whole", action="append", metavar="CLASS", help="class that is not split")
+    parser.add_argument("--svg", metavar="FILE", help="draw the plan")
+    parser.add_argument("--json", metavar="FILE", help="write the plan, to be read by Plan.from_json; or the memory")
     _add_training(parser.add_argument_group("the memory of training"))
 
 
@@ -56,33 +50,24 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--train", action="store_true", help="predict the memory of a training step, without devices")
     group.add_argument(
         "--layout",
-        default=None,
         metavar="LAYOUT,...",
         help=f"layouts to compare: {LAYOUT_HELP} (default: single, or with --fits those that are tried)",
     )
-    group.add_argument(
-        "--fits", default=None, metavar="SIZE", help="find the smallest layout that fits into SIZE per rank"
-    )
-    group.add_argument("--ranks", default=None, metavar="N", help="the most ranks that --fits tries (default: 8)")
-    group.add_argument("--batch", default=None, metavar="N", help="samples per pass, over all ranks (default: 1)")
-    group.add_argument("--accumulation", default=None, metavar="N", help="passes per optimizer step (default: 1)")
-    group.add_argument("--sequence", default=None, metavar="N", help="tokens per sample, for language models")
-    group.add_argument("--sample", default=None, metavar="NxNxN", help="shape of a sample, for other models: 3x224x224")
-    group.add_argument(
-        "--optimizer", default=None, help="of torch.optim, with arguments: sgd:momentum=0.9 (default: adamw)"
-    )
-    group.add_argument(
-        "--mixed-precision", default=None, choices=AUTOCAST_PRECISIONS, help="as in training (default: no)"
-    )
+    group.add_argument("--fits", metavar="SIZE", help="find the smallest layout that fits into SIZE per rank")
+    group.add_argument("--ranks", metavar="N", help="the most ranks that --fits tries (default: 8)")
+    group.add_argument("--batch", metavar="N", help="samples per pass, over all ranks (default: 1)")
+    group.add_argument("--accumulation", metavar="N", help="passes per optimizer step (default: 1)")
+    group.add_argument("--sequence", metavar="N", help="tokens per sample, for language models")
+    group.add_argument("--sample", metavar="NxNxN", help="shape of a sample, for other models: 3x224x224")
+    group.add_argument("--optimizer", help="of torch.optim, with arguments: sgd:momentum=0.9 (default: adamw)")
+    group.add_argument("--mixed-precision", choices=AUTOCAST_PRECISIONS, help="as in training (default: no)")
     group.add_argument(
         "--checkpointing",
-        default=None,
         choices=("yes", "no"),
         help="whether blocks recompute activations in the backward pass (default: show both)",
     )
     group.add_argument(
         "--loss",
-        default=None,
         metavar="MODULE:NAME",
         help="function of output and batch (default: the model's own loss, or the mean of its output)",
     )
@@ -91,34 +76,26 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="for a language model of transformers whose loss `accelerator.chunk_logits` computes",
     )
-    group.add_argument(
-        "--tp-plan", default=None, metavar="JSON", help='styles by names for tp: {"layers.*.up": "colwise"}'
-    )
+    group.add_argument("--tp-plan", metavar="JSON", help='styles by names for tp: {"layers.*.up": "colwise"}')
     group.add_argument(
         "--reduce-bucket",
-        default=None,
         metavar="N",
         help="elements of DeepSpeed's reduce_bucket_size, for zero layouts (default: its own, 500000000)",
     )
     group.add_argument(
         "--zero3",
-        default=None,
         metavar="OPTION=N,...",
         help="DeepSpeed's options for zero3 layouts: stage3_max_reuse_distance=0,sub_group_size=100000000 (default: "
         "its own)",
     )
-    group.add_argument(
-        "--schedule", default=None, metavar="NAME,...", help="schedules of pp layouts to compare (default: 1f1b)"
-    )
+    group.add_argument("--schedule", metavar="NAME,...", help="schedules of pp layouts to compare (default: 1f1b)")
     group.add_argument(
         "--microbatches",
-        default=None,
         metavar="N",
         help="into how many a batch is divided, for pp layouts (default: two for each rank along pp)",
     )
     group.add_argument(
         "--split",
-        default=None,
         metavar="NAME,...",
         help="blocks with which stages begin, but the first (default: stages of about equal bytes)",
     )
@@ -127,12 +104,9 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="also show what crosses each cut of pp layouts, and which ranks hold what is outside of blocks",
     )
-    group.add_argument(
-        "--timeline", default=None, metavar="FILE", help="draw when each rank of pp layouts computes what, as SVG"
-    )
+    group.add_argument("--timeline", metavar="FILE", help="draw when each rank of pp layouts computes what, as SVG")
     group.add_argument(
         "--device",
-        default=None,
         choices=("accelerator", "cpu"),
         help="where the ranks compute: optimizers update all parameters at once on accelerators (default), one by one "
         "on CPUs",

@@ -32,7 +32,7 @@ complete -c accel -F
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the command."""
-    parser.add_argument("--words", nargs=argparse.REMAINDER, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("shell", nargs="?", choices=tuple(_SCRIPTS), help="Your shell.")
 
 

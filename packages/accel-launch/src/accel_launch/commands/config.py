@@ -15,16 +15,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
-        default=None,
         metavar="KEY=VALUE",
         help="Set this value instead of asking; may be repeated. `fsdp_config.fsdp_version=2` sets a key in a group.",
     )
     parser.add_argument("--yes", action="store_true", help="Write without asking, even over an existing file.")
     commands: Any = parser.add_subparsers(dest="subcommand", metavar="default|update", parser_class=Parser)
     default = commands.add_parser("default", help="Write a file with the usual settings of this machine.")
-    default.add_argument(
-        "--config_file", default=None, dest="save_location", help="File to write instead of the default one."
-    )
+    default.add_argument("--config_file", dest="save_location", help="File to write instead of the default one.")
     default.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="Replace an existing file.")
     default.add_argument("--mixed_precision", choices=AUTOCAST_PRECISIONS, default="no", help="Precision.")
     update = commands.add_parser("update", help="Update an existing file to the current keys and defaults.")

@@ -8,7 +8,7 @@ __all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config_file", default=None, help="Configuration file to show instead of the default one.")
+    parser.add_argument("--config_file", help="Configuration file to show instead of the default one.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
 

@@ -12,11 +12,10 @@ __all__ = ["COMMAND", "check", "words_for"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config_file", default=None, help="Configuration to check instead of the default one.")
+    parser.add_argument("--config_file", help="Configuration to check instead of the default one.")
     parser.add_argument(
         "--num_processes",
         type=int,
-        default=None,
         help="Processes to check with, without a configuration: 2 on the CPU.",
     )
 

@@ -15,12 +15,12 @@ __all__ = ["COMMAND", "pod_command"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config_file", default=None, help="Configuration that names the pod.")
-    parser.add_argument("--tpu_name", default=None, help="Name of the pod.")
-    parser.add_argument("--tpu_zone", default=None, help="Zone of the pod.")
+    parser.add_argument("--config_file", help="Configuration that names the pod.")
+    parser.add_argument("--tpu_name", help="Name of the pod.")
+    parser.add_argument("--tpu_zone", help="Zone of the pod.")
     parser.add_argument("--use_alpha", action="store_true", help="Use `gcloud alpha`.")
-    parser.add_argument("--command_file", default=None, help="File with one command per line.")
-    parser.add_argument("--command", action="append", nargs="+", default=None, help="Command to run; may be repeated.")
+    parser.add_argument("--command_file", help="File with one command per line.")
+    parser.add_argument("--command", action="append", nargs="+", help="Command to run; may be repeated.")
     parser.add_argument("--install_accelerate", action="store_true", help="Install the training library first.")
     parser.add_argument("--accelerate_version", default="latest", help="Its version: latest, dev or a number.")
     parser.add_argument("--debug", action="store_true", help="Print the command instead of running it.")

@@ -19,7 +19,7 @@ def _seconds(text: str) -> float:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config_file", default=None, help="Configuration file to examine instead of the default one.")
+    parser.add_argument("--config_file", help="Configuration file to examine instead of the default one.")
     parser.add_argument("--checkpoint_dir", default=".", help="Folder for checkpoints (default: the working folder).")
     parser.add_argument("--no_collective", action="store_true", help="Do not start two ranks.")
     parser.add_argument(

@@ -25,8 +25,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=_above_zero, default=3, help="Optimizer steps to compare (default: 3).")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
-    parser.add_argument("--mixed-precision", default=None, choices=tuple(PRECISIONS), help="Number format of all runs.")
-    parser.add_argument("--dynamo-backend", default=None, help="Compile the model in all runs with this backend.")
+    parser.add_argument("--mixed-precision", choices=tuple(PRECISIONS), help="Number format of all runs.")
+    parser.add_argument("--dynamo-backend", help="Compile the model in all runs with this backend.")
     parser.add_argument(
         "--count-as-ranks",
         action="store_true",
@@ -35,7 +35,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-processes",
         type=_above_zero,
-        default=None,
         help="Processes that a layout may have (default: the number of GPUs, or 8 on the CPU).",
     )
     parser.add_argument(

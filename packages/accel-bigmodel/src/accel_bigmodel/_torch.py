@@ -19,7 +19,6 @@ __all__ = [
     "PRIVATE_NAMES",
     "DisableTorchFunctionSubclass",
     "TorchDispatchMode",
-    "fake_mode",
     "fake_store",
     "make_subclass",
     "make_wrapper",
@@ -32,14 +31,6 @@ __all__ = [
 
 make_subclass = torch.Tensor._make_subclass
 make_wrapper = torch.Tensor._make_wrapper_subclass
-
-
-def fake_mode() -> Any:
-    """Return a mode in which tensors have a device and no memory."""
-    # Imported late: it loads what only `accel plan --train` needs.
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def fake_store() -> Any:
@@ -112,9 +103,6 @@ PRIVATE_NAMES = {
     "torch.utils._pytree:tree_map_only": "Packed weights are unpacked wherever an operation takes them, in lists too.",
     "torch:Tensor._version": (
         "Torch's count of writes says whether a weight was written to; comparing values would read all of them."
-    ),
-    "torch._subclasses.fake_tensor:FakeTensorMode": (
-        "A training step runs without memory on tensors that claim to be on a device: FSDP refuses the meta device."
     ),
     "torch.testing._internal.distributed.fake_pg:FakeStore": (
         "One process stands for a rank of many: torch's fake process group, which it documents, needs this store."

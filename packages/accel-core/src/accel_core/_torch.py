@@ -344,7 +344,7 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch._subclasses.fake_tensor:FakeTensorMode",
         "What the stages of a pipeline need of one another is found in a pass on tensors that claim to be on a device; "
-        "models treat those as a compiler's, and read no values of them.",
+        "models treat those as a compiler's, and read no values of them. A training step is planned on them too.",
     ),
     PrivateName(
         "torch._subclasses.fake_tensor:DataDependentOutputException",

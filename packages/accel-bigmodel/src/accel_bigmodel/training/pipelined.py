@@ -13,12 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_bigmodel._torch import fake_mode, tree_leaves, without_votes
+from accel_bigmodel._torch import tree_leaves, without_votes
 from accel_bigmodel.live_bytes import LiveBytes
 from accel_bigmodel.training.sharing import SharedModel, weights_dtype
 from accel_bigmodel.training.timeline import Timeline, order_of, timeline
 from accel_bigmodel.training.workload import TrainingWorkload, call_of
 from accel_core._records import record
+from accel_core._torch import fake_mode
 from accel_core.errors import PreparationError
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import is_spread

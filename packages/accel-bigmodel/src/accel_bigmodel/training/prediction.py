@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_bigmodel._torch import fake_mode, tree_leaves
+from accel_bigmodel._torch import tree_leaves
 from accel_bigmodel.live_bytes import LiveBytes
 from accel_bigmodel.training.pipelined import PipelinedModel, PipelinePlan, plan_of_pipeline
 from accel_bigmodel.training.sharing import SharedModel, check_layout, laid_out, weights_dtype
 from accel_bigmodel.training.workload import TrainingWorkload, call_of
 from accel_core._records import record
+from accel_core._torch import fake_mode
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part

@@ -61,7 +61,8 @@ class EngineFormat(PlainFormat):
                 found.append(FilePart(names.model_name(index, safe=request.safe), kind, state))
         if request.writes and tags:
             latest = FilePart(_LATEST, "bytes", tags[-1].encode())
-            found += [latest, FilePart(states.RECOVERY, "bytes", _recovery())]
+            recovery = resources.files("deepspeed.utils").joinpath(states.RECOVERY)  # its script that joins weights
+            found += [latest, FilePart(states.RECOVERY, "bytes", recovery.read_bytes())]
         return found
 
     def recognises(self, source: Source) -> bool:
@@ -157,8 +158,3 @@ def _difference(engine: DeepSpeedEngine, tag: str, wanted: Sequence[str], source
             "zero_optimization.stage to what it was"
         )
     return None
-
-
-def _recovery() -> bytes:
-    """Return DeepSpeed's script that consolidates the weights of a folder."""
-    return resources.files("deepspeed.utils").joinpath(states.RECOVERY).read_bytes()

@@ -146,7 +146,7 @@ class DeepSpeedPlugin:
             self.enable_msamp = option_named(Fp8Options, "backend").read() == "MSAMP"
         if self.msamp_opt_level is None:
             level = option_named(Fp8Options, "opt_level")
-            self.msamp_opt_level = level.read() if self.enable_msamp and _is_set(level.environment) else "O1"
+            self.msamp_opt_level = level.read() if self.enable_msamp and environ.text(level.environment) else "O1"
 
     def _read_config(self) -> None:
         self._refuse_fields_beside_a_file()
@@ -381,7 +381,3 @@ def _deepspeed() -> ModuleType:
         raise MissingDependencyError(
             "This needs DeepSpeed, which is not installed. Run `pip install deepspeed`."
         ) from None
-
-
-def _is_set(name: str) -> bool:
-    return bool(environ.text(name))

@@ -68,8 +68,9 @@ class DeepSpeedStrategy(Strategy):
         if self._sequences is not None:
             parts = replace(parts, mesh=self._sequences.mesh(parts.world.device.type))
         super().__init__(parts)
-        for plugin in _plugins(parts):
-            configuration.refuse_contradictions(plugin, self.world.device.type)
+        for plugin in parts.plugins:
+            if isinstance(plugin, DeepSpeedPlugin):
+                configuration.refuse_contradictions(plugin, self.world.device.type)
         self.format = EngineFormat(self._engine_of, self.layout.size("tp") == 1)
         self._filling = configuration.Filling(parts)
         # Weak references: an engine is freed when the user drops its prepared optimizer.
@@ -519,10 +520,6 @@ class DeepSpeedStrategy(Strategy):
             f"DeepSpeed does not clip single elements of gradients; got clip_grad_value_({clip.limit}). "
             "Use clip_grad_norm_."
         )
-
-
-def _plugins(parts: Parts) -> list[DeepSpeedPlugin]:
-    return [plugin for plugin in parts.plugins if isinstance(plugin, DeepSpeedPlugin)]
 
 
 def _is_engine(model: object) -> bool:

@@ -71,9 +71,7 @@ def _fill(units: Sequence[Unit], limits: Sequence[int]) -> list[int]:
     return taken
 
 
-def contiguous(
-    units: Sequence[Unit], max_memory: Mapping[Device, int], allow_disk: bool = True
-) -> list[tuple[Unit, Device]] | None:
+def contiguous(units: Sequence[Unit], max_memory: Mapping[Device, int]) -> list[tuple[Unit, Device]] | None:
     """Place units in order on devices in order, keeping what fits off the slower ones.
 
     First the accelerators alone are tried, then with the CPU, then with the disk. Where parts are offloaded, the first
@@ -87,11 +85,9 @@ def contiguous(
         if sum(taken) == len(units):
             return _pairs(units, accelerators, taken)
     room: dict[Device, int] = {device: max_memory[device] for device in slow}
+    room["disk"] = max_memory.get("disk", total)  # without a limit it holds everything
     tiers: list[list[Device]] = [slow] if slow else []
-    if allow_disk:
-        room["disk"] = max_memory.get("disk", total)  # without a limit it holds everything
-        tiers.append([*slow, "disk"])
-    for tier in tiers:
+    for tier in [*tiers, [*slow, "disk"]]:
         for number in range(len(accelerators)):
             found = _with_offload(units, accelerators[number:], tier, {**max_memory, **room})
             if found is not None:

@@ -26,7 +26,7 @@ def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool
             unfused = isinstance(optimizer, _UNFUSED) and bool(group.get("fused"))
             if not unfused and not may_mix():
                 continue
-            meshes = {_mesh_of(parameter) for parameter in group["params"]}
+            meshes = {id(each.device_mesh) if isinstance(each, DTensor) else None for each in group["params"]}
             if len(meshes) > 1 or (unfused and meshes != {None}):
                 given = {name: group[name] for name in _TOGETHER if name in group}
                 changed.append((group, given))
@@ -41,7 +41,3 @@ def step_one_by_one(optimizer: torch.optim.Optimizer, may_mix: Callable[[], bool
         optimizer._step_supports_amp_scaling = False  # a scaler leaves unscaling to fused steps only
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
-
-
-def _mesh_of(parameter: torch.Tensor) -> int | None:
-    return id(parameter.device_mesh) if isinstance(parameter, DTensor) else None

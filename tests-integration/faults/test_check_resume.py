@@ -101,18 +101,11 @@ def write(path: Path, sampler: str, choice: str) -> Path:
     return path
 
 
-def test_a_script_that_resumes_exactly(tmp_path: Path) -> None:
-    """Mid-epoch, with dropout, accumulation and a schedule: identical."""
-    script = write(tmp_path / "train.py", "", "shuffle=True")
-    code, words = check(script, "--steps", "9", "--at", "4", "--num-processes", "2")
-    assert (code, words.startswith("identical")) == (0, True), words
-    assert "load_state restored the position of loaders" in words
-
-
-def test_a_pipeline_that_resumes_exactly(tmp_path: Path) -> None:
-    """Stopped in the middle of an epoch, two stages go on with the same batches, losses, weights and state."""
+@pytest.mark.parametrize("source", [SCRIPT.format(sampler="", choice="shuffle=True"), PIPELINE], ids=["dp", "pp"])
+def test_a_script_that_resumes_exactly(tmp_path: Path, source: str) -> None:
+    """Mid-epoch, with dropout, accumulation and a schedule, or in two stages of a pipeline: identical."""
     script = tmp_path / "train.py"
-    script.write_text(PIPELINE)
+    script.write_text(source)
     code, words = check(script, "--steps", "9", "--at", "4", "--num-processes", "2")
     assert (code, words.startswith("identical")) == (0, True), words
     assert "load_state restored the position of loaders" in words

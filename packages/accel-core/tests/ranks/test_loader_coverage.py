@@ -217,12 +217,13 @@ def test_numpy_arrays(dispatch):
     assert type(objects) is list
 
 
-@pytest.mark.parametrize("kind", ["map", "stream"])
+@pytest.mark.parametrize(("kind", "dispatch"), [("map", None), ("stream", None), ("map", True), ("stream", True)])
 @world(2)
-def test_workers(kind):
-    """Worker processes change nothing of what is gathered."""
+def test_workers(kind, dispatch):
+    """Worker processes, of each rank or of the one that reads for all, change nothing of what is gathered."""
     data = Stream(11) if kind == "stream" else range(11)
-    loader = prepare_data_loader(DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork"))
+    given = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork")
+    loader = prepare_data_loader(given, dispatch_batches=dispatch)
     assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))
 
 
@@ -244,19 +245,6 @@ def test_streams_parted_by_worker(length):
     for _ in range(2):
         found = [value for part in gathered_epoch(loader) for value in part.tolist()]
         assert sorted(found) == list(range(length))
-
-
-@pytest.mark.parametrize("kind", ["map", "stream"])
-@world(2)
-def test_dispatch_by_workers_of_the_main_rank(kind):
-    """Worker processes of the reading rank change nothing of what all ranks get."""
-    loader = prepare_data_loader(
-        DataLoader(
-            Stream(11) if kind == "stream" else range(11), batch_size=2, num_workers=1, multiprocessing_context="fork"
-        ),
-        dispatch_batches=True,
-    )
-    assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))
 
 
 @world(2)

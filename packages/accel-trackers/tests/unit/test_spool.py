@@ -89,16 +89,6 @@ def test_cut_last_line(tmp_path):
     assert [entry["seq"] for entry in spool.read(path).entries] == [1]
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", '{"kind":"run","version":99}\n', "not json\n", "[1]\n"])
-def test_foreign_file(tmp_path, text):
-    """A file that is not a spool file is named, and left as it is."""
-    path = tmp_path / "one.spool.jsonl"
-    path.write_text(text)
-    with pytest.raises(TrackerError, match=r"one\.spool\.jsonl is"):
-        spool.read(path)
-    assert path.read_text() == text
-
-
 def test_find(tmp_path):
     """Spool files are found below a folder, the oldest first."""
     for name in ("b", "a"):
@@ -114,6 +104,10 @@ def _lines(*lines):
 NEST = "[" * 100_000 + "]" * 100_000
 JUNK = {
     "nothing": b"",
+    "empty object": b"{}\n",
+    "another version": b'{"kind":"run","version":99}\n',
+    "text": b"not json\n",
+    "list": b"[1]\n",
     "bytes": bytes(range(256)),
     "utf-16": _lines(_log(1)).encode("utf-16"),
     "no utf-8": _lines().encode() + b'{"kind":"\xff"}\n',

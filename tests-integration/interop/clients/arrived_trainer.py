@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from models import VOCABULARY, WORLD, report, sequences
+from models import QUIET, VOCABULARY, WORLD, report, sequences
 from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -91,14 +91,9 @@ def _train(name: str, net: Any, replicas: int, before: str | None) -> tuple[dict
         per_device_train_batch_size=4 // replicas,
         gradient_accumulation_steps=2,
         max_steps=4,
-        learning_rate=1e-2,
+        **QUIET,
         lr_scheduler_type="constant",
         max_grad_norm=0.5,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
     )
     trainer = Trainer(model=net, args=arguments, train_dataset=sequences(32), callbacks=[callback])
     callback.trainer = trainer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import llama, report, sequences
+from models import QUIET, llama, report, sequences
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 from accelerate.state import PartialState
@@ -79,12 +79,7 @@ def _arguments(name: str, config: Any, kind: Any = TrainingArguments, **others: 
         "output_dir": name,
         "per_device_train_batch_size": 4 // WORLD,
         "num_train_epochs": 1,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **QUIET,
         **others,
     }
     return kind(**settings, **({"deepspeed": config} if WORLD > 1 else {}))

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from models import llama
+from models import QUIET, llama
 from peft import LoraConfig
 from text import sentence, tokenizer
 from torch.distributed.tensor import DTensor
@@ -23,14 +23,9 @@ def sft(name: str, adapters: bool) -> dict[str, Any]:
         output_dir=name,
         per_device_train_batch_size=4 // WORLD,
         max_steps=3,
-        learning_rate=1e-2,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
+        **QUIET,
         bf16=False,
         gradient_checkpointing=False,
-        save_strategy="no",
-        disable_tqdm=True,
         max_length=8,
         shuffle_dataset=False,
         **settings,

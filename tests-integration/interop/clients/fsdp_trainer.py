@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from fsdp_sft import sft
-from models import llama, report, sequences
+from models import QUIET, llama, report, sequences
 from peft import LoraConfig, get_peft_model
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
@@ -31,12 +31,7 @@ def _train(name: str, model: Any, config: dict[str, Any] | None = None, **argume
         "output_dir": name,
         "per_device_train_batch_size": 4 // WORLD,
         "num_train_epochs": 1,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **QUIET,
         **arguments,
     }
     if WORLD > 1:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from models import WORLD, llama, report, sequences
+from models import QUIET, WORLD, llama, report, sequences
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.distributed import DistributedConfig
@@ -37,15 +37,10 @@ def _train(name: str, net: Any, replicas: int = 1, **given: Any) -> dict[str, An
         per_device_train_batch_size=4 // replicas,
         gradient_accumulation_steps=2,
         num_train_epochs=2,
-        learning_rate=1e-2,
+        **QUIET,
         max_grad_norm=0.5,
         eval_strategy="epoch",
         per_device_eval_batch_size=4 // replicas,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
         **given,
     )
     trainer = Trainer(model=net, args=arguments, train_dataset=_texts(20), eval_dataset=_texts(8))

@@ -15,6 +15,11 @@ VOCABULARY = 32
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 CPU = "ACCELERATE_TORCH_DEVICE" not in os.environ
 """Whether a client computes on the CPU; `on_devices.py` gives it a simulated accelerator."""
+QUIET: dict[str, Any] = {
+    "learning_rate": 1e-2, "logging_steps": 1, "report_to": [], "use_cpu": CPU, "save_strategy": "no",
+    "disable_tqdm": True,
+}  # fmt: skip
+"""Arguments of trainings that log each loss, and neither report nor save."""
 
 
 def llama(seed: int = 0, layers: int = 2) -> LlamaForCausalLM:

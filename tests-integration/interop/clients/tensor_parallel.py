@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import torch
-from models import llama, report, sequences
+from models import QUIET, llama, report, sequences
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.distributed import DistributedConfig
@@ -74,12 +74,7 @@ def _trained() -> dict[str, Any]:
         output_dir="trainer",
         per_device_train_batch_size=4,
         num_train_epochs=1,
-        learning_rate=1e-2,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
+        **QUIET,
     )
     net = LlamaForCausalLM.from_pretrained("whole", **SPLIT)
     trainer = Trainer(model=net, args=arguments, train_dataset=sequences(20))

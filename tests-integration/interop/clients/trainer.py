@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from models import digest, llama, report, sequences
+from models import QUIET, digest, llama, report, sequences
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, set_seed
 
@@ -24,12 +24,7 @@ def _trainer(name: str, data: Any = DATA, **arguments: Any) -> Trainer:
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 2,
         "num_train_epochs": 1,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **QUIET,
         **arguments,
     }
     return Trainer(model=llama(), args=TrainingArguments(**settings), train_dataset=data, eval_dataset=EVALUATION)

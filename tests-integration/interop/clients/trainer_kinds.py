@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers.trainer
 from datasets import Dataset
-from models import CPU, WORLD, llama, report, sequences, trained
+from models import QUIET, WORLD, llama, report, sequences, trained
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, set_seed
 
@@ -51,12 +51,7 @@ def _trainer(name: str, train: Any = None, evaluate: Any = None, **more: Any) ->
         "per_device_train_batch_size": BATCH,
         "per_device_eval_batch_size": 8 // WORLD,
         "max_steps": 3,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": CPU,
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **QUIET,
         **more,
     }
     return Trainer(

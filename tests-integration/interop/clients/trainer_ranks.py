@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from models import CPU, WORLD, llama, report, sequences, trained
+from models import QUIET, WORLD, llama, report, sequences, trained
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, set_seed
 
@@ -26,12 +26,7 @@ def _train(
         "output_dir": name,
         "per_device_train_batch_size": 4 // WORLD,
         "num_train_epochs": 1,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": CPU,
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **QUIET,
         **arguments,
     }
     trainer = Trainer(

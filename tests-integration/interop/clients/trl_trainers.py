@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from models import CPU, WORLD, llama, report, trained
+from models import QUIET, WORLD, llama, report, trained
 from text import preferences, sentence, tokenizer
 from transformers import LlamaForSequenceClassification, set_seed
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
@@ -19,14 +19,9 @@ def _arguments(kind: Any, name: str, **others: Any) -> Any:
         "output_dir": name,
         "per_device_train_batch_size": 2 // WORLD,
         "max_steps": 3,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": CPU,
+        **QUIET,
         "bf16": False,
         "gradient_checkpointing": False,
-        "save_strategy": "no",
-        "disable_tqdm": True,
         "dataset_num_proc": None,
         **others,
     }

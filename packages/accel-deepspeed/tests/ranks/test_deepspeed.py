@@ -30,7 +30,7 @@ from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.state import reset_all
 from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance, model, plain, samples, train
+from accel_core.testing.conformance.strategy import Case, StrategyConformance, model, plain, samples, train
 from accel_core.testing.world import run
 from accel_deepspeed import gradients
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
@@ -99,26 +99,7 @@ class Zero3(Zero2):
 def test_every_stage_equals_one_process(kind: str, tmp_path: Path) -> None:
     """Accumulated, cut short, clipped and weighted, every stage trains as one process, and refuses what it cannot."""
     begin()
-    conformance: Zero2 = globals()[kind]()
-    for case in CASES:
-        conformance._equals_one_process(case)
-        reset_all()
-    conformance._saves_model(tmp_path)
-    reset_all()
-    for fresh in (False, True):
-        conformance._restores(tmp_path / str(fresh), fresh=fresh)
-        reset_all()
-    for check in (
-        conformance._synchronises_late,
-        conformance._trains_on_nothing,
-        conformance._clips_elements,
-        conformance._unwraps,
-        conformance._prepares_twice,
-        conformance._seeds,
-        conformance._refuses,
-    ):
-        check()
-        reset_all()
+    globals()[kind]()._everything(tmp_path, reading=False)
 
 
 class Compiled(Zero2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from torch import nn
 
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
-from accel_core.state import reset_all
 from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import CASES, StrategyConformance
+from accel_core.testing.conformance.strategy import StrategyConformance
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.strategy import PipelineStrategy
 
@@ -61,39 +59,14 @@ class Piped(StrategyConformance):
         return nn.Sequential(Layer(4, 6), Layer(6, 6), Layer(6, 1)).to(self.dtype)
 
 
-def everything(folder: Path) -> None:
-    """Run the suite in one group of ranks."""
-    tests = Piped()
-    for case in CASES:
-        tests._equals_one_process(case)
-        reset_all()
-    for check in (
-        tests._synchronises_late,
-        tests._clips_elements,
-        tests._unwraps,
-        tests._prepares_twice,
-        tests._seeds,
-        partial(tests._restores, folder / "here", fresh=False),
-        partial(tests._restores, folder / "again", fresh=True),
-        partial(tests._saves_model, folder / "model"),
-        partial(tests._reads_once, dispatch=False),
-        partial(tests._reads_once, dispatch=True),
-        tests._refuses,
-        # A batch without rows has no micro-batches.
-        *([] if ensure().size > 2 else [tests._trains_on_nothing]),
-    ):
-        check()
-        reset_all()
-
-
 @world(2, quiet=20)
 def test_a_pipeline_is_a_strategy(tmp_path: Path) -> None:
     """Two stages pass the whole suite."""
-    everything(tmp_path)
+    Piped()._everything(tmp_path)
 
 
 @pytest.mark.full("another case of a grid")
 @world(4, quiet=30)
 def test_a_pipeline_beside_its_copy_is_a_strategy(tmp_path: Path) -> None:
     """Two pipelines of two stages pass it too."""
-    everything(tmp_path)
+    Piped()._everything(tmp_path, on_nothing=False)  # a batch without rows has no micro-batches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +29,7 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import CASES, Case, Refusal, StrategyConformance
+from accel_core.testing.conformance.strategy import Case, Refusal, StrategyConformance
 from accel_parallel import averaging as averages
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
@@ -96,45 +95,22 @@ class Sharded(Split):
         return {"parallelism_config": axes(self.plan, dp_shard_size=2), "fsdp_plugin": plugin()}
 
 
-def _everything(tests: StrategyConformance, folder: Path) -> None:
-    """Run the suite in one group of ranks."""
-    for case in CASES:
-        tests._equals_one_process(case)
-        reset_all()
-    for check in (
-        tests._synchronises_late,
-        tests._trains_on_nothing,
-        tests._clips_elements,
-        tests._unwraps,
-        tests._prepares_twice,
-        tests._seeds,
-        partial(tests._restores, folder / "here", fresh=False),
-        partial(tests._restores, folder / "again", fresh=True),
-        partial(tests._saves_model, folder / "model"),
-        partial(tests._reads_once, dispatch=False),
-        partial(tests._reads_once, dispatch=True),
-        tests._refuses,
-    ):
-        check()
-        reset_all()
-
-
 @world(2)
 def test_a_split_model_equals_one_process(tmp_path: Path) -> None:
     """A model that is split over two ranks passes the whole suite."""
-    _everything(Split(), tmp_path)
+    Split()._everything(tmp_path)
 
 
 @world(4)
 def test_a_split_model_beside_its_copy_equals_one_process(tmp_path: Path) -> None:
     """Two copies of a model, each split over two ranks, pass the whole suite."""
-    _everything(Split(), tmp_path)
+    Split()._everything(tmp_path)
 
 
 @world(4)
 def test_shards_of_a_split_model_equal_one_process(tmp_path: Path) -> None:
     """A model that is split over two ranks, and sharded over two more, passes the whole suite."""
-    _everything(Sharded(), tmp_path)
+    Sharded()._everything(tmp_path)
 
 
 class Norms(nn.Module):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +35,7 @@ from accel_core.mesh.layout import GROUPS
 from accel_core.options.engines import engines
 from accel_core.process.world import ensure
 from accel_core.random import set_seed
+from accel_core.state import reset_all
 from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.strategy import Strategy
 from accel_core.testing.world import _body, run
@@ -247,6 +249,25 @@ class StrategyConformance:
     def test_what_cannot_train_is_refused(self, size: int) -> None:
         """Errors are named, come on every rank, and nothing was prepared."""
         self._on_ranks("_refuses", size)
+
+    def _everything(self, folder: Path, *, on_nothing: bool = True, reading: bool = True) -> None:
+        """Run the suite in one group of ranks."""
+        checks: tuple[Callable[[], None], ...] = (
+            *(partial(self._equals_one_process, case) for case in CASES),
+            self._synchronises_late,
+            *([self._trains_on_nothing] if on_nothing else []),
+            self._clips_elements,
+            self._unwraps,
+            self._prepares_twice,
+            self._seeds,
+            *(partial(self._restores, folder / str(fresh), fresh=fresh) for fresh in (False, True)),
+            partial(self._saves_model, folder / "model"),
+            *(partial(self._reads_once, dispatch=dispatch) for dispatch in (False, True) if reading),
+            self._refuses,
+        )
+        for check in checks:
+            check()
+            reset_all()
 
     def _on_ranks(self, method: str, size: int, *args: object, **kwargs: object) -> None:
         source = inspect.getsourcefile(type(self))

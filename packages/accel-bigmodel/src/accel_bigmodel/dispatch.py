@@ -257,11 +257,7 @@ class _CachedExperts:
     def of(
         cls, placement: Placement, size: int | str | None, looks_ahead: bool, dtype: str | torch.dtype | None = None
     ) -> "_CachedExperts":
-        """Find them.
-
-        Raises:
-            ConfigurationError: There are none, the cache has no room for one, or they are guessed without a cache.
-        """
+        """Find them; refuse a model without any, a cache with no room for one, and guesses without a cache."""
         if size is None:
             if looks_ahead:
                 raise ConfigurationError(

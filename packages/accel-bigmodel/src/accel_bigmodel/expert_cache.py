@@ -25,11 +25,7 @@ def experts_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def make_cache(model: nn.Module, away: Collection[str], size: int | str, dtype: Dtype | None = None) -> ExpertCache:
-    """Return a cache for the experts of a model that are away.
-
-    Raises:
-        ConfigurationError: None are, or the cache has no room for one of them.
-    """
+    """Return a cache for a model's experts that are away; refuse it if none are, or if it has no room for one."""
     found = experts_of(model)
     if not found or not away:
         what = "no experts were found" if not found else f"the experts {', '.join(found)} stay in memory"

@@ -504,11 +504,7 @@ class MeteredRuntime(Runtime):
     optimizer_type = MeteredOptimizer
 
     def __post_init__(self) -> None:
-        """Make the meter, for all that is prepared in this process.
-
-        Raises:
-            EngineUnavailableError: An engine trains, whose steps are its own.
-        """
+        """Make the meter, for all that is prepared in this process; refuse an engine, whose steps are its own."""
         if not self.strategy.divides_loss:
             raise EngineUnavailableError(
                 f"A meter sees the steps of prepared optimizers; got MeterKwargs under {self.strategy.name}, whose "

@@ -108,11 +108,7 @@ class Runtime:
         self.change(plugins=(*others, *([] if handler is None else [handler])))
 
     def register(self, objects: Sequence[object]) -> None:
-        """Save and restore these objects together with the training state.
-
-        Raises:
-            ConfigurationError: An object lacks one of the two methods.
-        """
+        """Save and restore objects with `state_dict` and `load_state_dict` with the training state; refuse others."""
         wrong = [
             f"{type(item).__name__} (number {index})"
             for index, item in enumerate(objects)
@@ -338,11 +334,7 @@ class Runtime:
         return made
 
     def to_save(self) -> Runtime:
-        """Return the run as it lies in a checkpoint, where averages are further optimizers.
-
-        Raises:
-            StateError: A model has its averaged weights at the moment.
-        """
+        """Return the run as it lies in a checkpoint, averages as optimizers; refuse one whose average is in place."""
         for average in self.averages:
             average.refuse_applied("save_state() or load_state()")
         states = [average.state for average in self.averages]

@@ -26,11 +26,7 @@ _NO_STEP_YET = -1
 
 
 def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
-    """Return the tensors that hold the complete gradients of a window on this rank.
-
-    Raises:
-        PreparationError: The gradients are on disk (nvme offload).
-    """
+    """Return the tensors that hold a window's complete gradients on this rank; refuse gradients on disk (nvme)."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_groups_gradients_flat"):  # BF16_Optimizer keeps 32-bit gradients in flat tensors
         return list(optimizer.fp32_groups_gradients_flat)

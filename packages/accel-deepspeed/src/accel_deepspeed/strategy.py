@@ -452,11 +452,7 @@ class DeepSpeedStrategy(Strategy):
         return whole.state_of(engine, keep=self.world.is_main)
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-        """Yield the weights that `save_model` writes; see `Strategy.weights`.
-
-        Raises:
-            ConfigurationError: In stage 3, the configuration does not let weights be gathered.
-        """
+        """Yield the weights that `save_model` writes; see `Strategy.weights`."""
         engine = self._known(model)
         if whole.is_split(engine):
             return whole.joined(engine).items()

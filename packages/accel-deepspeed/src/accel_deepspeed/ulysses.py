@@ -201,11 +201,7 @@ def groups_of(size: int) -> Any:
 
 
 class Ulysses:
-    """The attention of one model, which exchanges heads for tokens between ranks.
-
-    Raises:
-        MissingDependencyError: A library that DeepSpeed needs for the exchange is not installed.
-    """
+    """The attention of one model, which exchanges heads for tokens between ranks."""
 
     def __init__(self, model: torch.nn.Module, groups: Any) -> None:
         try:

@@ -34,9 +34,6 @@ def refuse_groups(optimizer: torch.optim.Optimizer) -> None:
     """Refuse parameter groups that megatron-core's optimizer would not have.
 
     It creates two groups: biases and norms without weight decay, and all other weights with it.
-
-    Raises:
-        PreparationError: The groups differ in something other than the presence of weight decay.
     """
     groups = optimizer.param_groups
     decays = {group.get("weight_decay", 0) for group in groups} - {0}

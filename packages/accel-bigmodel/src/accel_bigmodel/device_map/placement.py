@@ -86,11 +86,7 @@ class Placement:
     def check_blocks_fit(
         self, preload_module_classes: list[str] | None, dtype: Dtype | None = None, alone: Collection[str] = ()
     ) -> None:
-        """Check that the device of offloaded blocks has memory for the largest of them; those in `alone` come in parts.
-
-        Raises:
-            DeviceMapError: When all of its memory is less than one block.
-        """
+        """Check that the device of offloaded blocks has room for the largest one; those in `alone` come in parts."""
         wanted = as_dtype(dtype)
         check_blocks_fit(
             self.model,

@@ -22,11 +22,7 @@ _stateful: dict[type[DataLoader[Any]], type[DataLoader[Any]]] = {}
 
 
 def stateful_class(user_class: type[DataLoader[Any]] = DataLoader) -> type[DataLoader[Any]]:
-    """Return `torchdata.stateful_dataloader.StatefulDataLoader`, or a subclass of it and of a user's class.
-
-    Raises:
-        MissingDependencyError: torchdata is not installed, or older than 0.8.
-    """
+    """Return `torchdata.stateful_dataloader.StatefulDataLoader`, or a subclass of it and of a user's class."""
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError as error:

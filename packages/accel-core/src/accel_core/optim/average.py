@@ -210,11 +210,7 @@ class AverageState(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over averages, in their own number format, and counted steps.
-
-        Raises:
-            CheckpointMismatchError: The average of a parameter is not there.
-        """
+        """Take over averages, in their own number format, and counted steps; refuse a state that lacks one."""
         (group,) = state_dict["param_groups"]
         found = dict(zip(self._places, group["params"], strict=True))
         entries = {tensor: state_dict["state"].get(found[tensor], {}) for tensor in self.averages}

@@ -105,11 +105,7 @@ class Option:
         return f"--{self.name}"
 
     def check(self, value: object, source: str) -> Any:
-        """Return `value` where it is allowed.
-
-        Raises:
-            ConfigurationError: The value is not among the choices.
-        """
+        """Return `value` where it is allowed, or refuse it."""
         if self.choices and value not in self.choices:
             raise ConfigurationError(
                 f"{self.name} is not one of its choices; got {value!r} from {source}. Use one of {list(self.choices)}."
@@ -117,11 +113,7 @@ class Option:
         return value
 
     def parse(self, text: str, source: str) -> Any:
-        """Read text into a checked value.
-
-        Raises:
-            ConfigurationError: The text cannot be read, or its value is not among the choices.
-        """
+        """Read text into a checked value, or refuse it."""
         try:
             value = self.parser(text)
         except ValueError as error:
@@ -131,11 +123,7 @@ class Option:
         return self.check(value, source)
 
     def read(self) -> Any:
-        """Return the value that the environment gives, or the default where the variable is unset or empty.
-
-        Raises:
-            ConfigurationError: The variable holds something that cannot be read or is not allowed.
-        """
+        """Return the value that the environment gives, or the default where the variable is unset or empty."""
         text = environ.text(self.environment)
         if text is None or text == "":
             return self.default

@@ -26,11 +26,7 @@ _TIMEOUT = timedelta(seconds=300)
 
 
 class LocalRendezvous(RendezvousHandler):
-    """Meeting point of one machine: a store that other machines cannot reach, on a port that the system chose.
-
-    Raises:
-        LaunchError: The port cannot be used.
-    """
+    """Meeting point of one machine: a store that other machines cannot reach, on a port that the system chose."""
 
     def __init__(self, run_id: str, port: int) -> None:
         self.address: str | None = "127.0.0.1"

@@ -53,11 +53,7 @@ class FullyShardStrategy(ShardedStrategy):
         self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
 
     def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format, with a scaler by which ranks that split a model skip a step together.
-
-        Raises:
-            EngineUnavailableError: fp8 through another library than torchao.
-        """
+        """Return the number format, with a scaler by which ranks that split a model skip a step together."""
         found = super().precision(asked)
         return found if self.tensor is None else together(found, asked, self.world)
 

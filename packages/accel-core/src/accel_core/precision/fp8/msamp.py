@@ -17,11 +17,7 @@ __all__ = ["MsampPrecision"]
 
 
 class MsampPrecision(AutocastPrecision):
-    """8-bit gradients and optimizer states through MS-AMP, bf16 forward passes. Never run on hardware.
-
-    Raises:
-        MissingDependencyError: MS-AMP is not installed.
-    """
+    """8-bit gradients and optimizer states through MS-AMP, bf16 forward passes. Never run on hardware."""
 
     def __init__(self, device: torch.device, recipe: MSAMPRecipeKwargs, handler: AutocastKwargs) -> None:
         if not is_msamp_available():

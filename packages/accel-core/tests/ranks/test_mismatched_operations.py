@@ -22,15 +22,10 @@ from accel_core.testing import limits, world
 HERE = r"test_mismatched_operations\.py:\d+ in "
 
 
-def prepare_a_model(accelerator):
-    """Let DDP make its collectives."""
-    return accelerator.prepare(torch.nn.Linear(2, 2))
-
-
 ODD_ONES = {
     "save_state": (lambda accelerator, folder: accelerator.save_state(folder), "save_state"),
     "barrier": (lambda accelerator, folder: accelerator.wait_for_everyone(), "wait_for_everyone"),
-    "prepare": (lambda accelerator, folder: prepare_a_model(accelerator), "prepare: DistributedDataParallel"),
+    "prepare": (lambda accelerator, _: accelerator.prepare(torch.nn.Linear(2, 2)), "prepare: DistributedDataParallel"),
     "objects": (lambda accelerator, folder: objects.gather_object([1]), "gather_object"),
 }
 

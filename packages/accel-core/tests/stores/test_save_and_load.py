@@ -62,18 +62,13 @@ def whole(series: str) -> list[int]:
     return [number for number in commits.numbered(at) if commits.newest(at.below(f"checkpoint_{number}"))]
 
 
-def memory_address(tmp_path: Path) -> str:
-    """Return an address in this process's memory that no other test has."""
-    return f"memory://{tmp_path.name}/run"
-
-
 @pytest.fixture(params=["s3", "memory"])
 def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return an address in each of two stores."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if request.param == "s3":
         return str(request.getfixturevalue("bucket")) + "/run"
-    return memory_address(tmp_path)
+    return f"memory://{tmp_path.name}/run"  # in this process, and no other test has it
 
 
 def test_a_run_comes_back_from_a_store(address: str, fresh_state: None) -> None:

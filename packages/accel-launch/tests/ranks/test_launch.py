@@ -35,16 +35,11 @@ dist.barrier()
 """
 
 
-def records(text: str) -> list[dict]:
-    """Read one JSON object per line."""
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-
-
 def test_one_process_gets_its_words(accel, script) -> None:
     """One process gets the words after the script, options too, and no ranks."""
     done = accel("launch", "--cpu", script(SHOW), "a", "--cpu", "-m")
     assert done.returncode == 0, done.stderr
-    (record,) = records(done.stdout)
+    (record,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     assert (record["words"], record["rank"]) == (["a", "--cpu", "-m"], None)
 
 

@@ -75,10 +75,6 @@ def _spread(model: nn.Module, folder: Path) -> nn.Module:
     return dispatch_model(model, places, offload_dir=folder)
 
 
-def _on_disk(model: nn.Module, folder: Path) -> nn.Module:
-    return dispatch_model(model, {"": "disk"}, offload_dir=folder)
-
-
 def _loaded(model: nn.Module, folder: Path) -> nn.Module:
     folder.mkdir(exist_ok=True)
     state = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
@@ -86,10 +82,6 @@ def _loaded(model: nn.Module, folder: Path) -> nn.Module:
     with init_empty_weights():
         empty = Net()
     return load_checkpoint_and_dispatch(empty, folder, device_map={"": "disk"})
-
-
-def _with_hook(model: nn.Module, folder: Path) -> nn.Module:
-    return cpu_offload_with_hook(model, CPU)[0]
 
 
 def _cast(model: nn.Module, folder: Path) -> nn.Module:
@@ -107,9 +99,9 @@ PLACEMENTS: dict[str, Callable[[nn.Module, Path], nn.Module]] = {
     "disk, with buffers": lambda model, folder: disk_offload(model, folder, CPU, offload_buffers=True),
     "branches in one piece": lambda model, folder: disk_offload(model, folder, CPU, preload_module_classes=["Branch"]),
     "map": _spread,
-    "map to disk": _on_disk,
+    "map to disk": lambda model, folder: dispatch_model(model, {"": "disk"}, offload_dir=folder),
     "checkpoint": _loaded,
-    "whole model with hook": _with_hook,
+    "whole model with hook": lambda model, folder: cpu_offload_with_hook(model, CPU)[0],
     "layerwise casting": _cast,
 }
 

@@ -97,7 +97,8 @@ class _SupervisedAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._supervisor.await_stacks()  # torch ends the others as soon as it sees that one ended
-        return super()._monitor_workers(worker_group)
+        found: RunResult = super()._monitor_workers(worker_group)
+        return found
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._supervisor.restarting(self.statuses(), worker_group.spec.max_restarts)

@@ -100,9 +100,10 @@ def test_ranks_with_different_numbers_of_batches_meet_behind_them() -> None:
 def test_an_exchange_in_the_loop_counts_as_one() -> None:
     """The time in which one rank waits for the other in a `gather` is that of an exchange."""
     accelerator, layer, optimizer, loader = prepared(32, every=4)
+    nap = NAP * slowness()  # longer than the other rank is held up
     for batch in loader:
         accelerator.backward(layer(batch["ids"]).sum())
-        time.sleep(NAP * accelerator.process_index)
+        time.sleep(nap * accelerator.process_index)
         accelerator.gather(batch["ids"])
         optimizer.step()
     found = accelerator.meter.last

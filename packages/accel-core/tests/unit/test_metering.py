@@ -125,24 +125,26 @@ def test_each_part_has_its_time_and_all_sum_to_the_wall(tmp_path: Path) -> None:
     accelerator = metered(every=3, gradient_accumulation_steps=2, flops=None)
     model, optimizer, loader = prepared(accelerator, Net(nap=NAP), DataLoader(Rows(32, NAP / 4), batch_size=4))
     test = accelerator.prepare(DataLoader(Rows(8, NAP / 4), batch_size=4))
-    ends = []
+    before, behind = [], []
     for number, batch in enumerate(loader):
         with accelerator.accumulate(model):
             loss = model(batch).square().mean()
             loss.register_hook(lambda gradient: time.sleep(2 * NAP))
             accelerator.backward(loss)
             time.sleep(NAP)
+            before += [time.perf_counter()] * (number % 2)
             optimizer.step()
         if number % 2:
-            ends.append(time.perf_counter())
+            behind.append(time.perf_counter())
             accelerator.save_state(str(tmp_path / "state"))
             for rows in test:
                 with torch.no_grad():
                     model(rows)
-    found, wall = measured(accelerator), (ends[2] - ends[0]) / 2
+    found = measured(accelerator)
     assert found.steps == 2  # of three: the first is not measured
     assert found.seconds == pytest.approx(sum(seconds_of(found)))
-    assert found.seconds + found.evaluation == pytest.approx(wall, rel=0.01)
+    # A step ends while the optimizer makes it, and a busy machine may hold the clock up before that or behind.
+    assert (before[2] - behind[0]) / 2 < found.seconds + found.evaluation < (behind[2] - before[0]) / 2
     least = {"waiting": 2 * NAP, "forward": 2 * NAP, "backward": 4 * NAP, "rest": 2 * NAP, "evaluation": 4 * NAP}
     assert all(getattr(found, name) >= seconds for name, seconds in least.items())
     assert found.saving > 0

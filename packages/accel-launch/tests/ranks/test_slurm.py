@@ -83,7 +83,8 @@ class Login:
 
     def __init__(self, cluster: SlurmCluster, folder: Path, variables: dict[str, str]) -> None:
         self.cluster, self.folder = cluster, folder
-        self._settings: dict[str, Any] = {"cwd": folder, "env": cluster.environment(variables), "text": True}
+        # Two machines write to one log, each in the middle of the characters of the other's progress bar.
+        self._settings: dict[str, Any] = {"cwd": folder, "env": cluster.environment(variables), "errors": "replace"}
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """Start a program with its outputs together."""

@@ -189,6 +189,22 @@ def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> No
     assert "no rank made progress" in done.stderr
 
 
+STOPPED = """
+    if os.environ["RANK"] == "1":
+        subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"], start_new_session=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(3600)
+"""
+
+
+def test_a_rank_that_comes_late_to_the_watchdogs_signal_prints_its_stacks(accel, script) -> None:
+    """The first rank that ends does not make torch end the others before they have printed."""
+    name = script("import signal, subprocess" + STUCK.replace("    time.sleep(3600)\n", STOPPED.lstrip("\n")))
+    done = accel("launch", "--cpu", "--num-processes", "2", "--watchdog", "1.5", name, forked=False)
+    assert done.returncode == 134
+    assert done.stderr.count("in stuck_here") == 2
+
+
 SILENT_THEN_STUCK = """
 import os, sys, threading, time
 noisy = threading.Event()

@@ -95,6 +95,11 @@ class _SupervisedAgent(LocalElasticAgent):
         self._supervisor.signals.install()  # only now: torch takes over the signals whenever it starts processes
         return pids
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._supervisor.await_stacks()  # torch ends the others as soon as it sees that one ended
+        found: RunResult = super()._monitor_workers(worker_group)
+        return found
+
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._supervisor.restarting(self.statuses(), worker_group.spec.max_restarts)
         super()._restart_workers(worker_group)

@@ -99,6 +99,12 @@ class Supervisor:
         for log in self.running():
             self.streams.collect(log)
 
+    def await_stacks(self) -> None:
+        """Wait while the watchdog lets ranks print where they are."""
+        if self._watchdog is not None:
+            with self._watchdog.printing:
+                pass
+
     def variables(self, local_rank: int) -> dict[str, str]:
         """Return the variables that a process needs to be watched."""
         watched = {} if self._watchdog is None else self._watchdog.variables(local_rank)

@@ -19,7 +19,7 @@ from accel_launch.terminal import say
 
 __all__ = ["Watchdog", "progressed_at"]
 
-_PRINTING = 2.0
+_PRINTING, _LOOK = 10.0, 0.05
 _SETTLED = 2
 """Batches and steps after which a rank has been through its first step, which may compile for long."""
 
@@ -34,7 +34,11 @@ def progressed_at(heard_at: float, progress: heartbeat.Progress | None) -> float
 
 
 class Watchdog:
-    """Watches the ranks of one machine, from the moment that the first of them runs."""
+    """Watches the ranks of one machine, from the moment that the first of them runs.
+
+    Attributes:
+        printing: Held while ranks print their stacks; a rank that is asked to end meanwhile prints none.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Watchdog:
         self._on_timeout = on_timeout
         self._quiet = quiet
         self._sensors: dict[int, heartbeat.Sensor] = {}
+        self.printing = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="accel-watchdog", daemon=True)
         self._thread.start()
@@ -85,11 +90,19 @@ class Watchdog:
                 continue
             self._on_timeout()
             self._report(running)
-            for number in (signal.SIGABRT, signal.SIGKILL):  # stacks first, then the end
-                for log in running:
-                    if log.ended_at is None:
-                        signal_group(log.pid, number)
-                self._done.wait(_PRINTING)
+            with self.printing:
+                self._end(running, signal.SIGABRT)
+            self._end(running, signal.SIGKILL)
+
+    def _end(self, logs: Collection[RankLog], number: signal.Signals) -> None:
+        """Send a signal to those that run, and wait until they have ended."""
+        for log in logs:
+            if log.ended_at is None:
+                signal_group(log.pid, number)
+        deadline = time.monotonic() + _PRINTING
+        while any(log.ended_at is None for log in logs) and time.monotonic() < deadline:
+            if self._done.wait(_LOOK):
+                return
 
     def _report(self, running: Collection[RankLog]) -> None:
         if self._quiet:

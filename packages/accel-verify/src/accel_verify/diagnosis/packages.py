@@ -12,7 +12,10 @@ from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 __all__ = ["check_packages", "module_of", "optional_libraries"]
 
 _TOPIC = "Python and packages"
-_OURS = ("accel-core", "accel-launch", "accel-bigmodel", "accel-trackers", "accel-quant", "accel-verify", "accel-all")
+_OURS = (
+    *("accel-core", "accel-launch", "accel-parallel", "accel-bigmodel", "accel-trackers", "accel-quant"),
+    *("accel-deepspeed", "accel-megatron", "accel-torchft", "accel-verify", "accel-all"),
+)
 _DROP_IN = "accelerate"
 _NOT_FOR_RUNS = {"test", "testing"}
 _WITHOUT_EXTRA = ("torchao", "transformer_engine", "transformers")

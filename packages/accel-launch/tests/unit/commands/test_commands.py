@@ -359,6 +359,20 @@ def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> Non
     assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", *check]
 
 
+def test_the_file_of_the_variable_is_the_one_that_is_checked(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ACCEL_CONFIG_FILE names takes the default file's place in every command, not in a launch alone."""
+    (home / "c.yaml").write_text("num_processes: 3\nfp16: true\n")
+    monkeypatch.setenv("ACCEL_CONFIG_FILE", str(home / "c.yaml"))
+    assert words_for(None, None) == own_command("accel_launch.selfcheck")[1:]
+    assert cli.main(["config", "update"]) == 0
+    assert "mixed_precision: fp16" in (home / "c.yaml").read_text()
+    monkeypatch.setenv("ACCEL_CONFIG_FILE", "none.yaml")
+    assert cli.main(["launch", "--dry-run", "s.py"]) == 2
+    assert "none.yaml does not exist" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_the_check_holds_in_each_precision(

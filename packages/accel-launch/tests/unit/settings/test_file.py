@@ -34,6 +34,8 @@ from accel_launch.settings.file import load, write
             "use_cpu: true\nfsdp_config: {fsdp_reshard_after_forward: FULL_SHARD, fsdp_sharding_strategy: 2}\n",
             "got 'FULL_SHARD' from .*:2",
         ),
+        ("use_cpu: true\nmixed_precision: bf16\nuse_cpu: false\n", ":3: `use_cpu` is said twice, .* in line 1"),
+        ("fsdp_config:\n  fsdp_version: 1\n  fsdp_version: 2\n", ":3: `fsdp_version` is said twice, .* in line 2"),
     ],
 )
 @requires("engine:fsdp")
@@ -86,6 +88,17 @@ def test_old_keys_become_todays(tmp_path: Path, old: dict, today: dict) -> None:
     assert file is not None
     assert file.config == today
     assert file.changes
+
+
+def test_a_key_that_says_the_same_twice_is_read(tmp_path: Path) -> None:
+    """A line that was copied contradicts nothing, and neither does a key beside the aliases that it overrides."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "debug: false\n<<: {use_cpu: true}\nuse_cpu: false\ndebug: false\ndynamo_config: {}\ndynamo_config: {}\n"
+    )
+    file = load(path)
+    assert file is not None
+    assert file.config == {"use_cpu": False, "debug": False, "dynamo_config": {}}
 
 
 @requires("engine:deepspeed")

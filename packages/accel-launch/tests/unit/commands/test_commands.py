@@ -249,6 +249,21 @@ def test_slips_are_named(
     assert said.count("\n") == bool(told)
 
 
+def test_a_variable_over_a_file_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Processes of a launch have such variables, so a launch that they start would leave its file without a word."""
+    (home / "c.yaml").write_text("use_cpu: true\nmixed_precision: bf16\n")
+    for name, value in {"USE_CPU": "True", "MIXED_PRECISION": "no", "DYNAMO_BACKEND": "no"}.items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    assert cli.main(["launch", "--config-file", "c.yaml", "--dry-run", "s.py"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ACCELERATE_MIXED_PRECISION outweighs" in line
+    assert "mixed_precision is 'no', not 'bf16' from c.yaml:2" in line
+    assert cli.main(["launch", "--config-file", "c.yaml", "--mixed-precision", "fp16", "--dry-run", "s.py"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_explain_shows_what_is_set_and_what_would_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Defaults are left to --all; the number of processes comes with the setting that decides it."""
     words = ["launch", "--explain", "--cpu", "--num-processes", "2", "s.py"]

@@ -306,7 +306,7 @@ def _rank_apart(lines: list[dict[str, Any]], what: str, name: str, relative: flo
     norm, digest = lines[0][what].get(name, (0.0, ""))
     for rank, line in enumerate(lines[1:], 1):
         other, others = line[what].get(name, (norm, digest))
-        if others != digest and abs(other - norm) > relative * norm + floor:  # equal bits need no tolerance
+        if others != digest and not abs(other - norm) <= relative * norm + floor < math.inf:  # equal bits are near
             return rank
     return None
 
@@ -372,7 +372,7 @@ def _updates(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleran
         found = _distance(noise.without(name, should), noise.without(name, moved))
         # A small update of a large weight is itself rounded when it is added.
         rounding = torch.finfo(value.dtype).eps * float(torch.linalg.vector_norm(value.double()))
-        if found is not None and not found[0] <= tolerance.update * found[1] + step * rounding:
+        if found is not None and not found[0] <= tolerance.update * found[1] + step * rounding < math.inf:
             text = _by_how_much(should, moved)
             yield Finding(step, "update", f"`{name}`", text, found[0] / (found[1] or 1.0))
 

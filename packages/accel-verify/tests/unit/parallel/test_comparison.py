@@ -99,6 +99,15 @@ def test_an_overflow_on_one_side_is_a_difference(make: MakeRun) -> None:
     assert ("gradient", "`weight`") in [(found.kind, found.where) for found in compare(one, make("ranks", 2))]
 
 
+@pytest.mark.parametrize("what", ["gradients", "weights"])
+@pytest.mark.parametrize(("rank", "norm"), [(1, float("nan")), (0, float("inf"))])
+def test_a_rank_that_overflows_alone_is_named(make: MakeRun, what: str, rank: int, norm: float) -> None:
+    """Nobody reduced what is infinite or NaN on one rank, whatever the other ranks have."""
+    ranks = make("ranks", 2)
+    ranks.steps[0][rank] = {**ranks.steps[0][rank], what: {**ranks.steps[0][rank][what], "weight": (norm, "other")}}
+    assert "ranks 0 and 1 disagree" in str(compare(make("one"), ranks)[0])
+
+
 @pytest.mark.parametrize(
     ("changed", "certain"),
     [

@@ -427,6 +427,8 @@ def test_policy_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "raise")
     assert TrackerHub().settings.policy == "raise"
     assert _hub(policy="off").settings.policy == "off"
+    monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "")
+    assert TrackerHub().settings.policy == "warn"
 
 
 def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):

@@ -17,6 +17,7 @@ from accel_core._records import record
 from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError, expect, expect_flags
 from accel_core.host import environ, installed
+from accel_core.logging import get_logger
 from accel_core.modules.held_memory import tell_if_exhausted
 from accel_core.optim.accumulation import Accumulation
 from accel_core.options.engines import engines, load, require
@@ -49,6 +50,9 @@ from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = ["UNSET", "Arguments", "arguments_now", "resolve"]
+
+
+_logger = get_logger(__name__)
 
 
 class _Unset:
@@ -287,6 +291,12 @@ def _window(given: Arguments) -> GradientAccumulationPlugin:
             "Use 1 to step on every batch."
         )
     from_environment = environ.integer("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+    if steps != 1 and from_environment not in (None, steps):
+        _logger.warning(
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=%s is not used; the script passes gradient_accumulation_steps=%s. "
+            "Leave one of them out.",
+            *(from_environment, steps),
+        )
     return GradientAccumulationPlugin(num_steps=steps if steps != 1 or from_environment is None else from_environment)
 
 

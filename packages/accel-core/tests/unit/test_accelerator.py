@@ -359,6 +359,13 @@ def test_environment_counts_where_no_argument_is_given() -> None:
     assert accelerator.state._cpu is True
 
 
+def test_an_argument_that_hides_a_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The script's accumulation counts; in Accelerate the variable would, so it is not hidden in silence."""
+    with patch_environment(ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4):
+        assert Accelerator(cpu=True, gradient_accumulation_steps=3).gradient_accumulation_steps == 3
+    assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is not used" in caplog.text
+
+
 def test_public_attributes_are_there() -> None:
     """Attributes that scripts read on an Accelerator, with their values on one process."""
     accelerator = Accelerator()

@@ -113,11 +113,20 @@ def _is_file(source: str | os.PathLike[str]) -> bool:
 def _read_file(path: str | os.PathLike[str]) -> object:
     with open(path, encoding="utf-8") as file:
         try:
-            return json.load(file)
+            return json.load(file, object_pairs_hook=_without_contradiction)
         except ValueError as error:
             raise ConfigurationError(
                 f"A DeepSpeed configuration is not JSON; got {os.fspath(path)!r} ({error}). Correct the file."
             ) from None
+
+
+def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a key that is there twice, as DeepSpeed does where it reads the file itself."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"the key {key!r} is there twice, with different values")
+    return found
 
 
 def _read_text(text: str) -> object:

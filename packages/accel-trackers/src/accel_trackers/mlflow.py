@@ -58,11 +58,10 @@ class MLflowTracker(TableTracker, GeneralTracker):
         description: str | None = None,
     ) -> None:
         super().__init__()
-        self.experiment_name = environ.text("MLFLOW_EXPERIMENT_NAME", experiment_name)
+        self.experiment_name = environ.text("MLFLOW_EXPERIMENT_NAME") or experiment_name
         self.logging_dir = None if logging_dir is None else os.fspath(logging_dir)
-        self.run_id = environ.text("MLFLOW_RUN_ID", run_id)
-        given = environ.text("MLFLOW_TAGS")
-        chosen = given if given is not None else tags
+        self.run_id = environ.text("MLFLOW_RUN_ID") or run_id
+        chosen = environ.text("MLFLOW_TAGS") or tags
         self.tags: dict[str, Any] | None = json.loads(chosen) if isinstance(chosen, str) else chosen
         self.nested_run = environ.flag("MLFLOW_NESTED_RUN", bool(nested_run))
         self.run_name = run_name

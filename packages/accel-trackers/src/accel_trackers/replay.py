@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_core.errors import TrackerError
+from accel_core.errors import ConfigurationError, TrackerError
 from accel_core.tracking import discovery
 from accel_core.tracking.handle import QUEUED
 from accel_core.tracking.session import Call, describe_error
@@ -53,15 +53,29 @@ def replay(
     has everything is removed. A file that is damaged, or whose run is still going on, is refused alone.
 
     Raises:
-        ConfigurationError: `to` is unknown.
+        ConfigurationError: `to` is unknown, or there are spool files and none is of one of `trackers`.
         MissingDependencyError: The library of `to` is not installed.
     """
     if to is not None:
         discovery.filter_trackers(to, logging_dir or ".")
+    _check_trackers(place, set(trackers or ()))
     outcomes: list[Outcome] = []
     for path in spool.find(place):
         outcomes += _replay_file(path, trackers, to, logging_dir, dict(init or {}), keep)
     return outcomes
+
+
+def _check_trackers(place: Path, wanted: set[str]) -> None:
+    """Refuse a tracker that no run had: that there is nothing to send it would be taken for a success."""
+    try:
+        known = {name for path in spool.find(place) for name in spool.read(path).trackers} if wanted else set()
+    except TrackerError:  # the file is refused by name, with the others
+        return
+    if known and wanted - known:
+        raise ConfigurationError(
+            f"No run below {place} logged to {', '.join(sorted(wanted - known))}; there are "
+            f"{', '.join(sorted(known))}. Choose among them with --tracker."
+        )
 
 
 def _replay_file(

@@ -4,6 +4,8 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import MLflowTracker
 from accel_trackers.conformance import LibraryConformance
@@ -54,3 +56,11 @@ class TestMLflow(LibraryConformance):
             exact=(place / "config.json").read_text(),
             runs=len(runs),
         )
+
+
+def test_variables_that_are_set_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not set: with an empty id, MLflow began another run, in the default experiment."""
+    for name in ("EXPERIMENT_NAME", "RUN_ID", "TAGS"):
+        monkeypatch.setenv(f"MLFLOW_{name}", "")
+    tracker = MLflowTracker("digits", tags='{"kind": "test"}')
+    assert (tracker.experiment_name, tracker.run_id, tracker.tags) == ("digits", None, {"kind": "test"})

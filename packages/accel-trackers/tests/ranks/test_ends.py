@@ -1,5 +1,6 @@
 """Runs that do not end as they should: without `end_training`, by an exception, by a kill."""
 
+import os
 import sys
 
 import pytest
@@ -36,6 +37,39 @@ if end == "kill":
 if end == "raise":
     raise ValueError("the script is wrong")
 """
+
+
+FORK = """
+import os
+from accel_core.accelerator import Accelerator
+from accel_core.tracking.tracker import GeneralTracker
+
+class Printing(GeneralTracker):
+    name = "printing"
+    requires_logging_directory = False
+    tracker = None
+    def log(self, values, step=None, **kwargs):
+        print(values, flush=True)
+
+accelerator = Accelerator(cpu=True, log_with=Printing())
+accelerator.init_trackers("project")
+child = os.fork()
+if child == 0:
+    accelerator.log({"loss": 1.0})
+    accelerator.log({"loss": 2.0})
+    os._exit(0)
+os.waitpid(child, 0)
+accelerator.log({"loss": 3.0})
+accelerator.end_training()
+"""
+
+
+def test_what_a_fork_logs_is_not_lost_in_silence(tmp_path):
+    """A forked process has none of the threads that take what is logged: it says so once, and its parent goes on."""
+    environment = os.environ | {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    done = limits.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK], env=environment)
+    assert (done.returncode, done.stdout) == (0, "{'loss': 3.0}\n"), done.stderr
+    assert done.stderr.count("they are not stored. Log in the process that called init_trackers.") == 1
 
 
 @requires("tensorboard")

@@ -120,6 +120,18 @@ def test_replay_sends_everything_to_the_same_run(tmp_path, capsys):
     assert "nothing to send" in capsys.readouterr().out
 
 
+def test_replay_to_a_tracker_that_no_run_had(tmp_path, capsys):
+    """A name that is misspelt is refused before anything is sent; where no spool is left, there is nothing to send."""
+    _failed_run(tmp_path)
+    Flaky.down = False
+    with pytest.raises(ConfigurationError, match="logged to flakey; there are flaky"):
+        run(_arguments("replay", tmp_path, "--tracker", "flaky", "--tracker", "flakey"))
+    assert Flaky.runs == {"run-0": []}
+    assert run(_arguments("replay", tmp_path, "--tracker", "flaky")) == 0
+    assert run(_arguments("replay", tmp_path, "--tracker", "flaky")) == 0
+    assert "nothing to send" in capsys.readouterr().out
+
+
 def test_replay_that_fails_goes_on_later(tmp_path, capsys):
     """What a failing replay sent is not sent again; the rest stays."""
     _failed_run(tmp_path, (1.0, 99, 2.0))

@@ -90,8 +90,8 @@ def first_integer(names: Iterable[str], default: int) -> int:
 
 
 def choice(name: str, allowed: Iterable[str], default: str) -> str:
-    """Return the variable in lower case, checked against `allowed`."""
-    value = os.environ.get(name, default).lower()
+    """Return the variable in lower case, checked against `allowed`, or `default` where it is not set or empty."""
+    value = (os.environ.get(name) or default).lower()
     words = list(allowed)
     if value not in words:
         raise ConfigurationError(f"Environment variable {name} cannot be {value!r}. Use one of {words}.")

@@ -75,7 +75,8 @@ class TrackerHub:
         self._recorder: Recorder | None = None
         self._seq = 0
         self._errors: list[TrackerError] = []
-        self._warned_of_start = False
+        self._warned_of_start = self._warned_of_fork = False
+        self._pid = 0
 
     @property
     def log_with(self) -> list[Any]:
@@ -174,7 +175,7 @@ class TrackerHub:
         """Begin a run that is finished at the latest when the process ends."""
         self.run_id = self._resumed.get("run_id") or uuid.uuid4().hex[:12]
         self._sessions, self._faces = {}, {}
-        self._distributor = TrackerWorker("tracker-queue")
+        self._distributor, self._pid = TrackerWorker("tracker-queue"), os.getpid()
         recorder = recorder_for(self.settings)
         if recorder is not None:
             run = {"run_id": self.run_id, "project": self._project, "trackers": list(names)}
@@ -444,7 +445,15 @@ class TrackerHub:
 
     def _queue(self, job: Job) -> None:
         assert self._distributor is not None, "a run that is open has its queue"
-        if not self._distributor.put(job):
+        if os.getpid() != self._pid:  # a fork has no threads: nobody would take the job
+            if not self._warned_of_fork:
+                self._warned_of_fork = True
+                self._warn(
+                    "Values were logged in process %d, a fork of process %d that runs the trackers; they are not "
+                    "stored. Log in the process that called init_trackers.",
+                    *(os.getpid(), self._pid),
+                )
+        elif not self._distributor.put(job):
             # A loop that does nothing but log is faster than the thread that hands out: it waits here.
             self._distributor.drain(self.settings.drain_seconds)
             self._distributor.put(job)

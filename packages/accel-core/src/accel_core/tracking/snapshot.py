@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections import deque
 from typing import TypeVar
 
 import torch
@@ -26,6 +29,19 @@ def _copied(value: object, depth: int) -> object:
             return {key: _copied(item, depth + 1) for key, item in value.items()}
         if isinstance(value, list | tuple) and kind in (list, tuple):
             return kind(_copied(item, depth + 1) for item in value)
+        if isinstance(value, dict | set | deque | bytearray) or dataclasses.is_dataclass(kind):
+            return _of_its_class(value, depth)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return value.copy()  # type: ignore[attr-defined]
     return value
+
+
+def _of_its_class(value: object, depth: int) -> object:
+    """Copy a container of another class, such as a Counter or a dataclass that a loop goes on counting in."""
+    try:
+        copied = copy.copy(value)
+    except Exception:  # a user's class may refuse to be copied, and logging must not raise for it
+        return value
+    if isinstance(copied, dict):
+        dict.update(copied, {key: _copied(item, depth + 1) for key, item in dict.items(copied)})
+    return copied

@@ -1,10 +1,12 @@
 """Tests of the hub where nothing records the run: queue, policy, steps, resume, other ranks."""
 
+import dataclasses
 import json
 import logging
 import os
 import tempfile
 import threading
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from accel_core.tracking import discovery, recording, worker
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.settings import TrackerKwargs
+from accel_core.tracking.snapshot import snapshot
 from accel_core.tracking.tracker import GeneralTracker
 
 
@@ -172,6 +175,48 @@ def test_values_are_copied_when_logged(tmp_path):
     tracker.gate.set()
     hub.finish()
     assert tracker.logged() == [(0, {"total": torch.tensor(0.0), "history": [1]})]
+
+
+class Uncopied(dict):
+    """A mapping that refuses to be copied."""
+
+    def __copy__(self):
+        """Refuse."""
+        raise TypeError("no copies")
+
+
+@dataclasses.dataclass
+class Meter:
+    """What a loop goes on counting in."""
+
+    count: int
+
+
+@pytest.mark.parametrize(
+    ("value", "changed"),
+    [
+        (Counter(a=1), lambda value: value.update("a")),
+        (defaultdict(list, a=[1]), lambda value: value["a"].append(2)),
+        (OrderedDict(a=torch.ones(1)), lambda value: value["a"].zero_()),
+        ({1, 2}, set.clear),
+        (deque([1, 2]), deque.clear),
+        (bytearray(b"ab"), bytearray.clear),
+        (Meter(1), lambda value: setattr(value, "count", 2)),
+    ],
+)
+def test_containers_of_every_class_are_copied(value, changed):
+    """A loop that clears its counter after it logged it changes nothing of what was logged; the class stays."""
+    before = repr(value)
+    copied = snapshot({"inner": [value]})["inner"][0]
+    changed(value)
+    assert type(copied) is type(value)
+    assert repr(copied) == before != repr(value)
+
+
+def test_what_refuses_to_be_copied_is_logged_as_it_is():
+    """Logging does not raise for a user's class."""
+    value = Uncopied(a=1)
+    assert snapshot([value])[0] is value
 
 
 def test_a_blocked_tracker_does_not_hold_the_run(caplog):
@@ -371,6 +416,8 @@ def test_policy_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "raise")
     assert TrackerHub().settings.policy == "raise"
     assert _hub(policy="off").settings.policy == "off"
+    monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "")
+    assert TrackerHub().settings.policy == "warn"
 
 
 def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):

@@ -46,7 +46,7 @@ def configure(args: argparse.Namespace) -> int:
         print("Nothing was written.")
         return 1
     _replace(config, path)
-    print(f"Wrote {path}. `accel launch` reads it" + ("." if not args.config_file else " with --config-file."))
+    print(f"Wrote {path}. `accel launch` reads it" + ("." if path == default_file() else " with --config-file."))
     return 0
 
 

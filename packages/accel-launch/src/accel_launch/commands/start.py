@@ -24,7 +24,7 @@ _PREVIEW = "accel_launch.commands.preview"
 def settings_from(args: argparse.Namespace) -> Settings:
     """Resolve a parsed command line."""
     inherited = environ.snapshot()
-    file = load_if_any(args.config_file or inherited.get("ACCEL_CONFIG_FILE") or None)
+    file = load_if_any(args.config_file or None)
     in_file = {} if file is None else file.settings_of(written_in(ALL, args))
     return Settings(
         resolve(ALL, args, environment=inherited, cluster=recognise(inherited), file=in_file),

@@ -105,6 +105,8 @@ def parse(text: str, path: Path) -> tuple[dict[Hashable, Any], Lines]:
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         loader = _Loader(text)
         node = loader.get_single_node()
+        if node is not None:
+            _refuse_repeated(node, path)
         config = {} if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise _unreadable(error, path) from None
@@ -129,6 +131,22 @@ def _unreadable(error: yaml.YAMLError, path: Path) -> ConfigurationError:
         f"The configuration file is neither YAML nor JSON; {path}{line}: {shortened(problem)}. Correct it, or write a "
         "new one with `accel config`."
     )
+
+
+def _refuse_repeated(node: yaml.Node, path: Path) -> None:
+    """Refuse a key that says one thing here and another thing there; YAML's reader would take the last."""
+    said: dict[str, yaml.Node] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        _refuse_repeated(value, path)
+        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":  # which may be there for each of several aliases
+            continue
+        first = said.setdefault(key.value, value)
+        if first is not value and yaml.serialize(first) != yaml.serialize(value):
+            line, before = key.start_mark.line + 1, first.start_mark.line + 1
+            raise ConfigurationError(
+                f"{path}:{line}: `{shortened(key.value)}` is said twice, differently; got another value in line "
+                f"{before}. Remove one of them."
+            )
 
 
 def _note_lines(node: yaml.Node, above: tuple[str, ...], lines: Lines) -> None:

@@ -77,6 +77,8 @@ class ConfigFile:
                 value = value.get(key) if isinstance(value, dict) else None
             if value is None or (setting.key == "cpu" and written & {"multi_gpu", "tpu"}):
                 continue
+            if setting.option is not None and value == setting.option.default == "auto":
+                continue  # what the processes take where the launcher says nothing
             found[setting.key] = _text_of(setting, value, self.where(*path)), self.where(*path)
         threads = self.config.get(_THREADS)
         if threads is not None:

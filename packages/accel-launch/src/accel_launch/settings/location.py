@@ -27,5 +27,8 @@ def default_json_file() -> Path:
 
 
 def default_file() -> Path | None:
-    """Return the default file that exists, YAML before JSON, or None."""
+    """Return the file that ACCEL_CONFIG_FILE names, else the default one that exists, YAML before JSON, or None."""
+    named = environ.text("ACCEL_CONFIG_FILE")
+    if named:
+        return Path(named).expanduser()  # also one that is missing, which its reader refuses by name
     return next((path for path in (default_yaml_file(), default_json_file()) if path.is_file()), None)

@@ -67,6 +67,12 @@ def _fsdp(config: dict[str, Any]) -> list[str]:
     if not isinstance(strategy, (dict, list)) and str(strategy) in map(str, range(1, len(_STRATEGIES) + 1)):
         section["fsdp_sharding_strategy"] = _STRATEGIES[int(str(strategy)) - 1]
         changes.append(f"fsdp_sharding_strategy {strategy} is now {section['fsdp_sharding_strategy']}")
+    # Accelerate writes the strategy of version 1 so; beside another strategy it stays, and is refused.
+    word = str(section.get("fsdp_reshard_after_forward")).upper()
+    first = str(section.get("fsdp_version", 1)) == "1" and word in _STRATEGIES
+    if first and str(section.setdefault("fsdp_sharding_strategy", word)).upper() == word:
+        del section["fsdp_reshard_after_forward"]
+        changes.append(f"fsdp_reshard_after_forward {word} of version 1 is now fsdp_sharding_strategy")
     return changes
 
 

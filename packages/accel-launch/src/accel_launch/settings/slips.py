@@ -24,10 +24,11 @@ _FLAGS = {
 
 
 def slips(settings: Settings) -> Iterator[str]:
-    """Yield a warning for a flag of the launcher after the script, an engine that --cpu leaves out, and absent GPUs."""
+    """Yield a warning for a flag after the script, a variable over a file, an engine left out, and absent GPUs."""
     written = _misplaced(settings)
     if written is not None:
         yield written
+    yield from _outweighed(settings)
     kind = settings.config.get("distributed_type")
     left_out = next((each for each in engines().values() if each.switch and each.label == kind), None)
     if left_out is not None and settings["cpu"] and not settings[left_out.switch]:
@@ -45,6 +46,19 @@ def slips(settings: Settings) -> Iterator[str]:
             f"{settings.source('gpu_ids')}, of which it has {', '.join(there) or 'none'}. The run uses "
             f"{'no others' if there else 'the CPU'}; correct it, or pass --cpu."
         )
+
+
+def _outweighed(settings: Settings) -> Iterator[str]:
+    """Yield a warning for each variable, perhaps left by an outer launch, that counts where Accelerate obeys a file."""
+    for key, setting in settings.resolved.items():
+        if setting.origin != "environment" or setting.where.startswith("ACCEL_"):
+            continue
+        for other in setting.overridden:
+            if other.origin == "file" and other.value != setting.value:
+                yield (
+                    f"the variable {setting.where} outweighs the configuration file; {key} is {setting.value!r}, not "
+                    f"{other.value!r} from {other.where}. Unset the variable if the file is meant."
+                )
 
 
 def _misplaced(settings: Settings) -> str | None:

@@ -249,6 +249,21 @@ def test_slips_are_named(
     assert said.count("\n") == bool(told)
 
 
+def test_a_variable_over_a_file_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Processes of a launch have such variables, so a launch that they start would leave its file without a word."""
+    (home / "c.yaml").write_text("use_cpu: true\nmixed_precision: bf16\n")
+    for name, value in {"USE_CPU": "True", "MIXED_PRECISION": "no", "DYNAMO_BACKEND": "no"}.items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    assert cli.main(["launch", "--config-file", "c.yaml", "--dry-run", "s.py"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ACCELERATE_MIXED_PRECISION outweighs" in line
+    assert "mixed_precision is 'no', not 'bf16' from c.yaml:2" in line
+    assert cli.main(["launch", "--config-file", "c.yaml", "--mixed-precision", "fp16", "--dry-run", "s.py"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_explain_shows_what_is_set_and_what_would_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Defaults are left to --all; the number of processes comes with the setting that decides it."""
     words = ["launch", "--explain", "--cpu", "--num-processes", "2", "s.py"]
@@ -357,6 +372,20 @@ def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> Non
     check = own_command("accel_launch.selfcheck")[1:]
     assert words_for(None, None) == ["--cpu", "--num-processes", "2", *check]
     assert words_for("c.yaml", 3) == ["--config-file", "c.yaml", "--num-processes", "3", *check]
+
+
+def test_the_file_of_the_variable_is_the_one_that_is_checked(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ACCEL_CONFIG_FILE names takes the default file's place in every command, not in a launch alone."""
+    (home / "c.yaml").write_text("num_processes: 3\nfp16: true\n")
+    monkeypatch.setenv("ACCEL_CONFIG_FILE", str(home / "c.yaml"))
+    assert words_for(None, None) == own_command("accel_launch.selfcheck")[1:]
+    assert cli.main(["config", "update"]) == 0
+    assert "mixed_precision: fp16" in (home / "c.yaml").read_text()
+    monkeypatch.setenv("ACCEL_CONFIG_FILE", "none.yaml")
+    assert cli.main(["launch", "--dry-run", "s.py"]) == 2
+    assert "none.yaml does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fresh_state")

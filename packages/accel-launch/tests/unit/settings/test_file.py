@@ -30,6 +30,12 @@ from accel_launch.settings.file import load, write
         ("distributed_type: MULTI_GPUS\n", "Did you mean MULTI_GPU"),
         ("num_processes: many\n", "got 'many' from .*config.yaml:1"),
         ("mixed_precision: fp7\n", "Give it one of no, fp16, bf16, fp8"),
+        (
+            "use_cpu: true\nfsdp_config: {fsdp_reshard_after_forward: FULL_SHARD, fsdp_sharding_strategy: 2}\n",
+            "got 'FULL_SHARD' from .*:2",
+        ),
+        ("use_cpu: true\nmixed_precision: bf16\nuse_cpu: false\n", ":3: `use_cpu` is said twice, .* in line 1"),
+        ("fsdp_config:\n  fsdp_version: 1\n  fsdp_version: 2\n", ":3: `fsdp_version` is said twice, .* in line 2"),
     ],
 )
 @requires("engine:fsdp")
@@ -66,6 +72,10 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
             {"fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_backward_prefetch": "BACKWARD_PRE"}},
         ),
         ({"fsdp_config": {"version": 2}}, {"fsdp_config": {"fsdp_version": 2}}),
+        (
+            {"fsdp_config": {"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}},
+            {"fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP"}},
+        ),
         ({"ipex_config": {"ipex": True}}, {}),
     ],
 )
@@ -78,6 +88,27 @@ def test_old_keys_become_todays(tmp_path: Path, old: dict, today: dict) -> None:
     assert file is not None
     assert file.config == today
     assert file.changes
+
+
+def test_a_key_that_says_the_same_twice_is_read(tmp_path: Path) -> None:
+    """A line that was copied contradicts nothing, and neither does a key beside the aliases that it overrides."""
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "debug: false\n<<: {use_cpu: true}\nuse_cpu: false\ndebug: false\ndynamo_config: {}\ndynamo_config: {}\n"
+    )
+    file = load(path)
+    assert file is not None
+    assert file.config == {"use_cpu": False, "debug": False, "dynamo_config": {}}
+
+
+@requires("engine:deepspeed")
+def test_auto_is_left_to_the_processes(tmp_path: Path) -> None:
+    """Many files for DeepSpeed say what its default is; a launch has nothing to decide then."""
+    path = tmp_path / "config.yaml"
+    path.write_text("deepspeed_config: {gradient_accumulation_steps: auto, gradient_clipping: auto, zero_stage: 3}\n")
+    file = load(path)
+    assert file is not None
+    assert file.settings_of(set()).keys() == {"zero_stage"}
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "config.json"])

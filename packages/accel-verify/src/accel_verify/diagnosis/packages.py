@@ -12,7 +12,12 @@ from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 __all__ = ["check_packages", "module_of", "optional_libraries"]
 
 _TOPIC = "Python and packages"
-_OURS = ("accel-core", "accel-launch", "accel-bigmodel", "accel-trackers", "accel-quant", "accel-verify", "accel-all")
+_ENGINES = ("accel-deepspeed", "accel-megatron", "accel-torchft")
+"""Packages that a run may do without."""
+_OURS = (
+    *("accel-core", "accel-launch", "accel-parallel", "accel-bigmodel", "accel-trackers", "accel-quant"),
+    *(*_ENGINES, "accel-verify", "accel-all"),
+)
 _DROP_IN = "accelerate"
 _NOT_FOR_RUNS = {"test", "testing"}
 _WITHOUT_EXTRA = ("torchao", "transformer_engine", "transformers")
@@ -58,14 +63,15 @@ def _misfits(ours: Distribution) -> list[DoctorFinding]:
     findings = []
     for requirement, extra in _requirements(ours):
         there, who = _installed(requirement.name), ours.metadata["Name"]
+        kind = warning if extra or who in _ENGINES else problem
         wanted = f"{requirement.name}{requirement.specifier}"
         remedy = f"Run `pip install '{wanted}'`."
         if there is None:
             if not extra:
-                findings.append(problem(_TOPIC, f"{who} needs {wanted}; it is not installed", remedy))
+                findings.append(kind(_TOPIC, f"{who} needs {wanted}; it is not installed", remedy))
         elif not requirement.specifier.contains(there.version, prereleases=True):
             message = f"{who}{f'[{extra}]' if extra else ''} needs {wanted}; got {there.version}"
-            findings.append((warning if extra else problem)(_TOPIC, message, remedy))
+            findings.append(kind(_TOPIC, message, remedy))
     return findings
 
 

@@ -7,6 +7,7 @@ the difference over the norm of the gradient, updates (weights less the weights 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -230,7 +231,8 @@ def _losses(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleranc
 
 
 def _apart(one: float, other: float, relative: float) -> bool:
-    return not abs(one - other) <= relative * max(abs(one), abs(other), 1e-12)  # NaN counts as different
+    # Written so that NaN and infinity count as different; within a share of infinity lies every number.
+    return not abs(one - other) <= relative * max(abs(one), abs(other), 1e-12) < math.inf
 
 
 def _rows(run: RecordedRun, step: int) -> list[str]:
@@ -281,8 +283,8 @@ def _gradients(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toler
         if found is None:
             text = f"its shape is {tuple(theirs[name].shape)} instead of {tuple(value.shape)}"
             yield Finding(step, "gradient", f"`{name}`", text)
-        # Written so that NaN differs.
-        elif not found[0] <= tolerance.gradient * found[1] + floor * value.numel() ** 0.5:
+        # Written so that NaN and infinity differ.
+        elif not found[0] <= tolerance.gradient * found[1] + floor * value.numel() ** 0.5 < math.inf:
             yield Finding(step, "gradient", f"`{name}`", _by_how_much(value, theirs[name]), found[0] / (found[1] or 1))
     for name in theirs.keys() - ours.keys():
         yield Finding(step, "gradient", f"`{name}`", "there is one, and one process has none")
@@ -304,7 +306,7 @@ def _rank_apart(lines: list[dict[str, Any]], what: str, name: str, relative: flo
     norm, digest = lines[0][what].get(name, (0.0, ""))
     for rank, line in enumerate(lines[1:], 1):
         other, others = line[what].get(name, (norm, digest))
-        if others != digest and abs(other - norm) > relative * norm + floor:  # equal bits need no tolerance
+        if others != digest and not abs(other - norm) <= relative * norm + floor < math.inf:  # equal bits are near
             return rank
     return None
 
@@ -370,7 +372,7 @@ def _updates(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleran
         found = _distance(noise.without(name, should), noise.without(name, moved))
         # A small update of a large weight is itself rounded when it is added.
         rounding = torch.finfo(value.dtype).eps * float(torch.linalg.vector_norm(value.double()))
-        if found is not None and not found[0] <= tolerance.update * found[1] + step * rounding:
+        if found is not None and not found[0] <= tolerance.update * found[1] + step * rounding < math.inf:
             text = _by_how_much(should, moved)
             yield Finding(step, "update", f"`{name}`", text, found[0] / (found[1] or 1.0))
 
@@ -384,8 +386,8 @@ def _metrics(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleran
             # Of equal values, the number of rows says nothing.
             if (expected[2] and found[2]) or expected[0] == found[0]:
                 means = [total / max(1, rows) for rows, total, _ in (expected, found)]
-                size = max(abs(means[0]), abs(means[1]), 1e-12)
-                if abs(means[0] - means[1]) > max(100 * tolerance.loss, 1e-3) * size:
+                same = means[0] == means[1] or all(map(math.isnan, means))  # a metric may hold -inf or NaN as a filler
+                if not same and _apart(means[0], means[1], max(100 * tolerance.loss, 1e-3)):
                     text = f"mean {means[1]:.6g} instead of {means[0]:.6g}"
                     yield Finding(step, "metrics", where, text, abs(means[0] - means[1]))
                     return

@@ -16,6 +16,7 @@ before.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -23,7 +24,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -32,7 +33,6 @@ from torch import Tensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.tensor_file import buffer_of
-from accel_core.comm.tree import recursively_apply
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
 from accel_core.plugins.project import ProjectConfiguration
@@ -139,7 +139,7 @@ class ResumeRecorder:
                 "torch": digest(torch.get_rng_state()),
                 "device": digest(accelerator._runtime.world.hardware.rng_state()),
                 "Python": digest(random.getstate()),
-                "NumPy": digest(str(numpy.random.get_state()[1].tolist())) if numpy is not None else "",
+                "NumPy": digest(numpy.random.get_state()) if numpy is not None else "",
             },
         }
 
@@ -175,33 +175,31 @@ def _count(optimizer: Any) -> int:
 
 
 def digest(value: object) -> str:
-    """Return a checksum of tensors in any nest, or of the text of anything else."""
+    """Return a checksum of what a nest holds: bytes of tensors and arrays, the text of anything else."""
     state = hashlib.blake2b(digest_size=8)
-
-    def add(tensor: Tensor) -> Tensor:
-        plain = tensor.detach().to("cpu").contiguous()
-        state.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-        state.update(buffer_of(plain))
-        return tensor
-
-    if isinstance(value, Tensor):
-        add(value)
-    elif isinstance(value, (dict, list, tuple)):
-        recursively_apply(add, value)
-        state.update(repr([item for item in _leaves(value) if not isinstance(item, Tensor)]).encode())
-    else:
-        state.update(repr(value).encode())
+    for leaf in _leaves(value):
+        if isinstance(leaf, Tensor):
+            plain = leaf.detach().to("cpu").contiguous()
+            state.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
+            state.update(buffer_of(plain))
+        else:
+            state.update(f"{leaf!r},".encode())
     return state.hexdigest()
 
 
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, dict):
+def _leaves(value: Any) -> Iterator[object]:
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             yield key
             yield from _leaves(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from _leaves(inner)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _leaves([getattr(value, field.name) for field in dataclasses.fields(value)])
+    elif type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        # The text of an array leaves out digits, and most elements of a large one.
+        yield from (value.dtype.str, value.shape, value.tolist())
     else:
         yield value
 

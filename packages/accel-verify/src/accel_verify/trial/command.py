@@ -26,6 +26,6 @@ COMMAND = Command(
     "Run a few steps of a script on one process and on two, and compare results, speed and memory.",
     _add_arguments,
     runner_of("accel_verify.trial.run"),
-    "Nothing that the script saves is written. The exit status is 0 where both train alike, 1 where they do not or one "
-    "fails, and 2 for a wrong argument.",
+    "What the script saves by its Accelerator is not written; other files are, so give it a folder for them. The exit "
+    "status is 0 where both train alike, 1 where they do not or one fails, and 2 for a wrong argument.",
 )

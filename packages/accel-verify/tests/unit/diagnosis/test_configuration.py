@@ -24,6 +24,15 @@ def test_no_file_is_fine() -> None:
     ]
 
 
+def test_the_file_of_the_variable_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch reads what ACCEL_CONFIG_FILE names, so its old keys are told."""
+    (tmp_path / "c.yaml").write_text("fp16: true\n")
+    monkeypatch.setenv("ACCEL_CONFIG_FILE", str(tmp_path / "c.yaml"))
+    states = [(each.state, each.what) for each in check_configuration(None, settings_of)]
+    assert states[0] == ("ok", f"{tmp_path / 'c.yaml'} can be read")
+    assert ("warning", f"{tmp_path / 'c.yaml'} has keys of older versions: fp16 is now mixed_precision") in states
+
+
 @pytest.mark.parametrize(
     ("text", "what", "remedy"),
     [

@@ -50,6 +50,25 @@ def test_requirements_are_compared_with_what_is_installed(
     assert remedy in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("accel-parallel", "problem"),
+        ("accel-deepspeed", "warning"),
+        ("accel-megatron", "warning"),
+        ("accel-torchft", "warning"),
+    ],
+)
+def test_packages_of_engines_are_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, wanted: str
+) -> None:
+    """One that needs another accel-core is told: a problem, or a warning where a run may do without that engine."""
+    install(tmp_path, name, "0.1.0", "accel-core>=9")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    [(state, what, _)] = of(check_packages(), name)
+    assert (state, what.partition(";")[0]) == (wanted, f"{name} needs accel-core>=9")
+
+
 def test_python_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package for a later Python is a problem."""
     install(tmp_path, "accel-quant", "0.1.0", python=">=4")

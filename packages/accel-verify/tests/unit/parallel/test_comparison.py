@@ -66,6 +66,7 @@ def test_what_is_gradient_noise_may_move_otherwise(make: MakeRun) -> None:
     [
         ({"losses": [[2.1, None]]}, "loss", "2.1 instead of 2"),
         ({"losses": [[float("nan"), None]]}, "loss", "nan instead of 2"),
+        ({"losses": [[float("inf"), None]]}, "loss", "inf instead of 2"),
         ({"losses": [[2.1, None]], "rows": [["b", "a"]]}, "loss", "the rows that ranks read are not those"),
         ({"losses": [[2.1, None]], "draws": True}, "loss", "the script draws random numbers for each batch"),
         ({"losses": [[2.1, None]], "drawn": {"noise.py:3": ["first"]}}, "loss", "2.1 instead of 2"),
@@ -76,6 +77,7 @@ def test_what_is_gradient_noise_may_move_otherwise(make: MakeRun) -> None:
         ),
         ({"clipped": None}, "clipping", "rank 0 does not clip"),
         ({"clipped": 4.0}, "clipping", "returned 4 on rank 0 instead of 5.5"),
+        ({"clipped": float("inf")}, "clipping", "returned inf on rank 0 instead of 5.5"),
         ({"rates": [0.2]}, "learning rate", "0.2 on rank 0 instead of 0.1"),
         ({"seed": "one for all"}, "dropout", "ranks 0 and 1 draw the same masks for different data"),
         ({"weights": {"weight": torch.ones(4)}}, "update", "it did not move"),
@@ -88,6 +90,22 @@ def test_each_kind_of_difference_is_named(make: MakeRun, changed: dict[str, Any]
     first = compare(one, make("ranks", 2, **changed))[0]
     assert (first.step, first.kind) == (1, kind)
     assert text in str(first)
+
+
+def test_an_overflow_on_one_side_is_a_difference(make: MakeRun) -> None:
+    """One process whose gradients overflow skips its step; every number lies within a share of infinity."""
+    overflow = {"weight": torch.tensor([1.0, float("inf"), 3.0, 4.0])}
+    one = make("one", gradients=GRADIENTS | overflow, weights=BEFORE)
+    assert ("gradient", "`weight`") in [(found.kind, found.where) for found in compare(one, make("ranks", 2))]
+
+
+@pytest.mark.parametrize("what", ["gradients", "weights"])
+@pytest.mark.parametrize(("rank", "norm"), [(1, float("nan")), (0, float("inf"))])
+def test_a_rank_that_overflows_alone_is_named(make: MakeRun, what: str, rank: int, norm: float) -> None:
+    """Nobody reduced what is infinite or NaN on one rank, whatever the other ranks have."""
+    ranks = make("ranks", 2)
+    ranks.steps[0][rank] = {**ranks.steps[0][rank], what: {**ranks.steps[0][rank][what], "weight": (norm, "other")}}
+    assert "ranks 0 and 1 disagree" in str(compare(make("one"), ranks)[0])
 
 
 @pytest.mark.parametrize(
@@ -129,6 +147,10 @@ def test_weighted_losses_are_sums_over_sums(make: MakeRun) -> None:
         ([[3, 1.0, False]], [[2, 1.0, False]], "2 rows instead of 3"),
         ([[3, 1.0, False]], [[3, 2.0, False]], "mean 0.666667 instead of 0.333333"),
         ([[1, 2.0, True]], [[2, 4.0, True]], ""),
+        ([[3, 1.0, False]], [[3, float("nan"), False]], "mean nan instead of 0.333333"),
+        ([[3, 1.0, False]], [[3, float("inf"), False]], "mean inf instead of 0.333333"),
+        ([[3, float("-inf"), False]], [[3, float("-inf"), False]], ""),
+        ([[3, float("nan"), False]], [[3, float("nan"), False]], ""),
     ],
 )
 def test_metrics_are_rows_and_means(make: MakeRun, of_one: list[Any], of_ranks: list[Any], text: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import random
 import sys
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -44,3 +48,44 @@ def test_random_numbers_of_the_device_are_compared(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(CpuDevice, "rng_state", lambda _, value=value: torch.tensor([value], dtype=torch.uint8))
         found.append(watched._state(accelerator)["random states"])
     assert found[0] != found[1] == found[2]
+
+
+@pytest.mark.usefixtures("fresh_state")
+def test_every_random_number_counts() -> None:
+    """One number more or less is another random state, of NumPy's generator too, which fills its table rarely."""
+    accelerator, watched = Accelerator(cpu=True), recorder.ResumeRecorder(io.StringIO(), 0, 1, "-", "-", "-")
+    for name, draw in {"torch": torch.rand, "Python": lambda _: random.random(), "NumPy": numpy.random.rand}.items():
+        draw(1)
+        before = watched._state(accelerator)["random states"]
+        assert watched._state(accelerator)["random states"] == before
+        draw(1)
+        after = watched._state(accelerator)["random states"]
+        assert {each for each in before if before[each] != after[each]} - {"device"} == {name}
+
+
+@dataclasses.dataclass
+class Batch:
+    """A batch of a class of its own."""
+
+    inputs: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        lambda tensor: tensor,
+        lambda tensor: {"inputs": [tensor]},
+        lambda tensor: UserDict(inputs=tensor),  # as tokenizers give
+        lambda tensor: UserDict(inputs=tensor.numpy()),
+        lambda tensor: [tensor.numpy()],
+        lambda tensor: Batch(tensor),
+    ],
+)
+@pytest.mark.parametrize("size", [2, 2000])
+def test_every_element_of_a_batch_counts(container: Callable[[torch.Tensor], object], size: int) -> None:
+    """The text of an array shows some digits, and a few elements of a large one; a batch is compared by all."""
+    batch = torch.linspace(0, 1, size)
+    other = batch.clone()
+    other[size // 2] += 2**-23
+    assert recorder.digest(container(batch)) == recorder.digest(container(batch.clone()))
+    assert recorder.digest(container(batch)) != recorder.digest(container(other))

@@ -33,6 +33,7 @@ from accel_core.options.engines import engines, load
 from accel_core.plugins.handlers import KwargsHandler
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
+from accel_core.precision import scaler as scalers
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
@@ -246,7 +247,7 @@ class Runtime:
     ) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         if isinstance(optimizer, AcceleratedOptimizer):
-            optimizer.averages = self.averages
+            optimizer.averages, optimizer.siblings = self.averages, self.optimizers
             if all(kept is not optimizer for kept in self.optimizers):
                 self.optimizers.append(optimizer)
             return optimizer
@@ -261,7 +262,7 @@ class Runtime:
             stepper=self.strategy.stepper(optimizer),
             gradient_state=self.gradient_state,
         )
-        wrapper.averages = self.averages
+        wrapper.averages, wrapper.siblings = self.averages, self.optimizers
         wrapper.place(self.world.device)
         self.optimizers.append(wrapper)
         return wrapper
@@ -353,6 +354,8 @@ class Runtime:
         """
         for average in self.averages:
             average.refuse_applied("save_state() or load_state()")
+        if self.scaler is not None:
+            scalers.adapt(self.scaler)
         states = [average.state for average in self.averages]
         return replace(self, optimizers=[*self.optimizers, *states]) if states else self
 
@@ -378,6 +381,9 @@ class Runtime:
             self.has_trained = True
             if self.world.size > 1:
                 slips.warn_of_bypassed(self.models)
+        if self.scaler is not None:  # gradients of other batches of a window have the scale as it is
+            bare = [_bare(optimizer) for optimizer in self.optimizers]
+            scalers.begin(self.scaler, bare, adapts=not accumulation.ends_several)
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
         if joined.noted and self.world.size > 1:
@@ -398,6 +404,11 @@ class Runtime:
         chosen = self.optimizers if optimizers is None else optimizers
         self.precision.unscale(_bare(item) for item in (chosen if isinstance(chosen, list | tuple) else [chosen]))
 
+    @property
+    def scale_left(self) -> float:
+        """What gradients stay multiplied by, for fp16, until their window ends."""
+        return 1.0 if self.scaler is None or self.gradient_state.sync_gradients else self.scaler.get_scale()
+
     @contextmanager
     def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
         """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`."""
@@ -412,6 +423,8 @@ class Runtime:
 
     def prepared(self) -> dict[str, Any]:
         """Return what was prepared and registered, for `adopt` in another process."""
+        if self.scaler is not None:
+            scalers.adapt(self.scaler)  # torch's is pickled between steps only
         return {name: getattr(self, name) for name in (*_PREPARED, *_REGISTERED, "scaler", "step")}
 
     def adopt(self, prepared: Mapping[str, Any]) -> None:
@@ -419,7 +432,7 @@ class Runtime:
         for name, value in prepared.items():
             setattr(self, name, value)
         for optimizer in self.optimizers:
-            optimizer.averages = self.averages
+            optimizer.averages, optimizer.siblings = self.averages, self.optimizers
         for model in self.models:
             self.strategy._own(model)
 
@@ -429,6 +442,8 @@ class Runtime:
             getattr(self, name).clear()
         self.averages.clear()
         self.accumulation.restart()
+        if self.scaler is not None:
+            scalers.forget(self.scaler)
 
 
 def _bare(optimizer: object) -> Any:

@@ -114,6 +114,12 @@ class Accumulation:
         return self.gradient_state.num_steps if self._window is None else self._window
 
     @property
+    def ends_several(self) -> bool:
+        """Whether the batch whose block is open ends a window of several."""
+        longer = _claim.inside is not None and self._window is not None and self._window > 1
+        return longer and self.gradient_state.sync_gradients
+
+    @property
     def is_weighted(self) -> bool:
         """Whether the losses of the current window have weights."""
         return self._weight is not None

@@ -13,6 +13,7 @@ from accel_core.comm.tree import recursively_apply
 from accel_core.host import heartbeat
 from accel_core.modules import joined
 from accel_core.optim.lomo import is_lomo
+from accel_core.precision import scaler as scalers
 from accel_core.state.gradient import GradientState
 
 if TYPE_CHECKING:
@@ -104,10 +105,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._accelerate_step_called = False
         self._found_inf: torch.Tensor | None = None
         self.averages: list[ModelAverage] = []
-        self._plain_step: Callable[..., Any] = optimizer.step
-        self._patched_step: Callable[..., Any] | None = None
-        if scaler is not None:
-            self._patched_step = patch_optimizer_step(self, self._plain_step)
+        self.siblings: list[AcceleratedOptimizer] = []  # which the Accelerator has prepared, this one among them
 
     def place(self, device: torch.device) -> None:
         """Move the optimizer's state to `device`, where it was asked to and there is any.
@@ -254,12 +252,14 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def _scaled_step(self, scaler: torch.amp.GradScaler, closure: Callable[[], Any] | None) -> object:
         """Step through the scaler, and note whether it found infinite gradients and skipped."""
         self._accelerate_step_called = False
-        self.optimizer.step = self._patched_step
+        scalers.adapt(scaler, [self.optimizer])  # where it steps again without a backward pass of the Accelerator
+        plain = self.optimizer.step  # which somebody may have exchanged
+        self.optimizer.step = patch_optimizer_step(self, plain)
         try:
             result = scaler.step(self.optimizer, closure) if closure is not None else scaler.step(self.optimizer)
-            scaler.update()
+            scalers.adapt(scaler, [each.optimizer for each in self.siblings if each.scaler is scaler])
         finally:
-            self.optimizer.step = self._plain_step
+            self.optimizer.step = plain
         self._is_overflow = not self._accelerate_step_called
         return result
 
@@ -275,12 +275,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # A schedule made for this wrapper puts a `step` of its own into it, which belongs to this object.
-        left_out = {"_plain_step", "_patched_step", "_accelerate_step_called", "_found_inf", "averages", "step"}
+        left_out = {"_accelerate_step_called", "_found_inf", "averages", "siblings", "step"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._accelerate_step_called = False
-        self._found_inf, self.averages = None, []
-        self._plain_step = self.optimizer.step
-        self._patched_step = None if self.scaler is None else patch_optimizer_step(self, self._plain_step)
+        self._found_inf, self.averages, self.siblings = None, [], []

@@ -20,7 +20,7 @@ from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError
+from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules import empty, joined, linear_loss
@@ -384,6 +384,8 @@ class Runtime:
         if self.scaler is not None:  # gradients of other batches of a window have the scale as it is
             bare = [_bare(optimizer) for optimizer in self.optimizers]
             scalers.begin(self.scaler, bare, adapts=not accumulation.ends_several)
+        if weight is not None and (accumulation.is_closed or self.gradient_state.awaits_step):
+            self._refuse_second_loss()
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
         if joined.noted and self.world.size > 1:
@@ -392,6 +394,24 @@ class Runtime:
             factor = accumulation.close_weighted(self.world)
             if factor is not None:
                 strategy.scale_gradients(factor, accumulation.models or self.models, self.optimizers)
+                self.gradient_state.awaits_step = True
+
+    def _refuse_second_loss(self) -> None:
+        """Refuse a loss with a weight whose window was completed without it.
+
+        Raises:
+            StateError: One of several batches was, or one whose gradients are still there.
+        """
+        models = self.accumulation.models or self.models
+        parameters = (parameter for model in models for parameter in model.parameters())
+        here = self.gradient_state.awaits_step and any(parameter.grad is not None for parameter in parameters)
+        if here or (self.accumulation.is_closed and self.accumulation.ends_several):
+            raise StateError(
+                "A window of losses with weights is complete with the first backward pass of its last batch; got "
+                "another such loss before optimizer.step(), or in a window of several batches. Add up the losses that "
+                "a batch has for one model; of several models, step each before the loss of the next, with one batch "
+                "in a window."
+            )
 
     def timed(self, part: str) -> AbstractContextManager[None]:
         """Return a block whose time counts for a part of the step, where a meter measures it."""

@@ -11,6 +11,7 @@ import torch
 
 from accel_core.comm.tree import recursively_apply
 from accel_core.host import heartbeat
+from accel_core.logging import get_logger
 from accel_core.modules import joined
 from accel_core.optim.lomo import is_lomo
 from accel_core.precision import scaler as scalers
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from accel_core.optim.average import ModelAverage
 
 __all__ = ["AcceleratedOptimizer", "Stepper", "move_to_device", "patch_optimizer_step"]
+
+_logger = get_logger(__name__)
 
 
 class Stepper(Protocol):
@@ -186,6 +189,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         if not self.gradient_state.sync_gradients:
             return
+        self.gradient_state.awaits_step = False
         if self._stepper is not None:
             self._stepper.zero_grad(set_to_none)
         elif set_to_none is None or "set_to_none" not in inspect.signature(self.optimizer.zero_grad).parameters:
@@ -224,10 +228,22 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         heartbeat.beat()
         if not self.gradient_state.sync_gradients:
+            if closure is not None:
+                self._warn_of_uncalled()
             return None
+        self.gradient_state.awaits_step = False
+        torch.clear_autocast_cache()  # an autocast block around the loop would compute on with the weights before
         if self.averages:
             return self._step_and_average(closure)
         return None if self._updates_in_backward else self._step(closure)
+
+    def _warn_of_uncalled(self) -> None:
+        """Warn of a batch that is lost, because only the closure would compute its gradients."""
+        if all(parameter.grad is None for group in self.param_groups for parameter in group["params"]):
+            _logger.warning_once(
+                "Inside of an accumulation window a step does nothing, and calls no closure; got one in a batch that "
+                "has left no gradients, and trains nothing. Use gradient_accumulation_steps=1 with this optimizer."
+            )
 
     def _step_and_average(self, closure: Callable[[], Any] | None) -> object:
         """Step, and let averages follow a step that was really made."""

@@ -989,11 +989,14 @@ class Accelerator(FunctionControl):
         expect(max_norm is not None, max_norm, "Gradients are clipped to a number", "Pass one, or leave the call out.")
         runtime = self._runtime
         strategy = runtime.strategy
+        scale = 1.0
         if strategy.number_format.scaler is not None:
             self.unscale_gradients()
+            scale = runtime.scale_left
         # Made without the constructor that a named tuple has in Python, which is 2 µs of every step.
-        clip = tuple.__new__(Clip, (_listed(parameters), max_norm, norm_type, runtime.models))
-        return strategy.clip_grad_norm_(clip)
+        clip = tuple.__new__(Clip, (_listed(parameters), max_norm * scale, norm_type, runtime.models))
+        norm = strategy.clip_grad_norm_(clip)
+        return norm if scale == 1.0 else norm / scale
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Clip each gradient element to [-clip_value, clip_value].
@@ -1016,7 +1019,8 @@ class Accelerator(FunctionControl):
             raise _negative("clip_value", clip_value)
         runtime = self._runtime
         self.unscale_gradients()
-        runtime.strategy.clip_grad_value_(Clip(_listed(parameters), clip_value, models=runtime.models))
+        limit = clip_value * runtime.scale_left
+        runtime.strategy.clip_grad_value_(Clip(_listed(parameters), limit, models=runtime.models))
 
     @property
     def optimizer_step_was_skipped(self) -> bool:

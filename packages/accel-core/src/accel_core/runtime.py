@@ -20,7 +20,7 @@ from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError
+from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules import empty, joined, linear_loss
@@ -33,6 +33,7 @@ from accel_core.options.engines import engines, load
 from accel_core.plugins.handlers import KwargsHandler
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
+from accel_core.precision import scaler as scalers
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
@@ -234,7 +235,7 @@ class Runtime:
     ) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         if isinstance(optimizer, AcceleratedOptimizer):
-            optimizer.averages = self.averages
+            optimizer.averages, optimizer.siblings = self.averages, self.optimizers
             if all(kept is not optimizer for kept in self.optimizers):
                 self.optimizers.append(optimizer)
             return optimizer
@@ -249,7 +250,7 @@ class Runtime:
             stepper=self.strategy.stepper(optimizer),
             gradient_state=self.gradient_state,
         )
-        wrapper.averages = self.averages
+        wrapper.averages, wrapper.siblings = self.averages, self.optimizers
         wrapper.place(self.world.device)
         self.optimizers.append(wrapper)
         return wrapper
@@ -337,6 +338,8 @@ class Runtime:
         """Return the run as it lies in a checkpoint, averages as optimizers; refuse one whose average is in place."""
         for average in self.averages:
             average.refuse_applied("save_state() or load_state()")
+        if self.scaler is not None:
+            scalers.adapt(self.scaler)
         states = [average.state for average in self.averages]
         return replace(self, optimizers=[*self.optimizers, *states]) if states else self
 
@@ -362,6 +365,11 @@ class Runtime:
             self.has_trained = True
             if self.world.size > 1:
                 slips.warn_of_bypassed(self.models)
+        if self.scaler is not None:  # gradients of other batches of a window have the scale as it is
+            bare = [_bare(optimizer) for optimizer in self.optimizers]
+            scalers.begin(self.scaler, bare, adapts=not accumulation.ends_several)
+        if weight is not None and (accumulation.is_closed or self.gradient_state.awaits_step):
+            self._refuse_second_loss()
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
         if joined.noted and self.world.size > 1:
@@ -370,6 +378,24 @@ class Runtime:
             factor = accumulation.close_weighted(self.world)
             if factor is not None:
                 strategy.scale_gradients(factor, accumulation.models or self.models, self.optimizers)
+                self.gradient_state.awaits_step = True
+
+    def _refuse_second_loss(self) -> None:
+        """Refuse a loss with a weight whose window was completed without it.
+
+        Raises:
+            StateError: One of several batches was, or one whose gradients are still there.
+        """
+        models = self.accumulation.models or self.models
+        parameters = (parameter for model in models for parameter in model.parameters())
+        here = self.gradient_state.awaits_step and any(parameter.grad is not None for parameter in parameters)
+        if here or (self.accumulation.is_closed and self.accumulation.ends_several):
+            raise StateError(
+                "A window of losses with weights is complete with the first backward pass of its last batch; got "
+                "another such loss before optimizer.step(), or in a window of several batches. Add up the losses that "
+                "a batch has for one model; of several models, step each before the loss of the next, with one batch "
+                "in a window."
+            )
 
     def timed(self, part: str) -> AbstractContextManager[None]:
         """Return a block whose time counts for a part of the step, where a meter measures it."""
@@ -381,6 +407,11 @@ class Runtime:
             return
         chosen = self.optimizers if optimizers is None else optimizers
         self.precision.unscale(_bare(item) for item in (chosen if isinstance(chosen, list | tuple) else [chosen]))
+
+    @property
+    def scale_left(self) -> float:
+        """What gradients stay multiplied by, for fp16, until their window ends."""
+        return 1.0 if self.scaler is None or self.gradient_state.sync_gradients else self.scaler.get_scale()
 
     @contextmanager
     def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
@@ -396,6 +427,8 @@ class Runtime:
 
     def prepared(self) -> dict[str, Any]:
         """Return what was prepared and registered, for `adopt` in another process."""
+        if self.scaler is not None:
+            scalers.adapt(self.scaler)  # torch's is pickled between steps only
         return {name: getattr(self, name) for name in (*_PREPARED, *_REGISTERED, "scaler", "step")}
 
     def adopt(self, prepared: Mapping[str, Any]) -> None:
@@ -403,7 +436,7 @@ class Runtime:
         for name, value in prepared.items():
             setattr(self, name, value)
         for optimizer in self.optimizers:
-            optimizer.averages = self.averages
+            optimizer.averages, optimizer.siblings = self.averages, self.optimizers
         for model in self.models:
             self.strategy._own(model)
 
@@ -413,6 +446,8 @@ class Runtime:
             getattr(self, name).clear()
         self.averages.clear()
         self.accumulation.restart()
+        if self.scaler is not None:
+            scalers.forget(self.scaler)
 
 
 def _bare(optimizer: object) -> Any:

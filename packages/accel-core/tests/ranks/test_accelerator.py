@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import RemoteRankError
+from accel_core.errors import PreparationError, RemoteRankError
 from accel_core.host.versions import is_torch_version
 from accel_core.options.enums import DDPCommunicationHookType, DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
@@ -92,6 +92,24 @@ def test_sync_can_be_triggered_after_forwards_under_no_sync() -> None:
         with accelerator.trigger_sync_in_backward(model):
             accelerator.backward(second)
     torch.testing.assert_close(model.module.weight.grad, torch.full((1, 3), 3.0))
+
+
+@pytest.mark.parametrize("frozen", ["a part", "all"])
+@world(2)
+def test_gradients_of_what_was_unfrozen_are_refused(frozen: str) -> None:
+    """Parameters that were frozen in `prepare` are averaged by nobody; apart, under no_sync, ranks may train them."""
+    accelerator = Accelerator(cpu=True)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    (model[0] if frozen == "a part" else model).requires_grad_(False)
+    prepared = accelerator.prepare(model)
+    batch = torch.full((2, 3), 1.0 + accelerator.process_index)
+    model.requires_grad_(True)
+    if frozen == "a part":
+        with accelerator.no_sync(prepared):
+            accelerator.backward(prepared(batch).sum())
+        model.zero_grad()
+    with pytest.raises(PreparationError, match=r"that were frozen then: 0\.weight, 0\.bias"):
+        accelerator.backward(prepared(batch).sum())
 
 
 @world(2)

@@ -9,6 +9,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.comm.objects import gather_object
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.optim.local_sgd import LocalSGD
+from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.testing import world
 
 
@@ -53,6 +54,29 @@ def test_weights_are_averaged_every_few_steps():
     assert model.require_backward_grad_sync, "gradients are synchronized again after the block"
     weights = gather_object([[parameter.tolist() for parameter in model.parameters()]])
     assert weights[0] == weights[1]
+
+
+@world(2)
+def test_processes_scale_losses_alike_behind_the_block():
+    """An overflow of one process in the block lets no scales differ behind it, where gradients are averaged scaled."""
+    settings = GradScalerKwargs(init_scale=256.0)
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[settings])
+    model = torch.nn.Linear(3, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def step(batch):
+        optimizer.zero_grad()
+        accelerator.backward(model(batch).mean())
+        optimizer.step()
+
+    with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=2) as local_sgd:
+        for number in range(2):
+            step(torch.full((2, 3), float("inf") if number == accelerator.process_index == 1 else 1.0))
+            local_sgd.step()
+    step(torch.full((2, 3), 1.0 + accelerator.process_index))
+    states = gather_object([(accelerator.scaler.state_dict(), [each.tolist() for each in model.parameters()])])
+    assert states[0] == states[1]
+    assert states[0][0]["scale"] == 128.0
 
 
 @world(2)

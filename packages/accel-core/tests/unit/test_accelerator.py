@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,105 @@ def test_clipping_unscales_once_for_any_number_of_calls() -> None:
     accelerator.clip_grad_norm_(model[2].parameters(), 1e9)
     for ours, expected in zip(model.parameters(), plain, strict=True):
         torch.testing.assert_close(ours.grad, expected)
+
+
+def test_clipping_in_an_open_window_counts_no_scale() -> None:
+    """Under fp16, gradients of a window that goes on are clipped as those of fp32 are, although they stay scaled."""
+    found = []
+    for precision in ("no", "fp16"):
+        AcceleratorState._reset_state(True)
+        accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        norms = []
+        for batch in torch.linspace(0, 1, 16).view(2, 2, 4):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).mean())
+                norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.5))
+                accelerator.clip_grad_value_(model.parameters(), 0.4)
+        found.append((*norms, model.weight.grad))
+    for mixed, full in zip(*found, strict=True):
+        torch.testing.assert_close(mixed, full, rtol=1e-2, atol=1e-3)
+
+
+def test_a_second_loss_with_a_weight_is_refused_before_a_step() -> None:
+    """Its gradients would be added to those of a complete mean; behind a step, or cleared gradients, it is another."""
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for end in (optimizer.step, optimizer.zero_grad, model.zero_grad):
+        model.zero_grad()
+        accelerator.backward(model(torch.ones(3, 2)).sum(), weight=3)
+        before = model.weight.grad.clone()
+        with pytest.raises(StateError, match=r"another such loss before optimizer\.step\(\)"):
+            accelerator.backward(model(torch.ones(5, 2)).sum(), weight=5)
+        torch.testing.assert_close(model.weight.grad, before)
+        end()
+        accelerator.backward(model(torch.ones(5, 2)).sum(), weight=5)
+        optimizer.step()
+
+
+def test_two_models_do_not_share_a_window_of_weights() -> None:
+    """In a window of several batches the weights of both would add up, and the loss of the second is refused."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    made = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    *models, one, other = accelerator.prepare(*models, *made)
+    for last in (False, True):
+        with accelerator.accumulate(*models):
+            accelerator.backward(models[0](torch.ones(3, 2)).sum(), weight=3)
+            one.step()
+            with pytest.raises(StateError, match="in a window of several") if last else nullcontext():
+                accelerator.backward(models[1](torch.ones(3, 2)).sum(), weight=3)
+            other.step()
+
+
+def test_blocks_of_other_models_in_one_window_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """With two batches in a window, the block of the first model never ended one; one block of both is no mistake."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    first, second = accelerator.prepare(nn.Linear(2, 1), nn.Bilinear(2, 2, 1))
+    for _ in range(2):
+        with accelerator.accumulate(first, second):
+            pass
+    assert not caplog.records
+    with accelerator.accumulate(first):
+        pass
+    with accelerator.accumulate(second):
+        pass
+    (record,) = caplog.records
+    assert "got blocks of Linear and Bilinear in it" in record.getMessage()
+
+
+def test_a_batch_that_only_a_closure_would_train_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Inside of a window no closure is called; one beside gradients that are there is no mistake."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = nn.Linear(2, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.LBFGS(model.parameters()))
+    for computes in (True, False):
+        model.zero_grad()
+        accelerator.step = 0
+        with accelerator.accumulate(model):
+            if computes:
+                accelerator.backward(model(torch.ones(1, 2)).sum())
+            optimizer.step(lambda: 1 / 0)
+        assert len(caplog.records) == (not computes)
+    assert "got one in a batch that has left no gradients" in caplog.text
+
+
+def test_weights_that_changed_are_cast_anew_in_an_autocast_block() -> None:
+    """A loop inside of one autocast block computes with the weights that it has trained."""
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = nn.Linear(4, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    batch = torch.ones(2, 4)
+    with accelerator.autocast():
+        before = model(batch)
+        accelerator.backward(before.mean())
+        optimizer.step()
+        inside = model(batch)
+    assert not torch.equal(inside, before)
+    torch.testing.assert_close(inside, model(batch), rtol=0, atol=0)
 
 
 def test_clipping_returns_the_norm_before() -> None:

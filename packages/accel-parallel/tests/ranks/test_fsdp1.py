@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
 from accel_core.testing import world
@@ -178,6 +180,35 @@ def test_recomputed_blocks_and_scaled_gradients() -> None:
     accelerator.backward(loss * (float("inf") if accelerator.is_main_process else 1.0))
     optimizer.step()
     assert optimizer.step_was_skipped
+
+
+@world(2)
+def test_an_optimizer_of_which_one_rank_has_no_part_is_clipped() -> None:
+    """Under fp16, ranks unscale together also where one has nothing of the biases that an optimizer trains."""
+    accelerator = Accelerator(
+        cpu=True,
+        mixed_precision="fp16",
+        fsdp_plugin=plugin(use_orig_params=True),
+        kwargs_handlers=[GradScalerKwargs(init_scale=64.0)],
+    )
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 4)
+    net = copy.deepcopy(plain)
+    net, weights, biases = accelerator.prepare(net, *(torch.optim.SGD([p], lr=0.1) for p in net.parameters()))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for batch in torch.rand(2, 2, 4):
+        accelerator.backward(net(batch).mean())
+        norm = accelerator.clip_grad_norm_(net.parameters(), 0.1)
+        plain(batch).mean().backward()
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(plain.parameters(), 0.1), rtol=1e-2, atol=0)
+        for each in (weights, biases, optimizer):
+            each.step()
+            each.zero_grad()
+        assert not accelerator.optimizer_step_was_skipped
+    parts = accelerator.gather(torch.tensor([each.numel() for each in net.parameters()])[None])
+    assert parts[:, 1].min() == 0, "one rank has no part of the biases"
+    for trained, expected in zip(accelerator.get_state_dict(net).values(), plain.state_dict().values(), strict=True):
+        torch.testing.assert_close(trained, expected, rtol=0, atol=1e-3)
 
 
 @world(2)

@@ -12,6 +12,7 @@ import torch
 
 from accel_core.comm.collectives import reduce
 from accel_core.errors import ConfigurationError, StateError
+from accel_core.logging import get_logger
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
 
@@ -33,6 +34,7 @@ class _Claim:
         self.counted: tuple[int | None, int | None] = (None, None)
 
 
+_logger = get_logger(__name__)
 _claim = _Claim()  # an object: writing an attribute of a class makes Python look all its methods up anew, 4 µs a step
 
 
@@ -49,6 +51,7 @@ class Accumulation:
         num_steps: Batches of a full window, as they were when the last one was counted.
         models: The models that the current batch trains; empty for all.
         amount: Total weight of the last window whose losses had weights, over all ranks.
+        is_closed: Whether the gradients of such a window were completed in the current batch.
     """
 
     def __init__(self, gradient_state: GradientState) -> None:
@@ -59,6 +62,7 @@ class Accumulation:
         self.num_steps = 1
         self._weight: torch.Tensor | None = None
         self.amount = 0.0
+        self.is_closed = False
 
     def advance(self) -> bool:
         """Count one batch, and decide whether it synchronizes gradients."""
@@ -79,6 +83,7 @@ class Accumulation:
             self.step += 1
             sync = self.step % num_steps == 0
         state.sync_gradients = sync
+        self.is_closed = state.awaits_step = False
         return sync
 
     def _length(self, num_steps: int, loader: Any) -> int:
@@ -112,6 +117,12 @@ class Accumulation:
     def divisor(self) -> int:
         """What the loss of the current batch is divided by."""
         return self.gradient_state.num_steps if self._window is None else self._window
+
+    @property
+    def ends_several(self) -> bool:
+        """Whether the batch whose block is open ends a window of several."""
+        longer = _claim.inside is not None and self._window is not None and self._window > 1
+        return longer and self.gradient_state.sync_gradients
 
     @property
     def is_weighted(self) -> bool:
@@ -149,7 +160,7 @@ class Accumulation:
         if self._weight is None:
             return None
         total = self._weight
-        self._weight = None
+        self._weight, self.is_closed = None, True
         # Each rank's backward added up gradients of sums, and synchronizing took their mean over ranks. Multiplying by
         # (number of ranks ÷ total weight) leaves the gradient of (sum of all losses ÷ sum of all weights). Where
         # several ranks are one replica, each counts its data's weight and its mean gradient as often, so the quotient
@@ -183,6 +194,8 @@ class Batch:
 
     def __enter__(self) -> None:
         accumulation = self._accumulation
+        if accumulation.step % accumulation.num_steps and accumulation.models != self._models:
+            self._warn_of_others(accumulation.models)
         sync = accumulation.advance()
         accumulation.models = self._models
         if accumulation.num_steps > 1:
@@ -193,6 +206,15 @@ class Batch:
             context = self._no_sync(model)
             context.__enter__()
             self._entered.append(context)
+
+    def _warn_of_others(self, models: tuple[torch.nn.Module, ...]) -> None:
+        """Warn of models that share no block with those whose window is open: some would never step."""
+        if models and self._models and set(map(id, models)).isdisjoint(map(id, self._models)):
+            _logger.warning_once(
+                "Every block of accumulate() counts a batch of the one window; got blocks of "
+                f"{type(models[0]).__name__} and {type(self._models[0]).__name__} in it, so that it ends in blocks of "
+                "one of them more often. Pass all models that a batch trains to one block: accumulate(*models)."
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -102,19 +102,24 @@ class ModelAverage:
         """
         self.refuse_applied("applied()")
         self._check()
-        with torch.no_grad():
-            kept = [_exchanged(weight, average) for weight, average in self._pairs(self.state.averages)]
+        kept: list[Tensor | None] = []
         self._is_applied = True
         try:
+            with torch.no_grad():
+                for weight, average in self._pairs(self.state.averages):
+                    kept.append(_exchanged(weight, average))
+            torch.clear_autocast_cache()  # an autocast block around this one keeps weights that it has cast
             yield self.model
         finally:
             self._held()  # an evaluation may have left gathered averages, with which the next pass would go on
             with torch.no_grad():
-                for (weight, average), before in zip(self._pairs(self.state.averages), kept, strict=True):
+                # Fewer were exchanged where memory ran out.
+                for (weight, average), before in zip(self._pairs(self.state.averages), kept, strict=False):
                     if before is None:
                         _exchanged(weight, average)
                     else:
                         weight.copy_(before)
+            torch.clear_autocast_cache()
             self._is_applied = False
 
     @torch.no_grad()

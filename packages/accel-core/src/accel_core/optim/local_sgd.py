@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from accel_core.comm.objects import gather_object
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 
 __all__ = ["LocalSGD"]
@@ -71,6 +72,7 @@ class LocalSGD:
         self._unsynchronized.__exit__(kind, error, trace)
         if error is None:
             self._average()
+            self._agree_on_scale()
 
     def step(self) -> None:
         """Count one optimizer step, and average the weights where a round ends; call it after `optimizer.step()`."""
@@ -87,3 +89,10 @@ class LocalSGD:
         with torch.no_grad():
             for parameter, mean in zip(parameters, means, strict=True):
                 parameter.copy_(mean)
+        torch.clear_autocast_cache()  # of a block around this one
+
+    def _agree_on_scale(self) -> None:
+        """Scale losses alike again: of fp16, each process adapted its scale to its own gradients."""
+        scaler = self.accelerator.scaler
+        if scaler is not None and scaler.is_enabled():
+            scaler.load_state_dict(min(gather_object([scaler.state_dict()]), key=lambda state: state["scale"]))

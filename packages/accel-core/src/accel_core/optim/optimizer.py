@@ -11,14 +11,18 @@ import torch
 
 from accel_core.comm.tree import recursively_apply
 from accel_core.host import heartbeat
+from accel_core.logging import get_logger
 from accel_core.modules import joined
 from accel_core.optim.lomo import is_lomo
+from accel_core.precision import scaler as scalers
 from accel_core.state.gradient import GradientState
 
 if TYPE_CHECKING:
     from accel_core.optim.average import ModelAverage
 
 __all__ = ["AcceleratedOptimizer", "Stepper", "move_to_device", "patch_optimizer_step"]
+
+_logger = get_logger(__name__)
 
 
 class Stepper(Protocol):
@@ -104,10 +108,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self._accelerate_step_called = False
         self._found_inf: torch.Tensor | None = None
         self.averages: list[ModelAverage] = []
-        self._plain_step: Callable[..., Any] = optimizer.step
-        self._patched_step: Callable[..., Any] | None = None
-        if scaler is not None:
-            self._patched_step = patch_optimizer_step(self, self._plain_step)
+        self.siblings: list[AcceleratedOptimizer] = []  # which the Accelerator has prepared, this one among them
 
     def place(self, device: torch.device) -> None:
         """Move the optimizer's state to `device`, where it was asked to and there is any.
@@ -188,6 +189,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         if not self.gradient_state.sync_gradients:
             return
+        self.gradient_state.awaits_step = False
         if self._stepper is not None:
             self._stepper.zero_grad(set_to_none)
         elif set_to_none is None or "set_to_none" not in inspect.signature(self.optimizer.zero_grad).parameters:
@@ -226,10 +228,22 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """
         heartbeat.beat()
         if not self.gradient_state.sync_gradients:
+            if closure is not None:
+                self._warn_of_uncalled()
             return None
+        self.gradient_state.awaits_step = False
+        torch.clear_autocast_cache()  # an autocast block around the loop would compute on with the weights before
         if self.averages:
             return self._step_and_average(closure)
         return None if self._updates_in_backward else self._step(closure)
+
+    def _warn_of_uncalled(self) -> None:
+        """Warn of a batch that is lost, because only the closure would compute its gradients."""
+        if all(parameter.grad is None for group in self.param_groups for parameter in group["params"]):
+            _logger.warning_once(
+                "Inside of an accumulation window a step does nothing, and calls no closure; got one in a batch that "
+                "has left no gradients, and trains nothing. Use gradient_accumulation_steps=1 with this optimizer."
+            )
 
     def _step_and_average(self, closure: Callable[[], Any] | None) -> object:
         """Step, and let averages follow a step that was really made."""
@@ -254,12 +268,14 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def _scaled_step(self, scaler: torch.amp.GradScaler, closure: Callable[[], Any] | None) -> object:
         """Step through the scaler, and note whether it found infinite gradients and skipped."""
         self._accelerate_step_called = False
-        self.optimizer.step = self._patched_step
+        scalers.adapt(scaler, [self.optimizer])  # where it steps again without a backward pass of the Accelerator
+        plain = self.optimizer.step  # which somebody may have exchanged
+        self.optimizer.step = patch_optimizer_step(self, plain)
         try:
             result = scaler.step(self.optimizer, closure) if closure is not None else scaler.step(self.optimizer)
-            scaler.update()
+            scalers.adapt(scaler, [each.optimizer for each in self.siblings if each.scaler is scaler])
         finally:
-            self.optimizer.step = self._plain_step
+            self.optimizer.step = plain
         self._is_overflow = not self._accelerate_step_called
         return result
 
@@ -275,12 +291,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         # A schedule made for this wrapper puts a `step` of its own into it, which belongs to this object.
-        left_out = {"_plain_step", "_patched_step", "_accelerate_step_called", "_found_inf", "averages", "step"}
+        left_out = {"_accelerate_step_called", "_found_inf", "averages", "siblings", "step"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._accelerate_step_called = False
-        self._found_inf, self.averages = None, []
-        self._plain_step = self.optimizer.step
-        self._patched_step = None if self.scaler is None else patch_optimizer_step(self, self._plain_step)
+        self._found_inf, self.averages, self.siblings = None, [], []

@@ -20,7 +20,8 @@ class AcceleratedScheduler:
     A schedule is usually written for one process. Its batches are spread over N processes, so by default it moves N
     times for each optimizer step and ends at the same sample as with one process. A schedule that counts optimizer
     steps itself needs `step_scheduler_with_optimizer=False` or `split_batches=True`; at its first step the log says at
-    which optimizer step a schedule with a known length will end. Behind the end of one with `total_steps` it stays.
+    which optimizer step a schedule with a known length will end. Behind the end of one with `total_steps` it stays. A
+    schedule that is given a metric or an epoch moves once for it.
 
     Args:
         scheduler: The schedule to wrap.
@@ -80,7 +81,8 @@ class AcceleratedScheduler:
         for optimizer in self.optimizers:
             if optimizer.step_was_skipped:
                 return
-        times = self._times
+        # What it is given, such as a metric, it gets once: several times, the same metric would be no improvement.
+        times = self._times if all(each is None for each in (*args, *kwargs.values())) else 1
         if times == 1 and not self._has_end:
             self.scheduler.step(*args, **kwargs)
             return

@@ -67,6 +67,7 @@ class GradientState:
     _fresh: list[weakref.ref[Any]]
     _training: weakref.ref[Any] | None
     _latest: _Reading | None
+    awaits_step: bool  # gradients of losses with weights are complete, and no optimizer has stepped or cleared any
     meter: Any  # of the run that measures its steps, or what else passes batches on, or `None`
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
@@ -81,6 +82,7 @@ class GradientState:
                 _training=None,
                 _latest=None,
                 meter=None,
+                awaits_step=False,
             )
         if gradient_accumulation_plugin is not None:
             wanted = gradient_accumulation_plugin.to_kwargs()

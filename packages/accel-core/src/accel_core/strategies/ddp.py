@@ -38,6 +38,7 @@ class DataParallelStrategy(Strategy):
         super().__init__(parts)
         # A wrapper holds its model, so a strong reference to it would keep both alive forever.
         self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[DistributedDataParallel]] = WeakIdKeyDictionary()
+        self._frozen: MutableMapping[torch.nn.Module, list[ReferenceType[torch.nn.Parameter]]] = WeakIdKeyDictionary()
         # By their identities, which nothing else gets while a wrapper lives: it holds its parameters.
         self._averaged: MutableMapping[torch.nn.Module, frozenset[int]] = WeakIdKeyDictionary()
 
@@ -66,6 +67,11 @@ class DataParallelStrategy(Strategy):
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap a model that has parameters to train; the same model again gives the same wrapper."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        frozen = [each for name, each in model.named_parameters() if not each.requires_grad and name not in left_out]
+        self._frozen.pop(model, None)
+        if frozen:
+            self._frozen[model] = [ref(each) for each in frozen]
         if not trained:
             return model
         wrapper = self._wrapper_of(model)
@@ -93,6 +99,35 @@ class DataParallelStrategy(Strategy):
                 "parameters before prepare(), or delete the prepared model, call accelerator.free_memory() and "
                 "prepare everything again."
             )
+
+    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
+        """Also refuse, where gradients are averaged, those of parameters that were frozen in `prepare`.
+
+        Raises:
+            PreparationError: There are such gradients.
+        """
+        super().backward(loss, **kwargs)
+        for model, frozen in self._frozen.items() if self._frozen else ():
+            for reference in frozen:
+                parameter = reference()
+                if parameter is not None and parameter.requires_grad and parameter.grad is not None:
+                    self._refuse_unfrozen(model)
+
+    def _refuse_unfrozen(self, model: torch.nn.Module) -> None:
+        wrapper = self._wrapper_of(model)
+        if wrapper is None and model in self._wrappers:
+            return  # it was let go of
+        state = self.parts.accumulation.gradient_state
+        if not (state.sync_gradients if wrapper is None else wrapper.require_backward_grad_sync):
+            return
+        frozen = {id(reference()) for reference in self._frozen[model]}
+        names = [name for name, each in model.named_parameters() if id(each) in frozen and each.grad is not None]
+        raise PreparationError(
+            "DistributedDataParallel averages the gradients of the parameters that a model trained when it was "
+            f"prepared; got gradients of {len(names)} that were frozen then: {', '.join(names[:3])}. Unfreeze "
+            "parameters before prepare(), or delete the prepared model, call accelerator.free_memory() and prepare "
+            "everything again."
+        )
 
     def _wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
         # A subclass may have a plugin of its own, beside the arguments of DDP.

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import CheckpointError, ConfigurationError, PreparationError, StateError
@@ -38,6 +39,56 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     """Compare parameters and buffers bit for bit."""
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_it_is_cast_anew_in_an_autocast_block() -> None:
+    """Inside of an autocast block, the average computes inside of `applied()`, and the weights behind it."""
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model, _ = prepared(accelerator, nn.Linear(5, 2))
+    ema = accelerator.ema(model)
+    with torch.no_grad():
+        model.weight.add_(1)
+    batch, scores = batches()[0], []
+    with accelerator.autocast():
+        scores += [model(batch)]
+        with ema.applied():
+            scores += [model(batch)]
+        scores += [model(batch)]
+    with ema.applied():
+        torch.testing.assert_close(scores[1], model(batch), rtol=0, atol=0)
+    assert not torch.equal(scores[0], scores[1])
+    torch.testing.assert_close(scores[0], scores[2], rtol=0, atol=0)
+
+
+class Full(TorchDispatchMode):
+    """A machine whose memory has room for one copy of a tensor, none for the second, and for the next ones again."""
+
+    left = 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse further copies."""
+        if func is torch.ops.aten._to_copy.default:
+            self.left -= 1
+            if self.left == -1:
+                raise torch.OutOfMemoryError("no memory is left")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_come_back_where_memory_runs_out(dtype: torch.dtype) -> None:
+    """An average that does not fit is applied in no part: weights and averages are what they were."""
+    accelerator = Accelerator(cpu=True)
+    model, _ = prepared(accelerator, net(dtype))
+    ema = accelerator.ema(model)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    before, averages = copy.deepcopy(model), [each.clone() for each in ema.state.averages.values()]
+    with pytest.raises(torch.OutOfMemoryError), Full(), ema.applied():
+        pytest.fail("it was applied")
+    assert same(model, before)
+    assert all(map(torch.equal, ema.state.averages.values(), averages))
+    with ema.applied():
+        assert not same(model, before)
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
@@ -40,6 +40,19 @@ def test_waits_inside_a_window(adjust: bool) -> None:
     schedule.step()
     assert schedule.get_last_lr() == [1.0]
     assert schedule._step_count == counted
+
+
+def test_a_metric_counts_once_on_any_number_of_replicas() -> None:
+    """A schedule that waits for better metrics sees each of them once, as one process does."""
+    metrics, rates = (3.0, 3.0, 2.0, 2.0, 2.0, 2.0), []
+    for replicas in (1, 3):
+        optimizer = AcceleratedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0))
+        schedule = AcceleratedScheduler(ReduceLROnPlateau(optimizer, patience=2), optimizer, replicas=replicas)
+        for metric in metrics:
+            schedule.step(metric)
+            rates.append(schedule.get_last_lr())
+    assert rates[:6] == rates[6:]
+    assert rates[0] != rates[5]
 
 
 def test_waits_for_a_skipped_step() -> None:

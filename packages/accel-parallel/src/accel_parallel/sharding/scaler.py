@@ -24,6 +24,8 @@ def together(precision: Precision, asked: PrecisionRequest, world: World) -> Pre
 class SpreadGradScaler(torch.amp.GradScaler):
     """Lets all ranks skip a step, or none."""
 
+    process_group = None  # the default one; by this name of torch, `unscale` knows that it exchanges
+
     # torch's own cannot unscale parts and whole tensors together, and a rank that alone overflowed would skip alone.
     @torch.no_grad()
     def _unscale_grads_(

@@ -12,7 +12,7 @@ from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.presharded import already_sharded
 from accel_core.data.skip import skip_first_batches
-from accel_core.errors import DataError, DoubleShardingError, RemoteRankError
+from accel_core.errors import CollectiveError, DataError, DoubleShardingError, RemoteRankError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
 from accel_core.testing import requires, world
@@ -110,6 +110,19 @@ def test_a_rank_that_fails_stops_all(dispatch):
     assert ("sample 6 is broken" in str(caught.value)) == (rank == 0 or dispatch)
     assert not GradientState().in_dataloader
     assert len(seen) < 7
+
+
+@world(3)
+def test_a_batch_that_cannot_be_sent_stops_all():
+    """Where rank 0 reads what cannot be pickled, every rank gets an error that says so, and the next epoch is read."""
+    rank = ensure().rank
+    batches = [torch.ones(2), torch.ones(2), torch.ones(2), [lambda: None]]
+    loader = prepare_data_loader(DataLoader(batches, batch_size=None), dispatch_batches=True, put_on_device=False)
+    for _ in range(2):
+        with pytest.raises(RemoteRankError if rank else CollectiveError, match="pickl"):
+            list(loader)
+        assert not GradientState().in_dataloader
+    assert len(list(prepare_data_loader(DataLoader(batches[:3], batch_size=None), dispatch_batches=True))) == 1
 
 
 @world(3)

@@ -425,7 +425,7 @@ class Replicas:
             return True
         if not self.is_decided:
             self.is_decided = True
-            self._is_made = self._is_steady = self._manager is not None and bool(self._manager.should_commit())
+            self._is_made = self._is_steady = self._manager is not None and self._should_commit()
             if self._is_made:
                 self._make()
             else:
@@ -434,6 +434,20 @@ class Replicas:
                 _logger.info("A step is not made, and its samples are read again: %s", why)
         return self._is_made
 
+    def _should_commit(self) -> bool:
+        """Return whether the step is to be made; with no answer in time, as of a process that was stopped, it is not.
+
+        Raises:
+            TimeoutError: Other processes of this replica may have got an answer.
+        """
+        try:
+            return bool(self._manager.should_commit())
+        except TimeoutError:
+            if self._world.size > 1:
+                raise
+            self.leave()  # where the others made the step, this replica takes over their state
+            return False
+
     def close(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it."""
         self._weight, self._is_steady = 0.0, False
@@ -441,7 +455,7 @@ class Replicas:
         self._tell(_CLOSING)
         rows = self._heard()
         apart = self._channel.any(any(row[3] >= 0 for row in self._told))
-        if bool(self._manager.should_commit()) and rows is not None:
+        if self._should_commit() and rows is not None:
             self._advance()
             return True
         if apart:  # the others are further: this one comes back where they are, and takes over their state once more

@@ -207,7 +207,7 @@ class Replicas:
         """Try once; where too few came, or the connection failed, there is another try."""
         left = deadline - time.monotonic()
         failure = nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
-        is_asked = False
+        is_asked, held = False, None
         if left > 0:
             try:
                 manager = self._manager or self._connect(left)
@@ -217,14 +217,14 @@ class Replicas:
                 self._ask(left)
                 is_asked, failure = True, str(manager.errored() or "")
                 held, self._held = self._held, None
-                if held is not None:
-                    self._restore(held)
             except TimeoutError:
                 failure = nobody
             except (RuntimeError, ConnectionError) as error:
                 failure = f"{type(error).__name__}: {error}"
             finally:
                 self._rests.clear()
+        if held is not None:
+            self._restore(held)  # an error ends this replica: tried again, it would lose the others step after step
         told = self._channel.exchange((failure, is_asked, len(self.living), self._notes.has("finished")))
         failures = [each for each, *_ in told if each]
         if failures and deadline <= time.monotonic():

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.devices.cpu import CpuDevice
-from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.errors import CheckpointMismatchError, ConfigurationError, PreparationError, StateError
 from accel_core.host.environ import text
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
@@ -245,6 +245,18 @@ def test_a_step_that_nobody_decides_in_time_is_made_again(
         plain.step()
         plain.zero_grad()
     torch.testing.assert_close(connected.unwrap_model(model).state_dict(), alone.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft calls it
+def test_a_replica_whose_objects_differ_ends(connected: Accelerator) -> None:
+    """Where the state of the others does not fit, it would ask for it again in each step, and no step would be made."""
+    connected.prepare(nn.Linear(1, 1))
+    replicas = connected.replicas
+    replicas._held = replicas._capture()
+    replicas._held["run"]["models"].clear()
+    with pytest.raises(CheckpointMismatchError, match="has the same models; got 0 there, and 1 here"):
+        replicas.meet()
 
 
 @pytest.mark.usefixtures("replica")

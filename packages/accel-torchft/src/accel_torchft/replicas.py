@@ -511,6 +511,12 @@ class Replicas:
             limit = self._settings.quorum_timeout + self._settings.timeout
             self._notes.write(f"at-{self.number}", f"{self.life} {limit:g} {self.step if trains else '-'}")
 
+    def is_left_behind(self) -> bool:
+        """Return whether others made steps without this one, as while it was stopped; the same on all processes."""
+        others = (self._notes.read(f"at-{each}", "- 0 -") for each in range(self.size) if each != self.number)
+        steps = (int(step) for *_, step in map(str.split, others) if step != "-")
+        return self._channel.broadcast(self._world.rank == 0 and any(step > self.step for step in steps))
+
     def publish(self, epochs: dict[int, int]) -> None:
         """Let replicas that come know which epochs are over."""
         if self._world.is_main:

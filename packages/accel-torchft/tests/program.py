@@ -1,14 +1,16 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
-    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [brief] [saving] [once] [fp16]
+    program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [brief] [saving] [pausing] [once]
+        [fp16]
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. With `giving` for the step,
 the first replica dies that gives its state to another one behind the start. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
 A `hasty` one waits 3 s for others, and begins where its latest checkpoint is; one that is `brief` exchanges for 4 s at
-most. One that is `saving` saves its state every 4 steps, and may be killed at it. One that lives `once` does not come
-back. Where there is a file `hold`, the first one waits between two epochs until it is gone.
+most. One that is `saving` saves its state every 4 steps, and may be killed at it; where they are `pausing`, the first
+one stops itself in its first save. One that lives `once` does not come back. Where there is a file `hold`, the first
+one waits between two epochs until it is gone.
 """
 
 import os
@@ -154,7 +156,14 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     accelerator.register_for_checkpointing(Witness(give))
+
+    def pause() -> None:
+        if "pausing" in sys.argv and name == "0-0" and not (folder / "paused").exists():
+            (folder / "paused").touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     accelerator.register_save_state_pre_hook(lambda *_: die("saving"))
+    accelerator.register_save_state_pre_hook(lambda *_: pause())
 
     def starts(number: int) -> int:
         return len([*folder.glob(f"start-{number}-*")])

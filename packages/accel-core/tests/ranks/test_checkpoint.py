@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,19 @@ def everywhere(value: Any) -> list[Any]:
     """Gather a value from all ranks."""
     values: list[Any] = gather_object([value])
     return values
+
+
+@world(2)
+def test_a_hook_that_deletes_the_folder_fails_on_all_ranks(tmp_path: Path) -> None:
+    """Rank 0 alone looks at what hooks wrote; where it cannot, nobody waits for it, and the next save is made."""
+    own = build(1)
+    if own.world.is_main:
+        own.save_state_pre_hooks[0] = lambda models, weights, output_dir: shutil.rmtree(output_dir)
+    errors = everywhere(raised(save_state, own, tmp_path / "ckpt"))
+    assert errors[0] == errors[1]
+    assert "FileNotFoundError" in errors[0][1]
+    own.save_state_pre_hooks.clear()
+    assert save_state(own, tmp_path / "ckpt") == tmp_path / "ckpt"
 
 
 @world(2)

@@ -45,6 +45,18 @@ def test_values_of_some_ranks():
     assert channel.exchange(here.rank) == [0, 1, 2]
 
 
+@world(3)
+def test_a_value_of_some_ranks_that_cannot_be_pickled():
+    """The member whose value it is says so, the other members name it, and then they trade again."""
+    here = ensure()
+    channel = Channel(here, "a test")
+    for _ in range(2):
+        with pytest.raises(RemoteRankError if here.rank != 1 else CollectiveError, match=r"pickl") as caught:
+            channel.exchange_among([lambda: None] if here.rank == 1 else [here.rank], (0, 1, 2))
+        assert (here.rank == 1) != ("rank 1 failed" in str(caught.value))
+    assert channel.exchange_among(here.rank, (0, 1, 2)) == [0, 1, 2]
+
+
 @world(2)
 def test_a_source_that_is_no_rank_or_differs():
     """A broadcast from nobody is refused, and so is one whose source differs; every rank is told."""

@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.presharded import already_sharded
 from accel_core.data.skip import skip_first_batches
-from accel_core.errors import DataError, DoubleShardingError, RemoteRankError
+from accel_core.errors import CollectiveError, DataError, DoubleShardingError, RemoteRankError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
 from accel_core.testing import requires, world
@@ -110,6 +111,44 @@ def test_a_rank_that_fails_stops_all(dispatch):
     assert ("sample 6 is broken" in str(caught.value)) == (rank == 0 or dispatch)
     assert not GradientState().in_dataloader
     assert len(seen) < 7
+
+
+class Sealed(Mapping):
+    """A mapping that cannot be made anew from items."""
+
+    def __init__(self):
+        self.items_ = {"value": torch.ones(2)}
+
+    def __getitem__(self, key):
+        return self.items_[key]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+@world(2)
+def test_a_batch_whose_rows_cannot_be_counted_stops_all():
+    """A rank that cannot tell how many samples its batch holds raises its own error, and the other learns of it."""
+    rank = ensure().rank
+    batches = DataLoader([Sealed()] if rank else [torch.ones(2)], batch_size=None, collate_fn=lambda batch: batch)
+    with pytest.raises(TypeError if rank else RemoteRankError):
+        list(prepare_data_loader(already_sharded(batches)))
+
+
+@world(3)
+def test_a_batch_that_cannot_be_sent_stops_all():
+    """Where rank 0 reads what cannot be pickled, every rank gets an error that says so, and the next epoch is read."""
+    rank = ensure().rank
+    batches = [torch.ones(2), torch.ones(2), torch.ones(2), [lambda: None]]
+    loader = prepare_data_loader(DataLoader(batches, batch_size=None), dispatch_batches=True)
+    for _ in range(2):
+        with pytest.raises(RemoteRankError if rank else CollectiveError, match="pickl"):
+            list(loader)
+        assert not GradientState().in_dataloader
+    assert len(list(prepare_data_loader(DataLoader(batches[:3], batch_size=None), dispatch_batches=True))) == 1
 
 
 @world(3)

@@ -208,6 +208,33 @@ def test_a_rank_that_is_late(tmp_path):
     assert heard.texts == []
 
 
+class _Late:
+    """A store that takes long to answer for one key."""
+
+    def __init__(self, store, key):
+        self.store, self.key = store, key
+
+    def get(self, key):
+        if key == self.key:
+            time.sleep(1.0)
+        return self.store.get(key)
+
+
+@world(2)
+def test_what_ranks_asked_is_kept_until_a_late_thread_has_read_it(tmp_path):
+    """A rank whose frame ends while it asks where others are may ask and call on before its thread has the answer."""
+    accelerator = Accelerator(cpu=True)
+    roll = roll_call.start(ensure())
+    accelerator.wait_for_everyone()
+    asked = tmp_path / "asked"
+    if accelerator.process_index == 0:
+        roll._listening = _Late(roll._listening, "0/absent")
+        assert [roll.missed_by(lambda: True) for _ in range(2)] == [[], []]
+        asked.touch()
+    assert limits.wait_until(asked.exists)
+    assert [roll.call("a test") for _ in range(3)] == [{}, {}, {}]
+
+
 def gather_in_thread(results, name=None):
     """Start a thread that gathers its own result or error."""
 

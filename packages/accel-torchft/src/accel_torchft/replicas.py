@@ -207,7 +207,7 @@ class Replicas:
         """Try once; where too few came, or the connection failed, there is another try."""
         left = deadline - time.monotonic()
         failure = nobody = f"fewer than {self._fewest} of {self.size} came in {self._settings.quorum_timeout:g} s"
-        is_asked = False
+        is_asked, held = False, None
         if left > 0:
             try:
                 manager = self._manager or self._connect(left)
@@ -217,14 +217,14 @@ class Replicas:
                 self._ask(left)
                 is_asked, failure = True, str(manager.errored() or "")
                 held, self._held = self._held, None
-                if held is not None:
-                    self._restore(held)
             except TimeoutError:
                 failure = nobody
             except (RuntimeError, ConnectionError) as error:
                 failure = f"{type(error).__name__}: {error}"
             finally:
                 self._rests.clear()
+        if held is not None:
+            self._restore(held)  # an error ends this replica: tried again, it would lose the others step after step
         told = self._channel.exchange((failure, is_asked, len(self.living), self._notes.has("finished")))
         failures = [each for each, *_ in told if each]
         if failures and deadline <= time.monotonic():
@@ -425,7 +425,7 @@ class Replicas:
             return True
         if not self.is_decided:
             self.is_decided = True
-            self._is_made = self._is_steady = self._manager is not None and bool(self._manager.should_commit())
+            self._is_made = self._is_steady = self._manager is not None and self._should_commit()
             if self._is_made:
                 self._make()
             else:
@@ -434,6 +434,20 @@ class Replicas:
                 _logger.info("A step is not made, and its samples are read again: %s", why)
         return self._is_made
 
+    def _should_commit(self) -> bool:
+        """Return whether the step is to be made; with no answer in time, as of a process that was stopped, it is not.
+
+        Raises:
+            TimeoutError: Other processes of this replica may have got an answer.
+        """
+        try:
+            return bool(self._manager.should_commit())
+        except TimeoutError:
+            if self._world.size > 1:
+                raise
+            self.leave()  # where the others made the step, this replica takes over their state
+            return False
+
     def close(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
         """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it."""
         self._weight, self._is_steady = 0.0, False
@@ -441,7 +455,7 @@ class Replicas:
         self._tell(_CLOSING)
         rows = self._heard()
         apart = self._channel.any(any(row[3] >= 0 for row in self._told))
-        if bool(self._manager.should_commit()) and rows is not None:
+        if self._should_commit() and rows is not None:
             self._advance()
             return True
         if apart:  # the others are further: this one comes back where they are, and takes over their state once more
@@ -496,6 +510,12 @@ class Replicas:
             self._noted_at = now if trains else 0.0
             limit = self._settings.quorum_timeout + self._settings.timeout
             self._notes.write(f"at-{self.number}", f"{self.life} {limit:g} {self.step if trains else '-'}")
+
+    def is_left_behind(self) -> bool:
+        """Return whether others made steps without this one, as while it was stopped; the same on all processes."""
+        others = (self._notes.read(f"at-{each}", "- 0 -") for each in range(self.size) if each != self.number)
+        steps = (int(step) for *_, step in map(str.split, others) if step != "-")
+        return self._channel.broadcast(self._world.rank == 0 and any(step > self.step for step in steps))
 
     def publish(self, epochs: dict[int, int]) -> None:
         """Let replicas that come know which epochs are over."""

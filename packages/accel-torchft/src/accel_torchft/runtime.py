@@ -16,7 +16,7 @@ from accel_core._records import record
 from accel_core.checkpoint import background, preemption
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.samplers import BatchSamplerShard
-from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
+from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.mesh.layout import Layout
@@ -256,9 +256,17 @@ class ReplicatedRuntime(Runtime):
         return nullcontext()
 
     def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
-        """Save the state of the run, on the replica that speaks for it; the others go on."""
+        """Save the state of the run, on the replica that speaks for it; the others go on.
+
+        So does one without which the others went on while it saved: who saves for it clears away what it wrote.
+        """
         if self.replicas is None or self.world.leads:
-            return super().save_state(output_dir, **arguments)
+            try:
+                return super().save_state(output_dir, **arguments)
+            except CheckpointError as error:
+                if self.replicas is None or not self.replicas.is_left_behind():
+                    raise
+                _logger.warning("A save is left to the replicas that went on without this one meanwhile: %s", error)
         project = self.project
         named = project.automatic_checkpoint_naming
         folder = project.checkpoints_folder() / f"checkpoint_{project.iteration}" if named else Path(output_dir or "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from ipaddress import ip_address
@@ -19,10 +21,25 @@ class Transport(HTTPTransport[Any]):  # type: ignore[misc]  # not checked where 
     torchft writes a line for each request, which is left out.
     """
 
+    _disallowed: bool
+
     def __init__(self, timeout: timedelta, hosts: list[str]) -> None:
         self.host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]  # as a URL has it
+        readers = self._readers = set[socket.socket]()
         super().__init__(timeout, num_chunks=0)
-        self._server.RequestHandlerClass.log_message = lambda *_: None
+
+        class Handler(self._server.RequestHandlerClass):  # type: ignore[name-defined,misc]
+            def handle(self) -> None:
+                readers.add(self.connection)
+                try:
+                    super().handle()
+                finally:
+                    readers.discard(self.connection)
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self._server.RequestHandlerClass = Handler
         self._server.__dict__.update(verify_request=partial(_is_of_run, hosts))
         # What is received is copied into the model, and not written to.
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
@@ -31,6 +48,23 @@ class Transport(HTTPTransport[Any]):  # type: ignore[misc]  # not checked where 
         """Return where states can be had."""
         port = self._server.socket.getsockname()[1]
         return f"http://{self.host}:{port}/checkpoint/"
+
+    def disallow_checkpoint(self) -> None:
+        """Let nobody read the state any more, which the next step changes.
+
+        Readers have the timeout to come to the end. Then they are cut off: torchft would raise an error here, of which
+        the replica that lives would die, and with it the state.
+        """
+        if self._disallowed:
+            return
+        self._disallowed = True
+        while True:
+            with suppress(TimeoutError):
+                self._checkpoint_lock.w_acquire()
+                return
+            for connection in list(self._readers):
+                with suppress(OSError):  # it has ended meanwhile
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_of_run(hosts: list[str], _: object, client: tuple[Any, ...]) -> bool:

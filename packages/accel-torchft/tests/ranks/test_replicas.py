@@ -148,6 +148,18 @@ def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None
     check(found, tmp_path, 12, {})
 
 
+def test_a_replica_that_is_silent_in_a_save_comes_back(tmp_path: Path) -> None:
+    """Another one saves meanwhile, and clears away what the first one wrote: its save is lost, and not its life."""
+
+    def hold_up(run: subprocess.Popen[str]) -> None:
+        assert limits.wait_until((tmp_path / "paused").exists, quiet=20)
+        assert limits.wait_until((tmp_path / "state" / "model.safetensors").exists, quiet=20)
+        os.kill(int((tmp_path / "start-0-0").read_text()), signal.SIGCONT)
+
+    found = launched(tmp_path, "", "slow", "saving", "pausing", epochs=6, meanwhile=hold_up)
+    check(found, tmp_path, 6, {})
+
+
 def test_a_replica_that_hangs_does_not_keep_the_launcher(tmp_path: Path) -> None:
     """One that makes no step for as long as a step may take is ended by name, where the others have come to the end."""
 

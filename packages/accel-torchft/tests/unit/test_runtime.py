@@ -1,8 +1,12 @@
 """What a replica refuses, by name and before anything is trained."""
 
+import copy
+import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.devices.cpu import CpuDevice
-from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.errors import CheckpointMismatchError, ConfigurationError, PreparationError, StateError
 from accel_core.host.environ import text
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
@@ -188,6 +192,73 @@ def test_an_exchange_that_was_given_up_is_not_read() -> None:
     replicas._manager = None
 
 
+def address_of(lighthouse: Any) -> str:
+    """Return where it can be reached, whatever this machine is called."""
+    return f"http://127.0.0.1:{lighthouse.address().rpartition(':')[2]}"
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch, replica: None) -> Iterator[Accelerator]:
+    """Return an Accelerator whose replica meets others through torchft's own servers, and is alone."""
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", address_of(lighthouse))
+    monkeypatch.setenv("ACCEL_REPLICA_LIFE", "1")  # which does not wait for the other one to start
+    accelerator = made()
+    yield accelerator
+    accelerator.replicas.leave()
+    accelerator.replicas._asker.shutdown()
+    lighthouse.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft calls it
+def test_a_step_that_nobody_decides_in_time_is_made_again(
+    connected: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that was stopped while torchft decides gets no answer: it connects anew, and loses no sample."""
+    from torchft.coordination import LighthouseServer, ManagerClient, ManagerServer
+
+    limit, short = timedelta(seconds=limits.limit()), timedelta(seconds=0.1)
+    other = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
+    server = ManagerServer("waits", address_of(other), "127.0.0.1", "[::]:0", "", 2, limit, limit, 0)
+    client = ManagerClient(server.address(), limit)  # of one process of two
+    replicas, model, seen = connected.replicas, nn.Linear(1, 1), list[float]()
+    alone = copy.deepcopy(model)
+    model, optimizer, loader = connected.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader_of())
+    for (batch,) in loader:
+        if len(seen) == 2 and not replicas.lost_steps:
+            unanswered = partial(client.should_commit, 0, 0, True, short)
+            monkeypatch.setattr(replicas._manager, "should_commit", unanswered)
+        connected.backward(model(batch).sum())
+        optimizer.step()
+        seen += [] if optimizer.step_was_skipped else batch[:, 0].tolist()
+        optimizer.zero_grad()
+    server.shutdown()
+    other.shutdown()
+    assert seen == torch.arange(8.0).tolist()
+    assert replicas.lost_steps == 1
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for (batch,) in loader_of():
+        alone(batch).sum().backward()
+        plain.step()
+        plain.zero_grad()
+    torch.testing.assert_close(connected.unwrap_model(model).state_dict(), alone.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft calls it
+def test_a_replica_whose_objects_differ_ends(connected: Accelerator) -> None:
+    """Where the state of the others does not fit, it would ask for it again in each step, and no step would be made."""
+    connected.prepare(nn.Linear(1, 1))
+    replicas = connected.replicas
+    replicas._held = replicas._capture()
+    replicas._held["run"]["models"].clear()
+    with pytest.raises(CheckpointMismatchError, match="has the same models; got 0 there, and 1 here"):
+        replicas.meet()
+
+
 @pytest.mark.usefixtures("replica")
 def test_an_error_of_nccl_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The group over replicas is made where torch leaves errors to torchft; torch's launcher asks for the opposite."""
@@ -237,6 +308,43 @@ def test_states_are_sent_to_machines_of_the_run_alone(client: str, answered: boo
     try:
         assert transport.address().startswith("http://[2001:db8::1]:")
         assert transport._server.verify_request(None, (client, 1)) is answered
+    finally:
+        transport.shutdown()
+        transport._server.server_close()
+
+
+def test_a_slow_reader_of_a_state_is_cut_off() -> None:
+    """It would hold up the next step for as long as it reads; torchft gives up after the timeout, by an error."""
+    from accel_torchft.transport import Transport
+
+    transport = Transport(timedelta(seconds=0.2), ["127.0.0.1"])
+    state = {str(number): torch.full((1 << 14,), float(number)) for number in range(1 << 10)}  # 64 MiB
+    read = 0
+
+    def trickle() -> None:
+        nonlocal read
+        while chunk := reader.recv(1 << 16):
+            read += len(chunk)
+            begun.set()
+            over.wait(0.005)
+
+    begun, over = threading.Event(), threading.Event()
+    port = transport._server.socket.getsockname()[1]
+    try:
+        transport.send_checkpoint([1], 3, state, timedelta(seconds=1))
+        with socket.create_connection(("127.0.0.1", port)) as reader:
+            reader.sendall(b"GET /checkpoint/3/full HTTP/1.0\r\n\r\n")
+            thread = threading.Thread(target=trickle)
+            thread.start()
+            assert begun.wait(limits.limit())
+            transport.disallow_checkpoint()
+            over.set()
+            thread.join(limits.limit())
+        assert read < 64 << 20
+        transport.send_checkpoint([1], 4, {"next": torch.ones(2)}, timedelta(seconds=1))
+        address, limit = f"http://127.0.0.1:{port}/checkpoint/", timedelta(seconds=limits.limit())
+        found = transport.recv_checkpoint(0, address, 4, limit)
+        assert found["next"].tolist() == [1, 1]
     finally:
         transport.shutdown()
         transport._server.server_close()

@@ -98,8 +98,8 @@ def save_state(
             weights = run.strategy.format.weights(run)
             for hook in list(run.save_state_pre_hooks.values()):
                 hook(models_for_hooks(run), weights, str(transaction.staging))
-        hooked = transaction.written_by_hooks()
         with ranks.together(doing) as exchange:
+            hooked = transaction.written_by_hooks()
             kept = selection.kept_of(part, run)
             weights = selection.restricted(kept, weights)
             request = SaveRequest(run, weights, transaction.writes_shared, exchange, safe_serialization, kept)

@@ -23,12 +23,13 @@ from accel_core.comm.transport import (
     Participation,
     check_rank,
     digest_of,
+    known_to_all,
     memory_of,
     open_transport,
     participate,
     ranks_know,
 )
-from accel_core.errors import PartView, RemoteRankError
+from accel_core.errors import CollectiveError, PartView, RemoteRankError
 from accel_core.process import world as process_world
 from accel_core.process.world import World
 
@@ -79,7 +80,7 @@ class Channel:
         for until the timeout of the process group.
 
         Raises:
-            CollectiveError: The value cannot be pickled.
+            CollectiveError: The value cannot be pickled; the other members get RemoteRankError.
         """
         rank = self.world.rank
         if rank not in members or len(members) == 1:
@@ -87,11 +88,19 @@ class Channel:
         # Pickles are made and read on the host, so they stay there where the group can send from it.
         device = torch.device("cpu") if "gloo" in str(self.world.backend) else self.world.device
         others = [other for other in members if other != rank]
-        content = torch.frombuffer(pickled(value), dtype=torch.uint8).to(device)
         # Lengths first: a receiver has to make room for exactly what is sent.
         lengths = {other: torch.zeros(1, dtype=torch.int64, device=device) for other in others}
+        try:
+            content = torch.frombuffer(pickled(value), dtype=torch.uint8).to(device)
+        except CollectiveError as failure:
+            _trade(torch.zeros(1, dtype=torch.int64, device=device), lengths)  # no pickle is that short
+            known_to_all(failure)
+            raise
         _trade(torch.tensor([content.numel()], device=device), lengths)
         contents = {other: torch.empty(int(size), dtype=torch.uint8, device=device) for other, size in lengths.items()}
+        failed = {other: "its value cannot be pickled" for other, room in contents.items() if not room.numel()}
+        if failed:
+            raise RemoteRankError(remote_message(self.operation, rank, failed))
         _trade(content, contents)
         return [value if each == rank else pickle.loads(memory_of(contents[each].cpu())) for each in members]
 

@@ -82,6 +82,7 @@ class RollCall:
         self._rank, self._size = world.rank, world.size
         self._changed = threading.Condition()
         self._number = 0  # of the first call that this rank has not answered
+        self._read = 0  # number of the first call that the thread has not done with
         self._awaited = ""  # the key that the thread waits for
         self._absent: dict[int, dict[int, str]] = {}
         self._closed: dict[int, str] | None = None  # what calls return that nobody answers any more
@@ -127,6 +128,8 @@ class RollCall:
         # one to use a number says which of the two it is, and who wants the other answers that it is elsewhere.
         while True:
             with self._changed:
+                # What is written of a call is deleted when the next but one is answered: the thread has to be past it.
+                self._wait_for(lambda: self._read >= self._number - 1)
                 number, self._number = self._number, self._number + 1
                 self._changed.notify_all()
             fits = self._store.compare_set(f"{number}/kind", "", kind).decode() == kind
@@ -151,20 +154,24 @@ class RollCall:
         if self._closed is not None:
             return self._closed
         number = self._begin(kind)
-        seconds = self._patience.total_seconds()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closed is not None or number in self._absent, seconds):
-                silent = [rank for rank in range(self._size) if not self._store.check([f"{number}/{rank}"])]
-                self._write(number, dict.fromkeys(silent, _SILENT))
-                self._changed.wait_for(lambda: self._closed is not None or number in self._absent)
+            self._wait_for(lambda: number in self._absent)
             absent = self._absent.pop(number, self._closed or {})
         silent = [rank for rank, word in absent.items() if word == _SILENT]
         if silent:
             raise RemoteRankError(
                 f"{operation} was called on some ranks, and {ranks_text(silent)} neither came nor showed that they "
-                f"will not; got no sign for {seconds:.0f} s. Call it on all ranks, and let none work alone for longer."
+                f"will not; got no sign for {self._patience.total_seconds():.0f} s. Call it on all ranks, and let none "
+                "work alone for longer."
             )
         return absent
+
+    def _wait_for(self, is_there: Callable[[], bool]) -> None:
+        """Wait for the thread; after the group's timeout, ranks that did not answer what it waits for are silent."""
+        seconds = self._patience.total_seconds()
+        while not self._changed.wait_for(lambda: self._closed is not None or is_there(), seconds):
+            silent = [rank for rank in range(self._size) if not self._store.check([f"{self._read}/{rank}"])]
+            self._write(self._read, dict.fromkeys(silent, _SILENT))
 
     def stop(self) -> None:
         """Answer for this rank that it comes to no further call, and end the thread."""
@@ -234,11 +241,12 @@ class RollCall:
                     closed = {0: _ENDED}
                     return
                 self._store.delete_key(f"{number}/wake/{self._rank}")
-                if self._comes(number, *place):
-                    absent = json.loads(self._wait(f"{number}/absent"))
-                    with self._changed:
+                absent = json.loads(self._wait(f"{number}/absent")) if self._comes(number, *place) else None
+                with self._changed:
+                    if absent is not None:
                         self._absent[number] = {int(rank): word for rank, word in absent.items()}
-                        self._changed.notify_all()
+                    self._read = number + 1
+                    self._changed.notify_all()
         except (_Stopped, RuntimeError):
             # A store that is gone: with nobody to ask, ranks meet as if all had been called.
             return

@@ -18,7 +18,7 @@ from accel_core.data.scatter import ScatterChannel
 from accel_core.data.settings import LoaderSettings, mesh_parts
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.data.transfer import placed
-from accel_core.errors import DataError, RemoteRankError
+from accel_core.errors import DataError
 from accel_core.process.world import ensure
 
 if TYPE_CHECKING:
@@ -154,21 +154,20 @@ class DataLoaderDispatcher(PreparedLoader):
             groups = self._global_batches(self._open(epoch), epoch)
             group = next(groups, _END)
         except Exception as failure:
-            # The others wait for a message; without one they would wait for the timeout of the process group.
-            channel.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
+            channel.fail(failure)
             raise
         if group is _END:
             channel.send([None] * len(parts))
         while group is not _END:
             # A step is sent with whether it is the last, so the batches behind it are read before. The state is taken
             # before that: one from after it would leave them out.
-            state = self.own_state()
             try:
+                state = self.own_state()
                 following = next(groups, _END)
+                epoch.state = state if following is not _END else self.own_state()
             except Exception as failure:
-                channel.send([None] + [_Failed(repr(failure))] * (len(parts) - 1))
+                channel.fail(failure)
                 raise
-            epoch.state = state if following is not _END else self.own_state()
             steps = [_Step(share, group.counts, group.units, following is _END) for share in group.shares]
             # Ranks that read the same part are sent the same object.
             channel.send([steps[part] for part in parts])
@@ -188,11 +187,6 @@ class DataLoaderDispatcher(PreparedLoader):
             # Sent only where the epoch has no step at all: after a last step nothing follows.
             if message is None:
                 return
-            if isinstance(message, _Failed):
-                raise RemoteRankError(
-                    f"Rank 0 could not read the data that it reads for all ranks; got {message.text}. Fix the error; "
-                    "its traceback is in the output of rank 0."
-                )
             last = message.last
             yield message
 
@@ -291,14 +285,6 @@ class _Whole:
     def __init__(self, batch: object, part: int) -> None:
         self.batch = batch
         self.part = part
-
-
-class _Failed:
-    """What rank 0 sends when it could not read."""
-
-    def __init__(self, text: str) -> None:
-        # Text and not the error itself: one of the user's own classes need not survive a pickle.
-        self.text = text
 
 
 def _one_each(

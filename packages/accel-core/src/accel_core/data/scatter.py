@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accel_core.errors import CollectiveError, RemoteRankError
 from accel_core.process.world import World
 
 __all__ = ["ScatterChannel", "bytes_of"]
@@ -59,6 +60,14 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[start : start + count * dtype.itemsize].view(dtype).view(shape)
 
 
+class _Failed:
+    """What rank 0 sends when it has nothing else to send."""
+
+    def __init__(self, text: str) -> None:
+        # Text and not the error itself: one of the user's own classes need not survive a pickle.
+        self.text = text
+
+
 class ScatterChannel:
     """One-way channel from rank 0 to every rank.
 
@@ -73,13 +82,21 @@ class ScatterChannel:
         self._capacity = _FIRST_CAPACITY
 
     def send(self, messages: list[Any]) -> object:
-        """Send one object to each rank; on rank 0 only."""
+        """Send one object to each rank; on rank 0 only.
+
+        Raises:
+            CollectiveError: An object cannot be pickled; the others get RemoteRankError.
+        """
         if self._world.size == 1:
             return messages[0]
         packed: dict[int, torch.Tensor] = {}  # by identity: ranks that read the same part are sent one object
-        for message in messages:
-            if id(message) not in packed:
-                packed[id(message)] = self._pack(message)
+        try:
+            for message in messages:
+                if id(message) not in packed:
+                    packed[id(message)] = self._pack(message)
+        except Exception as failure:
+            self.fail(failure)
+            raise
         buffers = [packed[id(message)] for message in messages]
         longest = max(buffer.numel() for buffer in buffers)
         for buffer in packed.values():
@@ -94,8 +111,16 @@ class ScatterChannel:
             self._capacity = longest
         return messages[0]
 
+    def fail(self, failure: Exception) -> None:
+        """Tell the others why they get nothing: without a message they would wait until the group's timeout."""
+        self.send([None] + [_Failed(repr(failure))] * (self._world.size - 1))
+
     def receive(self) -> Any:
-        """Return the object that rank 0 sent to this rank."""
+        """Return the object that rank 0 sent to this rank.
+
+        Raises:
+            RemoteRankError: Rank 0 failed.
+        """
         capacity = self._capacity
         buffer = self._scatter(None, capacity)
         pickled, _, longest = _HEADER.unpack(bytes_of(buffer[: _HEADER.size]))
@@ -104,12 +129,25 @@ class ScatterChannel:
             self._capacity = longest
         start = _aligned(_HEADER.size)
         content = bytes_of(buffer[start : start + pickled])
-        return _Unpickler(io.BytesIO(content), buffer[_aligned(start + pickled) :]).load()
+        message = _Unpickler(io.BytesIO(content), buffer[_aligned(start + pickled) :]).load()
+        if isinstance(message, _Failed):
+            raise RemoteRankError(
+                f"Rank 0 could not read the data that it reads for all ranks; got {message.text}. Fix the error; its "
+                "traceback is in the output of rank 0."
+            )
+        return message
 
     def _pack(self, message: object) -> torch.Tensor:
         target = io.BytesIO()
         pickler = _Pickler(target)
-        pickler.dump(message)
+        try:
+            pickler.dump(message)
+        except Exception as failure:
+            raise CollectiveError(
+                "Batches that rank 0 reads for all ranks have to be picklable; got one with "
+                f"{type(failure).__name__}: {failure}. Let the dataset and collate_fn give data alone, or use "
+                "dispatch_batches=False."
+            ) from failure
         content = target.getbuffer()
         start = _aligned(_HEADER.size)
         tensors = _aligned(start + len(content))

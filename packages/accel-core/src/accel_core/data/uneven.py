@@ -82,9 +82,9 @@ class _Ends:
         batch: object = _END
         try:
             batch = next(self.stream, _END)
+            mine = _ENDED if batch is _END else self._rows(batch)
         except Exception as error:
-            failure = error
-        mine = _FAILED if failure is not None else _ENDED if batch is _END else self._rows(batch)
+            failure, mine = error, _FAILED
         held = self._exchange(mine)
         if failure is not None:
             raise failure

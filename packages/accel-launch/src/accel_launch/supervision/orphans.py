@@ -22,6 +22,7 @@ __all__ = [
     "OrphanReaper",
     "RunMark",
     "alive",
+    "born_at",
     "find_orphans",
     "kill_orphans",
     "open_standard_descriptors",
@@ -50,12 +51,21 @@ class RunMark:
 
 def alive(pid: int) -> bool:
     """Return whether a process exists and is not a zombie."""
-    try:
+    return _stat(pid, 0) not in ("", "Z", "X")
+
+
+def born_at(pid: int) -> str:
+    """Return when a process began, by which it is told from a later one of its number; an empty text without one."""
+    return _stat(pid, 19)
+
+
+def _stat(pid: int, field: int) -> str:
+    """Return what /proc says of a process, by place behind its name; an empty text where it says nothing."""
+    # https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+    with contextlib.suppress(OSError, IndexError):
         # The program's name stands in parentheses, and may hold any character.
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in ("Z", "X")
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[field]
+    return ""
 
 
 def find_orphans(run_id: str) -> list[int]:
@@ -75,11 +85,14 @@ def find_orphans(run_id: str) -> list[int]:
     return found
 
 
-def signal_group(pid: int, number: signal.Signals) -> None:
+def signal_group(pid: int, number: signal.Signals, born: str = "") -> None:
     """Send a signal to the group that a process leads, or to the process if it leads none yet.
 
-    A process gets it once: a second SIGABRT would end it in the middle of printing its stacks.
+    A process gets it once: a second SIGABRT would end it in the middle of printing its stacks. With `born` another
+    process, to which the system gave the number when the last one of the group had ended, gets none.
     """
+    if born and born_at(pid) not in ("", born):
+        return
     for send in (os.killpg, os.kill):  # a process that was just started leads no group yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             send(pid, number)
@@ -99,7 +112,7 @@ def kill_orphans(run_id: str, *, grace: float = 2.0) -> list[int]:
 
 
 def _all_end(pids: Iterable[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+    pids, deadline = list(pids), time.monotonic() + seconds
     while any(alive(pid) for pid in pids):
         if time.monotonic() >= deadline:
             return False
@@ -143,7 +156,7 @@ class OrphanReaper:
 
     def watch(self, pid: int) -> None:
         """Add a process, the leader of its own group, to those that must not outlive the launcher."""
-        os.write(self._pipe, f"{pid}\n".encode())
+        os.write(self._pipe, f"{pid} {born_at(pid)}\n".encode())
 
     def release(self) -> None:
         """End the reaper: the launcher has seen to its processes itself."""
@@ -166,15 +179,15 @@ def _wait_for_launcher(pipe: int, run_id: str) -> None:
         chunk = os.read(pipe, 4096)
         if not chunk:
             break
-        received += chunk  # process ids, until the pipe ends
-    words = received.decode().split()
-    if "done" in words:
+        received += chunk  # processes, until the pipe ends
+    lines = received.decode().splitlines()
+    if "done" in lines:
         return
-    pids = [int(word) for word in words]
+    watched = {int(pid): born for pid, _, born in (line.partition(" ") for line in lines)}
     for number, grace in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 1.0)):
-        for pid in pids:
-            signal_group(pid, number)
-        _all_end(pids, grace)
+        for pid, born in watched.items():
+            signal_group(pid, number, born)
+        _all_end((pid for pid, born in watched.items() if born_at(pid) == born), grace)
     kill_orphans(run_id)  # what started a session of its own
 
 

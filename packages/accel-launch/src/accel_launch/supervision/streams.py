@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from accel_launch.supervision.logs import LogFile, LogFolder
+from accel_launch.supervision.orphans import born_at
 from accel_launch.supervision.traceback_hold import TRACEBACK, TracebackHold
 
 __all__ = ["Followed", "RankLog", "Streams"]
@@ -35,6 +36,7 @@ class RankLog:
         rank: Rank among all processes.
         local_rank: Rank among those of this machine.
         pid: Process id, 0 before it started.
+        born: When it started, as `orphans.born_at` has it.
         tail: Last MiB of its error stream (and of its output, where that is followed).
         traceback_at: When a traceback last began in it, on the monotonic clock in seconds; None without one.
         ended_at: When it ended, on the same clock; None before.
@@ -44,6 +46,7 @@ class RankLog:
     rank: int
     local_rank: int
     pid: int = 0
+    born: str = ""
     tail: bytearray = field(default_factory=bytearray)
     traceback_at: float | None = None
     ended_at: float | None = None
@@ -121,7 +124,7 @@ class Streams:
 
     def started(self, log: RankLog, pid: int) -> None:
         """Note that a rank's process runs: close the launcher's copies of its ends and listen for its end."""
-        log.pid = pid
+        log.pid, log.born = pid, born_at(pid)
         log.heard_at = time.monotonic()
         with self._lock:
             for followed in self._followed:

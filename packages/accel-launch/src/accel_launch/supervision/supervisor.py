@@ -171,7 +171,7 @@ class Supervisor:
             self._killer.cancel()
         for log in self.streams.ranks.values():
             if log.pid:
-                signal_group(log.pid, signal.SIGTERM)  # the group outlives the rank that led it
+                signal_group(log.pid, signal.SIGTERM, log.born)  # the group outlives the rank that led it
         left = self._mark.end_orphans()  # what left its group, found by the run's variable
         if left and not self._settings["quiet"]:
             import_module(_REPORT).report_left_behind(left)

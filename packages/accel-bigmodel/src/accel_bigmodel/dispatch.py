@@ -106,11 +106,11 @@ def disk_offload(
         >>> scores = model(torch.rand(2, 64))
     """
     device = _execution_device(model, execution_device)
-    needed = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    if offload_buffers:
-        needed |= {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    offload_once(offload_dir, _whole_state(model), needed)
+    state = _whole_state(model)
+    buffers = set() if offload_buffers else {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    offload_once(offload_dir, state, needed := state.keys() - buffers)
     stored = OffloadedWeightsLoader(save_folder=offload_dir)
+    stored.map_files(needed)
     return _offload(model, device, HookSettings(stored, offload_buffers, None, preload_module_classes, None), prefetch)
 
 
@@ -325,9 +325,11 @@ class _Weights:
         else:
             weights = OffloadedWeightsLoader(state_dict=kept, save_folder=self.folder, index=index)
         extra = _extra_in_memory(placement, weights)
-        if not extra:
-            return weights
-        return OffloadedWeightsLoader({**weights.state_dict, **extra}, save_folder=self.folder, index=weights.index)
+        if extra:
+            kept = {**weights.state_dict, **extra}
+            weights = OffloadedWeightsLoader(kept, save_folder=self.folder, index=weights.index)
+        weights.map_files(name for name in weights.index if str(placement.device_of(name)) == "disk")
+        return weights
 
     def _write(self, placement: Placement, on_disk: list[str], own: dict[str, torch.Tensor]) -> None:
         if self.folder is None:

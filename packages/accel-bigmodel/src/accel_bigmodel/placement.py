@@ -123,8 +123,10 @@ def set_module_tensor_to_device(
     store: dict[str, Any] = owner._buffers if is_buffer else owner._parameters
     source = old if value is None else value
     copies = _copies_of(source, tied_params_map)
-    if copies is not None and copies.get(target) is not None:  # tied, and loaded under another name
-        store[name] = copies[target]
+    found = None if copies is None else copies.get(target)
+    # Tied, and loaded under another name; a view of the tied tensor has its address, and is another tensor.
+    if found is not None and found.shape == source.shape and found.stride() == source.stride():
+        store[name] = found
         return
     if value is None and old.device.type == "meta" and target.type != "meta":
         raise ConfigurationError(

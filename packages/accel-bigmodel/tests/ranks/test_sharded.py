@@ -10,7 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from accel_bigmodel import load_checkpoint_in_model
+from accel_bigmodel import load_checkpoint_in_model, offload_weight
+from accel_core.errors import CollectiveError, OffloadError
 from accel_core.process.world import ensure
 from accel_core.testing import requires, world
 
@@ -92,3 +93,31 @@ def test_packed_weights_reach_every_process(tmp_path: Path) -> None:
         assert torch.equal(sharded.weight.full_tensor(), want)
         assert torch.equal(plain.weight + 0, want)
         assert plain.weight.requires_grad is from_first
+
+
+@world(2)
+@pytest.mark.parametrize("fails", ["at the check", "half-way"])
+def test_a_rank_that_cannot_load_ends_the_load_of_all(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank's folder cannot be written, or becomes full: nobody waits for it, and every model is as it was."""
+    here = ensure()
+    file, folder = tmp_path / f"{here.rank}.safetensors", tmp_path / f"offload {here.rank}"
+    save_file(model().state_dict(), file)
+    loaded = model().to("meta")
+    before = dict(loaded.named_parameters())
+    if here.rank == 1 and fails == "at the check":
+        folder.write_text("no folder")
+    if here.rank == 1:
+        written: list[str] = []
+
+        def full(tensor: torch.Tensor, name: str, *rest: Any, **kwargs: Any) -> Any:
+            written.append(name)
+            if len(written) == 2:
+                raise OffloadError("An offloaded weight cannot be written; got no space left. Make room.")
+            return offload_weight(tensor, name, *rest, **kwargs)
+
+        monkeypatch.setattr("accel_bigmodel.checkpoint.load.offload_weight", full)
+    with pytest.raises(OffloadError if here.rank == 1 else CollectiveError):
+        load_checkpoint_in_model(loaded, file, {"": "disk"}, offload_folder=folder, broadcast_from_rank0=True)
+    assert all(parameter is before[name] for name, parameter in loaded.named_parameters())

@@ -5,7 +5,9 @@ import io
 import math
 import os
 import pickle
+import signal
 import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from itertools import pairwise
@@ -29,6 +31,7 @@ from accel_bigmodel.checkpoint.load import loading_index
 from accel_bigmodel.offload.pieces import away
 from accel_core.checkpoint.weights import save_model
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
+from accel_core.testing.limits import Deadline
 from accel_core.testing.requires import requires
 
 WIDTH, COUNT, CHOICES, LAYERS = 16, 6, 3, 3
@@ -589,3 +592,28 @@ def test_lists_with_a_forward_of_their_own_take_no_guesses(tmp_path: Path) -> No
     model = load("auto", expert_cache="1MiB", expert_lookahead=True)
     assert torch.equal(model(TOKENS), load({"": "cpu"})(TOKENS))
     assert model.expert_report().guessed == 0
+
+
+def test_a_forked_process_reads_experts_itself(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+    """The threads that read for its parent are not there: it computes all the same."""
+    # Another dtype than the file's, so that experts are cast, by a thread.
+    model = load(18 * ONE, DISK, dtype=torch.float64, expert_lookahead=True).eval()
+    whole, tokens = whole.double(), TOKENS.double()
+    with torch.no_grad():
+        for token in tokens[:4]:
+            model(token[None])
+        assert model.expert_report().guessed > 0  # type: ignore[operator]
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = int(not all(torch.allclose(model(token[None]), whole(token[None])) for token in tokens[4:]))
+            finally:
+                os._exit(status)
+    deadline = Deadline()
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and not deadline.is_over:
+        time.sleep(0.05)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        ended = os.waitpid(child, 0)
+    assert ended[1] == 0, "hung, or wrong"

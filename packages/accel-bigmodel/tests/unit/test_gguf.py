@@ -125,6 +125,18 @@ def test_packed_weights_have_the_values_of_the_gguf_package(kind: str, dtype: to
     assert not (tmp_path / "diskFalse" / "index.json").exists()  # read in place, and nothing is written
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 20])
+@pytest.mark.parametrize("dequantize", [False, True])
+def test_a_number_that_is_no_row_is_refused(number: int, dequantize: bool, tmp_path: Path) -> None:
+    """A packed embedding looks up no other row for one below zero, as a plain one does not."""
+    write_net(tmp_path / "x.gguf", "Q8_0")
+    with init_empty_weights():
+        model: Any = Net()
+    load_checkpoint_in_model(model, tmp_path, dequantize=dequantize)
+    with pytest.raises(IndexError):
+        model.table(torch.tensor([number]))
+
+
 def test_plain_weights_are_views_of_the_file(tmp_path: Path) -> None:
     """Float32, float16 and bfloat16 in the model's dtype take no memory of their own, and others are cast."""
     values = torch.randn(3, 4, 32)

@@ -148,7 +148,7 @@ class WeightLoader:
                 self._put_plain(place, place.tensor)
                 continue
             if place.form is None:
-                self._put_plain(place, source.shard_of(place.source).tensor(place.source))
+                self._put_plain(place, source.own(place.source))
             elif self._is_packed(place, source):
                 stored = self._parts(place, source)
                 self._put_packed(place, place.form.rebuild(place.tensor, stored, self._device(place)))

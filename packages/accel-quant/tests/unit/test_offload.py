@@ -7,9 +7,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from accel_bigmodel import OffloadedWeightsLoader, dispatch_model, init_empty_weights, load_checkpoint_in_model
+from accel_bigmodel import (
+    OffloadedWeightsLoader,
+    disk_offload,
+    dispatch_model,
+    init_empty_weights,
+    load_checkpoint_in_model,
+)
 from accel_core.errors import OffloadError
-from accel_quant import BnbQuantizationConfig, replace_with_bnb_layers
+from accel_quant import BnbQuantizationConfig, load_and_quantize_model, replace_with_bnb_layers
 
 bnb = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 pytestmark = pytest.mark.filterwarnings("ignore:MatMul8bitLt")
@@ -72,3 +78,31 @@ def test_packed_weights_need_a_folder(weights: Path) -> None:
     with pytest.raises(OffloadError, match=r"'2\.weight' first"):
         load_checkpoint_in_model(model, weights, PLACES, offload_8bit_bnb=True)
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def packed(factor: float, **places: object) -> nn.Module:
+    """Make the layers with weights so many times as large, packed to 8 bits."""
+    torch.manual_seed(0)
+    model = plain()
+    with torch.no_grad():
+        model[0].weight *= factor
+    config = BnbQuantizationConfig(load_in_8bit=True, skip_modules=[], torch_dtype=torch.float32)
+    return load_and_quantize_model(model, config, **places)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_other_scales_is_refused(tmp_path: Path) -> None:
+    """Weights twice as large have the same codes, and are other weights."""
+    first, second = (packed(factor, device_map={"": "cpu"}) for factor in (1, 2))
+    assert torch.equal(first[0].weight.data, second[0].weight.data)  # type: ignore[index]
+    disk_offload(first, tmp_path, torch.device("cpu"))
+    with pytest.raises(OffloadError, match=r"holds other weights than the model; got .*'0\.SCB' differs"):
+        disk_offload(second, tmp_path, torch.device("cpu"))
+
+
+@torch.no_grad()
+def test_models_packed_into_one_folder_keep_their_weights(tmp_path: Path) -> None:
+    """What the second one writes there is not what the first one computes with."""
+    x = torch.randn(5, 32)
+    models = [packed(factor, device_map={"": "disk"}, offload_folder=tmp_path) for factor in (1, 2)]
+    for factor, model in zip((1, 2), models, strict=True):
+        assert torch.equal(model(x), packed(factor, device_map={"": "cpu"})(x))

@@ -12,7 +12,7 @@ from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.process.world import ensure
 
-__all__ = ["open_on_rank0"]
+__all__ = ["open_on_rank0", "together"]
 
 _OPENING = "open a checkpoint"
 
@@ -50,7 +50,7 @@ class _SharedShard:
         """Return a tensor; every process has to ask for it, in the same order."""
         shape, dtype = self.table[name]
         if self.source is not None:
-            tensor = self.source.shard_of(name).tensor(name).contiguous()
+            tensor = self.source.own(name).contiguous()
         else:
             tensor = torch.empty(shape, dtype=dtype, device="cpu")
         sent: torch.Tensor = broadcast(tensor.to(ensure().device), from_process=0)
@@ -71,6 +71,12 @@ class _SharedShard:
                 shard.close()
 
 
+def together(doing: str, *, share: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context out of which all processes that share a checkpoint come together: if one fails, all do."""
+    world = ensure()
+    return Channel(world, doing).together(doing) if share and world.size > 1 else contextlib.nullcontext()
+
+
 def open_on_rank0(
     checkpoint: str | os.PathLike[str], model: nn.Module, *, share: bool, packed: bool = True
 ) -> Checkpoint:
@@ -82,7 +88,7 @@ def open_on_rank0(
     world = ensure()
     shard = _SharedShard(share=share and world.size > 1)
     # Together, so that all processes learn of a checkpoint that the first one cannot open.
-    with Channel(world, _OPENING).together(_OPENING) if shard.share else contextlib.nullcontext():
+    with together(_OPENING, share=share):
         if world.is_main or not shard.share:
             shard.read_from(open_checkpoint(checkpoint, model, packed=packed and not shard.share))
     if shard.source is not None and not shard.share:

@@ -153,7 +153,7 @@ class GgufShard:
         if others or name in self._changed or (self.is_packed(name) and name not in self._kept):
             return None
         file = self._files[stored]
-        place = {"gguf_file": os.path.abspath(file.path), "weight_name": stored}
+        place = {"gguf_file": os.path.abspath(file.path), "weight_name": stored, "stamp": file.stamp}
         return InFile(place, file.entries[stored].dtype, self.weight(name))
 
     def done_with(self, name: str) -> None:

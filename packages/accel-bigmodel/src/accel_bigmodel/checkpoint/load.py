@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.broadcast import open_on_rank0
+from accel_bigmodel.checkpoint.broadcast import open_on_rank0, together
 from accel_bigmodel.checkpoint.files import find_files, holds_gguf
 from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
-from accel_bigmodel.checkpoint.read import Checkpoint, SafetensorsShard, Shard
+from accel_bigmodel.checkpoint.read import Checkpoint, PickledShard, SafetensorsShard, Shard
 from accel_bigmodel.device_map.check import AnyDevice
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
@@ -263,23 +263,19 @@ def load(
     """Load a checkpoint into a model whose tensors' places are known; raises as `load_checkpoint_in_model` does."""
     model = placement.model
     source = open_on_rank0(checkpoint, model, share=from_rank0, packed=not options.dequantize)
-    plan = _plan(placement, source, options)
-    if options.strict and (plan.missing or plan.unexpected):
-        raise CheckpointMismatchError(
-            f"Error(s) in loading state_dict for {type(model).__name__}: the names differ; got missing "
-            f"{plan.missing} and unexpected {plan.unexpected}. Load a checkpoint of this model, or pass `strict=False`."
-        )
-    if options.must_fill:
-        _check_filled(model, plan)
-    _check_offload(plan, options)
-    _check_cache(plan, options.by_rows)
+    with together("compare a checkpoint with the model", share=from_rank0):
+        plan = _checked_plan(placement, source, options)
     before = [(module, {**module._parameters}, {**module._buffers}) for module in model.modules()]
+    values = [(each, each.data) for each in model.parameters() if type(each) is nn.Parameter and not each.is_meta]
     try:
-        index = _fill(model, plan, options)
+        with together("load a checkpoint", share=from_rank0):
+            index = _fill(model, plan, options)
     except BaseException:  # a store failed, say
         for module, parameters, buffers in before:
             module._parameters.update(parameters)
             module._buffers.update(buffers)
+        for parameter, data in values:
+            parameter.data = data
         raise
     if index:
         model.__dict__[_INDEX] = {**loading_index(model), **index}
@@ -311,6 +307,21 @@ def _prefix_between(plan: _Plan) -> str:
             if prefix is not None:
                 return f": the names {whose} begin with {prefix!r}"
     return ""
+
+
+def _checked_plan(placement: Placement, source: Checkpoint, options: LoadOptions) -> _Plan:
+    """Return what a load will do, once all is checked that can be before anything is changed."""
+    model, plan = placement.model, _plan(placement, source, options)
+    if options.strict and (plan.missing or plan.unexpected):
+        raise CheckpointMismatchError(
+            f"Error(s) in loading state_dict for {type(model).__name__}: the names differ; got missing "
+            f"{plan.missing} and unexpected {plan.unexpected}. Load a checkpoint of this model, or pass `strict=False`."
+        )
+    if options.must_fill:
+        _check_filled(model, plan)
+    _check_offload(plan, options)
+    _check_cache(plan, options.by_rows)
+    return plan
 
 
 def _plan(placement: Placement, source: Checkpoint, options: LoadOptions) -> _Plan:
@@ -467,7 +478,7 @@ def _write_packed(
     for suffix, part in form.unpack(made).items():
         for key in {packed_key(alias, suffix) for alias in target.names}:
             offload_weight(part, key, offload_folder, index=written)
-            entries[key] = {**written[key], "dat_file": _dat_file(offload_folder, key)}
+            entries[key] = written[key] | _dat_file(offload_folder, key)
     return entries
 
 
@@ -491,11 +502,14 @@ def _entry_on_disk(
     kept = tensor if isinstance(tensor, GgufWeight) else None
     plain = tensor if dtype is None else tensor.to(dtype)
     offload_weight(plain if kept is None else kept.raw, name, offload_folder, index=written)
-    return {**written[name], "dat_file": _dat_file(offload_folder, name)}, kept
+    return written[name] | _dat_file(offload_folder, name), kept
 
 
-def _dat_file(offload_folder: str | os.PathLike[str], key: str) -> str:
-    return os.path.abspath(os.path.join(offload_folder, f"{key}.dat"))
+def _dat_file(offload_folder: str | os.PathLike[str], key: str) -> dict[str, Any]:
+    """Return where a weight was written, and what tells the file from one that another load writes there."""
+    path = os.path.abspath(os.path.join(offload_folder, f"{key}.dat"))
+    found = os.stat(path)
+    return {"dat_file": path, "stamp": [found.st_size, found.st_mtime_ns]}
 
 
 def _put_in_memory(model: nn.Module, shard: Shard, target: _Target, form: packed.PackedParameter | None) -> None:
@@ -507,16 +521,40 @@ def _put_in_memory(model: nn.Module, shard: Shard, target: _Target, form: packed
             owner, key = owner_of(model, alias)
             owner._parameters[key] = made
         return
-    for alias in target.names:
+    if isinstance(shard, PickledShard) and str(device) == "cpu":
+        value = shard.own(target.stored)
+    is_packed = packed.find(target.tensor) is not None
+    for alias in target.names if is_packed else target.names[:1]:
         set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
-    if _is_copied(model, target.names[0], value):
+    made = _tensor_at(model, target.names[0])
+    if not is_packed:
+        made = _taken_over(target.tensor, made)
+        for alias in target.names:  # what was one tensor stays one
+            owner, key = owner_of(model, alias)
+            (owner._buffers if key in owner._buffers else cast(Any, owner._parameters))[key] = made
+    if _is_copied(made, value):
         shard.done_with(target.stored)
 
 
-def _is_copied(model: nn.Module, name: str, value: torch.Tensor) -> bool:
-    """Return whether a tensor of a model is known to own its memory, after it was given a value."""
+def _tensor_at(model: nn.Module, name: str) -> Any:
     owner, key = owner_of(model, name)
-    tensor: Any = owner._parameters.get(key, owner._buffers.get(key))
+    return owner._parameters.get(key, owner._buffers.get(key))
+
+
+def _taken_over(old: torch.Tensor, made: Any) -> Any:
+    """Let a parameter that had values take new ones and stay itself: an optimizer or a wrapper may hold it."""
+    if type(old) is not nn.Parameter or type(made) is not nn.Parameter or old.is_meta or made.is_meta or made is old:
+        return made
+    if old.is_inference() or made.is_inference():
+        return made
+    old.data = made.data
+    if old.grad is not None:
+        old.grad = old.grad.to(made)
+    return old
+
+
+def _is_copied(tensor: Any, value: torch.Tensor) -> bool:
+    """Return whether a tensor is known to own its memory, after it was given a value."""
     if packed.find(tensor) is not None or hasattr(tensor, "device_mesh"):
         return False
     return bool(tensor.device != value.device or tensor.data_ptr() != value.data_ptr())

@@ -55,7 +55,7 @@ class SafetensorsShard:
 
     def in_file(self, name: str) -> InFile:
         """Return where a tensor lies."""
-        place = {"safetensors_file": os.path.abspath(self.path), "weight_name": name}
+        place = {"safetensors_file": os.path.abspath(self.path), "weight_name": name, "stamp": self.file.stamp}
         return InFile(place, self.file.entries[name].dtype)
 
     def done_with(self, name: str) -> None:
@@ -72,6 +72,7 @@ class PickledShard:
     def __init__(self, path: str) -> None:
         self.path = path
         self._tensors: dict[str, torch.Tensor] | None = None
+        self._given: set[int] = set()  # addresses of memory that a model has taken over
 
     def _read(self) -> dict[str, torch.Tensor]:
         if self._tensors is None:
@@ -96,6 +97,17 @@ class PickledShard:
         if name not in tensors:
             raise _not_held(name, self.path)
         return tensors[name]
+
+    def own(self, name: str) -> torch.Tensor:
+        """Return a tensor in memory that no other one has: `torch.save` keeps what was shared shared."""
+        tensor = self.tensor(name)
+        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided or not tensor.numel():
+            return tensor
+        memory = tensor.untyped_storage()
+        if tensor.nbytes == memory.nbytes() and memory.data_ptr() not in self._given:
+            self._given.add(memory.data_ptr())
+            return tensor
+        return tensor.clone()  # dense, where it was an expanded one
 
     def in_file(self, name: str) -> None:
         """Return that nothing here is used in place."""
@@ -236,6 +248,11 @@ class Checkpoint:
     def shard_of(self, name: str) -> Shard:
         """Return the file that holds a tensor."""
         return self._shard_of[name]
+
+    def own(self, name: str) -> torch.Tensor:
+        """Return a tensor whose memory no other one has that was returned."""
+        shard = self._shard_of[name]
+        return shard.own(name) if isinstance(shard, PickledShard) else shard.tensor(name)
 
 
 def open_checkpoint(

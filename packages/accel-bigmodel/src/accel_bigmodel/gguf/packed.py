@@ -86,8 +86,9 @@ class GgufWeight(torch.Tensor):
         raw = self.raw.view(torch.uint8)
         order = None if self.order is None else self.order.to(raw.device)
         if rows is not None:
-            order = rows if order is None else order[rows]
-        found = unpack(raw if order is None else raw[order], self.kind, self.dtype)
+            order = rows if order is None else order.index_select(0, rows)
+        # By `index_select`, which refuses numbers below zero as a plain embedding does.
+        found = unpack(raw if order is None else raw.index_select(0, order), self.kind, self.dtype)
         return found.t() if self.turned else found
 
     @classmethod

@@ -387,6 +387,9 @@ class Residency:
                 continue
             if slot.store.get(slot.key) is placed:
                 slot.store[slot.key] = slot.placeholder
+                # Written to in a file's map, which ends with this process and no copy of the model has.
+                if slot.in_file and placed is slot.cached and placed._version:
+                    slot.version, slot.value = 0, slot.source
                 if slot.value is not None:
                     copies.append((slot, placed, slot.value))
             # Else the user assigned another tensor, and decides what becomes of the weight.

@@ -34,8 +34,8 @@ class Slot:
     """
 
     __slots__ = (
-        "cached", "cached_for", "changes", "cls", "device", "dtype", "is_parameter", "key", "name", "original",
-        "placed", "placeholder", "requires_grad", "shape", "source", "store", "tied_to", "value", "version",
+        "cached", "cached_for", "changes", "cls", "device", "dtype", "in_file", "is_parameter", "key", "name",
+        "original", "placed", "placeholder", "requires_grad", "shape", "source", "store", "tied_to", "value", "version",
     )  # fmt: skip
 
     def __init__(self, name: str, store: Store, key: str, block: str) -> None:
@@ -56,6 +56,7 @@ class Slot:
         self.source: torch.Tensor | None = None
         self.cached: torch.Tensor | None = None
         self.cached_for: torch.device | None = None
+        self.in_file = False  # whether what is cached shares its memory with a file's map
         self.placed: torch.Tensor | None = None
         self.value: torch.Tensor | None = None
         self.version: int | None = None
@@ -139,6 +140,7 @@ class Slot:
         # Kept for the next forward: it takes no memory of its own, nor address space, unless that is scarce.
         if share_memory(data, value) and not value.__dict__.get("is_piece"):
             self.source, self.cached = value, made
+            self.in_file = "is_piece" in value.__dict__ and not made.is_inference()
         return made
 
     def copied(self, loaded: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -185,8 +187,9 @@ class Slot:
         if packed.find(self.placeholder) is not None:
             return self.loaded(weights, value, self.device)
         with normal_tensors():
-            # In the layout that it had, which files do not keep.
-            data = torch.empty_strided(self.shape, self.placeholder.stride(), dtype=self.dtype, device=self.device)
+            # In the layout that it had, which files do not keep; dense, where values shared their memory.
+            like = torch.empty_strided(self.shape, self.placeholder.stride(), dtype=self.dtype, device="meta")
+            data = torch.empty_like(like, device=self.device)
             data.copy_(value.detach())
         if not self.is_parameter:
             return data

@@ -29,7 +29,9 @@ def load_tied(
     key = as_device(device) if device is not None else value.device
     with _lock:
         made = copies.get(key)
-        if made is None or made.shape != slot.shape or made.dtype != slot.dtype:
+        # A view of the weight, such as its transpose, begins at the same address.
+        is_view = made is not None and made.shape == value.shape and made.stride() != value.stride()
+        if made is None or is_view or made.shape != slot.shape or made.dtype != slot.dtype:
             made = copies[key] = slot.loaded(weights, value, device)
     return used_here(made)
 

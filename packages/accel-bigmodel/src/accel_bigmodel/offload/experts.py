@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -166,6 +168,7 @@ class ExpertCache:
         self.budget = budget
         self.least = least
         self._begin()
+        _caches.add(self)
 
     def _begin(self) -> None:
         self._lock = threading.RLock()  # futures call back on the thread that cancels them
@@ -186,8 +189,7 @@ class ExpertCache:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin empty."""
-        self.__dict__.update(state)
-        self._begin()
+        self.__init__(**state)  # type: ignore[misc]
 
     def resize(self, size: int | str) -> None:
         """Change the budget, also while the model runs; experts beyond it go now.
@@ -399,3 +401,15 @@ class ExpertCache:
             self._counts["disk"] += brought.from_disk
             self._counts["host"] += brought.from_host
         return brought
+
+
+_caches: weakref.WeakSet[ExpertCache] = weakref.WeakSet()
+
+
+def _begin_again() -> None:
+    """Begin empty in a forked process: it has none of the threads that were reading."""
+    for cache in _caches:
+        cache._begin()
+
+
+os.register_at_fork(after_in_child=_begin_again)

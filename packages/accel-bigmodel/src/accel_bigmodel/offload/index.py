@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import os
 import resource
-import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from accel_core.checkpoint.tensor_file import check_booleans
 from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
-__all__ = ["InFile", "Map", "MappedFile", "Source", "header_of", "map_file"]
+__all__ = ["InFile", "Map", "MappedFile", "Source", "header_of"]
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -35,7 +34,7 @@ _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 class InFile(NamedTuple):
     """Where a tensor lies that is used in place: an index's entry, its dtype there, and the weight if it is packed."""
 
-    entry: dict[str, str]
+    entry: dict[str, Any]
     dtype: torch.dtype
     weight: torch.Tensor | None = None
 
@@ -173,6 +172,16 @@ class MappedFile:
             return
         raise self._changed(f"{found.st_size} bytes where {self.size} were mapped")
 
+    @property
+    def stamp(self) -> list[int]:
+        """What tells the file from another one that takes its place."""
+        return [self._stamp.st_size, self._stamp.st_mtime_ns]
+
+    def check_stamp(self, stamp: list[int] | None) -> None:
+        """Check that the file is the one that had a stamp."""
+        if stamp is not None and stamp != self.stamp:
+            raise self._changed("another content")
+
     def _changed(self, what: str) -> OffloadError:
         return OffloadError(
             f"A file that holds offloaded weights changed after the model was dispatched; got {self.path!r} with "
@@ -268,23 +277,3 @@ class MappedFile:
         # From where `madvise` wants a range to begin, in steps: of a longer one Linux reads no more ahead.
         for begin in range(first - first % mmap.PAGESIZE, last, _READ_AHEAD):
             self._map.advise(advice, begin, min(begin + _READ_AHEAD, last))
-
-
-_mapped: "weakref.WeakValueDictionary[tuple[str, int, int, int], MappedFile]" = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-def map_file(path: str | os.PathLike[str], source: Source | None = None) -> MappedFile:
-    """Map a safetensors or GGUF file, or return the map that this process already has of it."""
-    descriptor = _open(path)
-    try:
-        found = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    # By what the file is now: one that has changed is mapped anew.
-    key = (os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ino)
-    with _lock:
-        file = _mapped.get(key)
-        if file is None:
-            file = _mapped[key] = MappedFile(path, source=source)
-        return file

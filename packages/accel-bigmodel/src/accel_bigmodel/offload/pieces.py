@@ -99,13 +99,22 @@ class PieceCache:
     """
 
     def __init__(self, folder: Path, budget: int | None) -> None:
-        self.folder, self.budget, self.held = folder, budget, 0
-        self._pieces: dict[tuple[str, int, int], _Piece] = {}
+        self.folder, self.budget = folder, budget
         self._uses: dict[tuple[str, int, int], tuple[int, int]] = {}  # the last and the one before, of all ever used
         self._clock = itertools.count()
+        self._pieces: dict[tuple[str, int, int], _Piece] = {}
+        self._begin()
+        _caches.add(self)
+
+    def _begin(self) -> None:
+        """Begin without threads, and without what they had to fetch."""
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._ahead = 0  # pieces that it has to fetch
+        self._pieces = {key: piece for key, piece in self._pieces.items() if piece.coming.done()}
+        for piece in self._pieces.values():
+            piece.users = 0
+        self.held = sum(piece.nbytes for piece in self._pieces.values())
 
     def bring(self, file: StoredFile, first: int, last: int) -> Any:
         """Return a range as mapped memory, which stays what it is for as long as it is used.
@@ -151,8 +160,13 @@ class PieceCache:
             piece.awaited = True
             if begins:
                 self._pool = self._pool or ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store")
+                try:
+                    self._pool.submit(self._fetch_ahead, file, first, piece)
+                except RuntimeError as failure:  # no thread can be started: who needs the piece fetches it
+                    piece.coming.set_exception(failure)
+                    self._drop(key, piece)
+                    return
                 self._ahead += 1
-                self._pool.submit(self._fetch_ahead, file, first, piece)
 
     def _fetch_ahead(self, file: StoredFile, first: int, piece: _Piece) -> None:
         self._fetch(file, first, piece)
@@ -215,6 +229,17 @@ class PieceCache:
                 break
             self._drop(key, idle[key])
         return self.held + nbytes <= self.budget
+
+
+_caches: "weakref.WeakSet[PieceCache]" = weakref.WeakSet()
+
+
+def _begin_again() -> None:
+    for cache in _caches:
+        cache._begin()
+
+
+os.register_at_fork(after_in_child=_begin_again)  # a forked process has no threads
 
 
 def _memory_of(piece: _Piece) -> Any:

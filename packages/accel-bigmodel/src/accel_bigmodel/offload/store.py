@@ -1,14 +1,16 @@
 """Mappings that give offloaded weights by name, and the documented offload folder (`index.json` and `.dat` files)."""
 
+import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from accel_bigmodel.offload.index import MappedFile, map_file
+from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.pieces import away
 from accel_core.checkpoint.json_file import read_json
 from accel_core.checkpoint.manifest import check_name
@@ -63,9 +65,7 @@ def offload_weight(
     path = _data_file(offload_folder, weight_name)
     tensor = weight.detach().cpu().resolve_conj().resolve_neg().contiguous()
     try:
-        # Not through a link: what lies in the folder may point anywhere.
-        with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
-            file.write(buffer_of(tensor))
+        _write_whole(path, buffer_of(tensor))
     except (OSError, UnicodeEncodeError) as failure:
         raise OffloadError(
             f"An offloaded weight cannot be written; got {failure} for {weight_name!r}. Choose an `offload_folder` "
@@ -74,6 +74,21 @@ def offload_weight(
     if index is not None:
         index[weight_name] = {"dtype": str(weight.dtype).removeprefix("torch."), "shape": list(weight.shape)}
     return index
+
+
+def _write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file beside its place and put it there in one step: who has the one before mapped keeps it."""
+    if path.is_symlink():  # what lies in the folder may point anywhere
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.part")
+    part.unlink(missing_ok=True)
+    try:
+        with open(part, "xb") as file:
+            file.write(content)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _data_file(folder: str | os.PathLike[str], weight_name: str) -> Path:
@@ -146,6 +161,7 @@ def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLi
         offload_folder: The folder.
 
     Raises:
+        OffloadError: When the index cannot be read or written; it is as it was.
         UnsafeCheckpointError: When a name or file is absolute or leads out of the folder; nothing was written.
 
     Examples:
@@ -161,8 +177,13 @@ def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLi
     path = os.path.join(offload_folder, INDEX_NAME)
     entries = _read_index(offload_folder) if os.path.isfile(path) else {}
     entries.update(index)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(entries, file, indent=2)
+    try:
+        _write_whole(Path(path), json.dumps(entries, indent=2).encode())
+    except OSError as failure:
+        raise OffloadError(
+            f"The index of an offload folder cannot be written; got {failure}. Choose an `offload_folder` that can be "
+            "written and has room."
+        ) from failure
 
 
 def _read_index(offload_folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -280,6 +301,14 @@ class PrefixedDataset(Mapping[str, torch.Tensor]):
         return len(self.dataset)
 
 
+class _Maps(dict[str, MappedFile]):
+    """The files that a model has mapped, by path; copies and pickles begin without."""
+
+    def __reduce__(self) -> tuple[type["_Maps"], tuple[()]]:
+        """Leave the files out."""
+        return _Maps, ()
+
+
 class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     """A state dict whose tensors are in memory, in an offload folder, or in weights files used in place.
 
@@ -322,6 +351,8 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         self.all_keys = [*self.state_dict, *(key for key in self.index if key not in self.state_dict)]
         self.device = device
         self._files: dict[str, tuple[MappedFile, str]] = {}
+        # Of its own: what a forward writes to a weight in place is in the map, and no other model shall see that.
+        self._maps = _Maps()
 
     def __getitem__(self, key: str) -> torch.Tensor:
         """Return a weight: from memory, or as a view of its file's map.
@@ -389,7 +420,9 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             return None
         path = next((entry[key] for key in _IN_PLACE if entry.get(key) is not None), None)
         if path is not None:
-            found = map_file(path, away(path)), entry.get("weight_name", key)
+            if path not in self._maps:
+                self._maps[path] = MappedFile(path, source=away(path))
+            found = self._maps[path], entry.get("weight_name", key)
             if found[1] not in found[0]:
                 raise OffloadError(
                     f"A weights file does not hold an offloaded weight; got {found[1]!r} in "
@@ -404,8 +437,18 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
                     "`save_folder`. Pass the folder that its `.dat` file is in."
                 )
             found = _map_weight(_data_file(self._folder, key), entry), ""
+        found[0].check_stamp(entry.get("stamp"))
         self._files[key] = found
         return found
+
+    def map_files(self, names: Iterable[str]) -> None:
+        """Map the files of weights now: a file that takes the place of one later holds other weights.
+
+        Args:
+            names: The weights' names.
+        """
+        for name in names:
+            self.file_of(name)
 
     def dtype_of(self, key: str) -> torch.dtype | None:
         """Return which dtype a weight on disk is cast to when loaded.

@@ -14,12 +14,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accel_bigmodel import (
+    dispatch_model,
     init_empty_weights,
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
     load_offloaded_weights,
     load_state_dict,
 )
+from accel_bigmodel.checkpoint.read import SafetensorsShard
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointMismatchError,
@@ -338,3 +340,134 @@ def test_the_peak_of_memory_is_what_stays_and_one_tensor(dtype: torch.dtype | No
     load_checkpoint_in_model(model, file, dtype=dtype)
     assert sum(int(parameter.sum()) for parameter in model.parameters()) == layers * 1024 * 1024
     assert memory("VmHWM") - before <= sum(parameter.nbytes for parameter in model.parameters()) + 2 * largest
+
+
+class Pair(nn.Module):
+    """Two layers that may have one weight, and one count of forwards."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        if tied:
+            self.second.weight = self.first.weight
+        count = torch.zeros(1)
+        self.first.register_buffer("count", count)
+        self.second.register_buffer("count", count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Count in one layer, and let the other one have its say."""
+        self.first.count += 1
+        out: torch.Tensor = self.second(self.first(x)) + self.second.count
+        return out
+
+
+def _stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Take a step, and return the weights."""
+    model(X).square().sum().backward()
+    optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("layout", [one_safetensors, one_bin])
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_loaded_model_trains_as_one_that_took_a_state_dict(
+    layout: Layout, device_map: dict[str, str] | None, dtype: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
+    """An optimizer made before goes on, what is tied stays tied, and what only the file shares is shared no more."""
+    torch.manual_seed(0)
+    state = {name: value.to(dtype) for name, value in Pair(tied=True).state_dict().items()}
+    if layout is one_bin:  # keeps what is shared shared, and of a view what it is a view of
+        whole = torch.cat([state["first.weight"].flatten(), torch.ones(1, dtype=dtype)])
+        state["first.weight"] = state["second.weight"] = whole[:16].view(4, 4)
+        state["first.count"] = state["second.count"] = whole[16:] * 0
+    else:
+        state = {name: value.clone() for name, value in state.items()}
+    source = layout(state, tmp_path)
+    steps = []
+    for load in (
+        lambda model: model.load_state_dict(state),
+        lambda model: load_checkpoint_in_model(model, source, device_map),
+    ):
+        torch.manual_seed(1)
+        model = Pair(tied)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        load(model)
+        steps.append({name: value.clone() for name, value in _stepped(model, optimizer).items()})
+    for name, value in steps[0].items():
+        assert torch.equal(steps[1][name], value), name
+
+
+def test_expanded_weights_of_a_pickle_train(tmp_path: Path) -> None:
+    """A weight whose rows are one row in memory has rows of its own in a model."""
+    state = {"weight": torch.arange(4.0).expand(4, 4), "bias": torch.zeros(4)}
+    plain, model = nn.Linear(4, 4), nn.Linear(4, 4)
+    plain.load_state_dict(state)
+    load_checkpoint_in_model(model, one_bin(state, tmp_path))
+    steps = [_stepped(each, torch.optim.SGD(each.parameters(), lr=0.1)) for each in (plain, model)]
+    assert torch.equal(steps[1]["weight"], steps[0]["weight"])
+
+
+def test_a_load_that_fails_half_way_leaves_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters that had taken new values have those of before, and are the ones that they were."""
+    source = one_safetensors(dict(make().state_dict()), tmp_path)
+    model = make()
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 3.0)
+    before = dict(model.named_parameters())
+    taken = []
+
+    def failing(self: object, name: str) -> torch.Tensor:
+        if len(taken) == 3:
+            raise KeyboardInterrupt
+        taken.append(name)
+        return tensor(self, name)  # type: ignore[arg-type]
+
+    tensor = SafetensorsShard.tensor
+    monkeypatch.setattr(SafetensorsShard, "tensor", failing)
+    with pytest.raises(KeyboardInterrupt):
+        load_checkpoint_in_model(model, source)
+    assert len(taken) == 3
+    for name, parameter in model.named_parameters():
+        assert parameter is before[name]
+        assert torch.equal(parameter, torch.full_like(parameter, 3.0)), name
+
+
+def _other() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
+
+
+@pytest.mark.parametrize("prefetch", [None, False])
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("layout", [one_safetensors, one_bin])
+def test_another_models_file_is_not_computed_with(
+    layout: Layout, copied: bool, prefetch: bool | None, tmp_path: Path
+) -> None:
+    """Whatever takes the place of a file after a dispatch, the model has its own weights; a copy refuses others."""
+    model, folder = make(), tmp_path / "offload"
+    source = layout(dict(model.state_dict()), tmp_path)
+    arguments = {"device_map": {"": "disk"}, "offload_folder": folder, "prefetch": prefetch}
+    first = load_checkpoint_and_dispatch(empty(), source, **arguments)  # type: ignore[arg-type]
+    (tmp_path / "new").mkdir()
+    os.replace(layout(dict(_other().state_dict()), tmp_path / "new"), source)
+    second = load_checkpoint_and_dispatch(empty(), source, **arguments)  # type: ignore[arg-type]
+    if copied:
+        with pytest.raises(OffloadError, match="changed after the model was dispatched"):
+            copy.deepcopy(first)(X)
+    assert torch.equal(first(X), model(X))
+    assert torch.equal(second(X), _other()(X))
+
+
+@pytest.mark.parametrize("layout", [one_safetensors, one_bin])
+def test_another_models_file_is_not_dispatched(layout: Layout, tmp_path: Path) -> None:
+    """A file that took the place of the loaded one before the dispatch is refused."""
+    arguments = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
+    first = empty()
+    load_checkpoint_in_model(first, source := layout(dict(make().state_dict()), tmp_path), **arguments)  # type: ignore[arg-type]
+    (tmp_path / "new").mkdir()
+    os.replace(layout(dict(_other().state_dict()), tmp_path / "new"), source)
+    load_checkpoint_in_model(empty(), source, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(OffloadError, match="changed after the model was dispatched"):
+        dispatch_model(first, {"": "disk"}, offload_dir=tmp_path / "offload")

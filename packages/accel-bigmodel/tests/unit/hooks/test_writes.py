@@ -15,12 +15,16 @@ from accel_bigmodel import (
     AlignDevicesHook,
     add_hook_to_module,
     align_module_device,
+    attach_align_device_hook,
     cpu_offload,
     disk_offload,
     dispatch_model,
+    load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
+    set_module_tensor_to_device,
 )
 from accel_bigmodel.hooks.state import get_state_dict_offloaded_model
+from accel_core.checkpoint.weights import save_model
 from accel_core.errors import OffloadError
 
 CPU = torch.device("cpu")
@@ -258,3 +262,70 @@ def test_what_was_changed_while_away_is_changed_without_the_hooks(placed: nn.Seq
     for (name, one), (_, other) in zip(placed.named_parameters(), plain.named_parameters(), strict=True):
         assert (one.requires_grad, one.dtype) == (other.requires_grad, other.dtype), name
         assert torch.equal(one, other)
+
+
+class Counting(nn.Module):
+    """Counts forwards in a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the count."""
+        with torch.no_grad():
+            self.count.add_(1)
+        return x + self.count
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("place", [*PLACEMENTS, "file", "file, ahead"])
+def test_what_a_forward_writes_is_in_copies_and_in_no_other_model(
+    copied: Callable[[nn.Module], nn.Module], place: str, tmp_path: Path
+) -> None:
+    """What a forward writes to a parameter goes on in a copy from there, and another model of the file begins anew."""
+
+    def made() -> nn.Module:
+        model = nn.Sequential(Counting(), Counting(), Counting())
+        if place in PLACEMENTS:
+            return PLACEMENTS[place](model, tmp_path / "offload")
+        prefetch = None if place == "file, ahead" else False
+        return load_checkpoint_and_dispatch(model.to("meta"), tmp_path, device_map={"": "disk"}, prefetch=prefetch)
+
+    save_model(nn.Sequential(Counting(), Counting(), Counting()), None, tmp_path)
+    model, other = made(), made()
+    for forwards in (1, 2):
+        assert torch.equal(model(X), X + 3 * forwards)
+    twin = copied(model)
+    assert torch.equal(twin(X), X + 9)
+    assert torch.equal(twin(X), X + 12)
+    assert torch.equal(model(X), X + 9)
+    assert torch.equal(other(X), X + 3)
+    assert all(torch.equal(value, torch.full((4,), 3.0)) for value in get_state_dict_offloaded_model(model).values())
+
+
+@pytest.mark.parametrize("layout", [lambda weight: weight[:1].expand(4, 4), lambda weight: weight.t()[:, ::2]])
+def test_a_weight_of_any_layout_comes_back(layout: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
+    """Expanded or strided, it is the same without the hooks."""
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = nn.Parameter(layout(model.weight.detach()))
+    before = model.weight.detach().clone()
+    disk_offload(model, tmp_path, CPU)
+    remove_hook_from_submodules(model)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_view_of_a_tied_weight_is_not_taken_for_it() -> None:
+    """A weight that begins where a tied one does, transposed or a part of it, is computed with as it is."""
+    weight = nn.Parameter(torch.arange(16.0).view(4, 4))
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(3)], nn.Linear(4, 1, bias=False))
+    model[0].weight = model[1].weight = weight
+    model[2].weight, model[3].weight = nn.Parameter(weight.detach().t()), nn.Parameter(weight.detach()[:1])
+    expected = model(X)
+    tied: dict[int, dict[torch.device, torch.Tensor]] = {weight.data_ptr(): {CPU: weight}}
+    for name in ("2.weight", "3.weight"):
+        set_module_tensor_to_device(model, name, CPU, tied_params_map=tied)
+    assert torch.equal(model(X), expected)
+    attach_align_device_hook(model, CPU, offload=True, weights_map=dict(model.state_dict()), tied_params_map=tied)
+    model[0]._hf_hook.pre_forward(model[0])
+    assert torch.equal(model(X), expected)

@@ -1,12 +1,18 @@
 """Weights on "disk" that stay in a store are fetched when they are needed, within a cache, and compute the same."""
 
+import atexit
 import copy
 import gc
+import os
+import signal
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -20,9 +26,11 @@ from accel_bigmodel import (
     load_checkpoint_in_model,
 )
 from accel_bigmodel.checkpoint.load import loading_index
-from accel_bigmodel.offload.pieces import Away, away
+from accel_bigmodel.offload.index import MappedFile
+from accel_bigmodel.offload.pieces import Away, PieceCache, away
 from accel_core.checkpoint.weights import save_model
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError
+from accel_core.testing.limits import Deadline, limit
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -295,3 +303,62 @@ def test_shared_weights_stay_and_blocks_around_them_are_fetched(bucket: str, tmp
     for _ in range(2):
         assert torch.equal(model(tokens), plain(tokens))
     assert on_disk(tmp_path) <= LAYER + table
+
+
+def test_a_machine_without_threads_fetches_by_itself(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no thread can be started, as while an interpreter shuts down, each block fetches its own weights."""
+    save_model(layers(), None, f"{bucket}/weights")
+    model = loaded(f"{bucket}/weights", {"": "disk"}, "1MiB", tmp_path)
+
+    class Threadless(ThreadPoolExecutor):
+        def submit(self, *_: object) -> NoReturn:  # type: ignore[override]
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("accel_bigmodel.offload.pieces.ThreadPoolExecutor", Threadless)
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=torch.no_grad()(lambda: found.append(model(INPUTS))), daemon=True)
+    thread.start()
+    thread.join(limit())
+    assert torch.equal(found[0], layers()(INPUTS))
+
+
+def test_a_forked_process_leaves_the_cache_behind(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for no thread of its parent, and its end deletes nothing that its parent uses."""
+    save_model(layers(), None, f"{bucket}/weights")
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", ends.append)
+    model, expected = loaded(f"{bucket}/weights", {"": "disk"}, "1MiB", tmp_path), layers()(INPUTS)
+    found, goes_on = sources(model)[0], threading.Event()
+    assert found.cache is not None
+    fetch = PieceCache._fetch
+
+    def slow(*arguments: Any) -> None:
+        goes_on.wait()
+        fetch(*arguments)
+
+    monkeypatch.setattr(PieceCache, "_fetch", slow)
+    entry = MappedFile(loading_index(model)["0.weight"]["safetensors_file"], source=found).entries["0.weight"]
+    found.cache.send_for(found.file, entry.start, entry.stop)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            goes_on.set()
+            status = int(not torch.equal(model(INPUTS), expected))
+            for end in ends:
+                end()
+        finally:
+            os._exit(status)
+    deadline = Deadline()
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and not deadline.is_over:
+        time.sleep(0.05)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        ended = os.waitpid(child, 0)
+    goes_on.set()
+    assert ended[1] == 0, "hung, or wrong"
+    assert torch.equal(model(INPUTS), expected)
+    for end in ends:
+        end()

@@ -1,5 +1,6 @@
 """Offload folders are read and written in the documented format."""
 
+import errno
 import gc
 import json
 import resource
@@ -206,3 +207,19 @@ def test_more_weights_than_files_may_be_open(tmp_path: Path) -> None:
     gc.collect()
     assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == before + 1
     assert torch.equal(last, state["layer.7"])
+
+
+def test_an_index_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk, what was offloaded before is still there, and no part of a file is left."""
+    offload_state_dict(tmp_path, {"a": torch.ones(2)})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OffloadError, match=r"cannot be written; got .*No space left"):
+        save_offload_index({"b": {"dtype": "float32", "shape": [2]}}, tmp_path)
+    with pytest.raises(OffloadError, match=r"cannot be written; got .*No space left"):
+        offload_weight(torch.zeros(2), "a", tmp_path)
+    assert torch.equal(OffloadedWeightsLoader(save_folder=tmp_path)["a"], torch.ones(2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.dat", "index.json"]

@@ -44,8 +44,9 @@ class ShardedWeights:
         }
         self.aliases: dict[str, str] = {}
         for part in parts.values():
-            self.aliases.update(part.aliases)
-            self._where.update(dict.fromkeys(part.aliases, part))
+            others = {alias: name for alias, name in part.aliases.items() if self._where.get(alias, part) is part}
+            self.aliases.update(others)
+            self._where.update(dict.fromkeys(others, part))
 
     def read(self, name: str) -> Tensor:
         """Return one tensor in new memory on the CPU."""

@@ -175,7 +175,8 @@ def storage_key(value: object) -> tuple[Any, ...]:
     local = local_part(value) if isinstance(value, Tensor) else None
     if local is None or not local.numel() or not local.data_ptr():  # packed weights have no memory of their own
         return (id(value),)
-    return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride())
+    signs = local.is_conj(), local.is_neg()  # views that read the same memory as other values
+    return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), signs)
 
 
 def buffer_of(tensor: Tensor) -> memoryview:

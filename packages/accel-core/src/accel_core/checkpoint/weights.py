@@ -165,7 +165,13 @@ def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -
 
 
 def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
-    """Write a shard with `torch.save`, which needs all of it at once."""
+    """Write a shard with `torch.save`, which needs all of it at once, and would write empty tensors too."""
+    empty = [name for name, value in shard.items() if getattr(value, "is_meta", False)]
+    if empty:
+        raise CheckpointError(
+            f"A file of weights holds tensors with data only; got {', '.join(empty)} on the meta device. Give the "
+            "model its weights first."
+        )
     gathered: dict[int, Tensor] = {}
     for value in shard.values():
         if isinstance(value, SpreadWeight) and id(value) not in gathered:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -344,3 +344,13 @@ def test_a_stream_takes_the_bytes_of_a_file(tmp_path: Path) -> None:
         stream_tensors(file, {"x": torch.ones(3)})
     write_tensors(tmp_path / "f", {"x": torch.ones(3)})
     assert (tmp_path / "s").read_bytes() == (tmp_path / "f").read_bytes()
+
+
+def test_views_that_conjugate_or_negate_are_stored_with_their_values(tmp_path: Path) -> None:
+    """They have the memory of another tensor, and other values."""
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"value": value, "conjugated": value.conj(), "imaginary": value.imag, "negated": value.conj().imag}
+    write_tensors(tmp_path / "a.safetensors", state)
+    found = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], value.resolve_conj().resolve_neg()) for name, value in state.items())

@@ -298,3 +298,24 @@ def test_names_that_share_memory_are_warned_of(safe: bool, tmp_path: Path, caplo
     caplog.clear()
     plain.save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "file", safe_serialization=safe)
     assert not caplog.text
+
+
+def test_an_empty_model_is_not_saved(tmp_path: Path) -> None:
+    """Of a model on the meta device nothing is written in either format, and what was there stays."""
+    weights.save_model(model := nn.Linear(2, 2), None, tmp_path, safe_serialization=False)
+    for safe in (True, False):
+        with pytest.raises(CheckpointError, match="with data only"):
+            weights.save_model(nn.Linear(2, 2, device="meta"), None, tmp_path, safe_serialization=safe)
+    assert torch.equal(torch.load(tmp_path / names.WEIGHTS_NAME)["weight"], model.weight)
+
+
+def test_the_index_says_where_a_tensor_is(tmp_path: Path) -> None:
+    """A note in one shard that the name is another one's does not count."""
+    safetensors.torch.save_file({"y": torch.ones(2)}, tmp_path / "a.safetensors", {"x": "y"})
+    safetensors.torch.save_file({"x": torch.zeros(2)}, tmp_path / "b.safetensors")
+    index = {"weight_map": {"y": "a.safetensors", "x": "b.safetensors"}}
+    (tmp_path / names.SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index))
+    model = nn.Module()
+    model.x, model.y = nn.Parameter(torch.full((2,), 5.0)), nn.Parameter(torch.full((2,), 5.0))
+    weights.load_model(model, tmp_path)
+    assert [model.x.tolist(), model.y.tolist()] == [[0.0, 0.0], [1.0, 1.0]]

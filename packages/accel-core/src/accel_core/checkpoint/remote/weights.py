@@ -106,7 +106,9 @@ class StoredWeights:
             check_name(name, self.address)
         local = LocalFolder.of(None, "loading", identity, self.address.name or "weights", parent)
         local.make()
-        atexit.register(local.leave)
+        process = os.getpid()
+        # Not by a forked process when it ends: the folder is its parent's.
+        atexit.register(lambda: local.leave() if os.getpid() == process else None)
         return local
 
 

@@ -1,6 +1,7 @@
 """Experts of a mixture that come one by one compute what they compute in memory, and bring only what was chosen."""
 
 import copy
+import gc
 import io
 import math
 import os
@@ -617,3 +618,5 @@ def test_a_forked_process_reads_experts_itself(load: Callable[..., nn.Module], w
         os.kill(child, signal.SIGKILL)
         ended = os.waitpid(child, 0)
     assert ended[1] == 0, "hung, or wrong"
+    del model
+    gc.collect()  # the cache's thread goes with it

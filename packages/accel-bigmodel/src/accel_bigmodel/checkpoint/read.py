@@ -72,7 +72,6 @@ class PickledShard:
     def __init__(self, path: str) -> None:
         self.path = path
         self._tensors: dict[str, torch.Tensor] | None = None
-        self._given: set[int] = set()  # addresses of memory that a model has taken over
 
     def _read(self) -> dict[str, torch.Tensor]:
         if self._tensors is None:
@@ -99,15 +98,8 @@ class PickledShard:
         return tensors[name]
 
     def own(self, name: str) -> torch.Tensor:
-        """Return a tensor in memory that no other one has: `torch.save` keeps what was shared shared."""
-        tensor = self.tensor(name)
-        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout != torch.strided or not tensor.numel():
-            return tensor
-        memory = tensor.untyped_storage()
-        if tensor.nbytes == memory.nbytes() and memory.data_ptr() not in self._given:
-            self._given.add(memory.data_ptr())
-            return tensor
-        return tensor.clone()  # dense, where it was an expanded one
+        """Return a tensor in memory of its own, which no other tensor has, nor the file, which may be written again."""
+        return self.tensor(name).clone()
 
     def in_file(self, name: str) -> None:
         """Return that nothing here is used in place."""

@@ -409,6 +409,16 @@ def test_expanded_weights_of_a_pickle_train(tmp_path: Path) -> None:
     assert torch.equal(steps[1]["weight"], steps[0]["weight"])
 
 
+def test_a_pickle_may_be_written_over_by_its_model(tmp_path: Path) -> None:
+    """What happens to the file after the load is nothing to the model, which may be saved in its place."""
+    model = nn.Linear(256, 256)
+    source = one_bin(before := {name: torch.rand_like(value) for name, value in model.state_dict().items()}, tmp_path)
+    load_checkpoint_in_model(model, source)
+    with open(source, "r+b") as file:
+        file.write(bytes(source.stat().st_size))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_a_load_that_fails_half_way_leaves_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that had taken new values have those of before, and are the ones that they were."""
     source = one_safetensors(dict(make().state_dict()), tmp_path)

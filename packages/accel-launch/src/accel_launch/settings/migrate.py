@@ -63,16 +63,17 @@ def _fsdp(config: dict[str, Any]) -> list[str]:
         if old in section:
             section.setdefault(new, section.pop(old))
             changes.append(f"fsdp_config.{old} is now fsdp_config.{new}")
-    strategy = section.get("fsdp_sharding_strategy")
+    chosen, resharded = "fsdp_sharding_strategy", "fsdp_reshard_after_forward"
+    strategy = section.get(chosen)
     if not isinstance(strategy, (dict, list)) and str(strategy) in map(str, range(1, len(_STRATEGIES) + 1)):
-        section["fsdp_sharding_strategy"] = _STRATEGIES[int(str(strategy)) - 1]
-        changes.append(f"fsdp_sharding_strategy {strategy} is now {section['fsdp_sharding_strategy']}")
+        section[chosen] = _STRATEGIES[int(str(strategy)) - 1]
+        changes.append(f"{chosen} {strategy} is now {section[chosen]}")
     # Accelerate writes the strategy of version 1 so; beside another strategy it stays, and is refused.
-    word = str(section.get("fsdp_reshard_after_forward")).upper()
+    word = str(section.get(resharded)).upper()
     first = str(section.get("fsdp_version", 1)) == "1" and word in _STRATEGIES
-    if first and str(section.setdefault("fsdp_sharding_strategy", word)).upper() == word:
-        del section["fsdp_reshard_after_forward"]
-        changes.append(f"fsdp_reshard_after_forward {word} of version 1 is now fsdp_sharding_strategy")
+    if first and str(section.setdefault(chosen, word)).upper() == word:
+        del section[resharded]
+        changes.append(f"{resharded} {word} of version 1 is now {chosen}")
     return changes
 
 

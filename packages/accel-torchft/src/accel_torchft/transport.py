@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import warnings
 from contextlib import suppress
 from datetime import timedelta
@@ -65,6 +66,18 @@ class Transport(HTTPTransport[Any]):  # type: ignore[misc]  # not checked where 
             for connection in list(self._readers):
                 with suppress(OSError):  # it has ended meanwhile
                     connection.shutdown(socket.SHUT_RDWR)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Let go of the state, which of a GPU is a copy, and end the server; torchft keeps both where nobody waits."""
+        self._step, self._state_dict, self._spec, self._chunks = -1, None, None, None
+        ending = threading.Thread(target=self._end_server, name="accel-transport-end", daemon=True)
+        ending.start()
+        if wait:
+            ending.join()
+
+    def _end_server(self) -> None:
+        super().shutdown(wait=True)
+        self._server.server_close()
 
 
 def _is_of_run(hosts: list[str], _: object, client: tuple[Any, ...]) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -311,6 +312,19 @@ def test_states_are_sent_to_machines_of_the_run_alone(client: str, answered: boo
     finally:
         transport.shutdown()
         transport._server.server_close()
+
+
+def test_a_transport_that_is_left_keeps_neither_thread_nor_state() -> None:
+    """A replica makes a new one whenever it comes back; on a GPU each has a copy of the state."""
+    from accel_torchft.transport import Transport
+
+    transport, state = Transport(timedelta(seconds=5), ["127.0.0.1"]), {"weight": torch.ones(2)}
+    held = weakref.ref(state["weight"])
+    transport.send_checkpoint([1], 3, state, timedelta(seconds=1))
+    transport.shutdown(wait=False)
+    del state
+    assert held() is None
+    assert limits.wait_until(lambda: not transport._thread.is_alive())
 
 
 def test_a_slow_reader_of_a_state_is_cut_off() -> None:

@@ -10,7 +10,6 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
 
@@ -53,6 +52,7 @@ def test_random_numbers_of_the_device_are_compared(monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("fresh_state")
 def test_every_random_number_counts() -> None:
     """One number more or less is another random state, of NumPy's generator too, which fills its table rarely."""
+    numpy = pytest.importorskip("numpy", reason="needs numpy, which accel-verify does not")
     accelerator, watched = Accelerator(cpu=True), recorder.ResumeRecorder(io.StringIO(), 0, 1, "-", "-", "-")
     for name, draw in {"torch": torch.rand, "Python": lambda _: random.random(), "NumPy": numpy.random.rand}.items():
         draw(1)
@@ -84,6 +84,7 @@ class Batch:
 @pytest.mark.parametrize("size", [2, 2000])
 def test_every_element_of_a_batch_counts(container: Callable[[torch.Tensor], object], size: int) -> None:
     """The text of an array shows some digits, and a few elements of a large one; a batch is compared by all."""
+    pytest.importorskip("numpy", reason="needs numpy, which accel-verify does not")
     batch = torch.linspace(0, 1, size)
     other = batch.clone()
     other[size // 2] += 2**-23

@@ -82,7 +82,9 @@ class AcceleratedScheduler:
             if optimizer.step_was_skipped:
                 return
         # What it is given, such as a metric, it gets once: several times, the same metric would be no improvement.
-        times = self._times if all(each is None for each in (*args, *kwargs.values())) else 1
+        times = self._times
+        if (args or kwargs) and any(each is not None for each in (*args, *kwargs.values())):
+            times = 1
         if times == 1 and not self._has_end:
             self.scheduler.step(*args, **kwargs)
             return

@@ -543,11 +543,12 @@ def _tensor_at(model: nn.Module, name: str) -> Any:
 
 def _taken_over(old: torch.Tensor, made: Any) -> Any:
     """Let a parameter that had values take new ones and stay itself: an optimizer or a wrapper may hold it."""
-    if type(old) is not nn.Parameter or type(made) is not nn.Parameter or old.is_meta or made.is_meta or made is old:
+    if type(old) is not nn.Parameter or type(made) is not nn.Parameter or old.is_inference() or made.is_inference():
         return made
-    if old.is_inference() or made.is_inference():
+    try:
+        old.data = made.data
+    except RuntimeError:  # meta, and devices such as XLA's, whose tensors cannot take each other's place
         return made
-    old.data = made.data
     if old.grad is not None:
         old.grad = old.grad.to(made)
     return old

@@ -77,7 +77,7 @@ def offload_weight(
 
 
 def _write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file beside its place and put it there in one step: who has the one before mapped keeps it."""
+    """Write a file beside its place, then move it there in one step: a process that maps the old file keeps it."""
     if path.is_symlink():  # what lies in the folder may point anywhere
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.part")

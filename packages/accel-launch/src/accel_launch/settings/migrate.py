@@ -68,7 +68,7 @@ def _fsdp(config: dict[str, Any]) -> list[str]:
     if not isinstance(strategy, (dict, list)) and str(strategy) in map(str, range(1, len(_STRATEGIES) + 1)):
         section[chosen] = _STRATEGIES[int(str(strategy)) - 1]
         changes.append(f"{chosen} {strategy} is now {section[chosen]}")
-    # Accelerate writes the strategy of version 1 so; beside another strategy it stays, and is refused.
+    # Accelerate stores version 1's strategy under this key. Where it contradicts the other key, it is refused later.
     word = str(section.get(resharded)).upper()
     first = str(section.get("fsdp_version", 1)) == "1" and word in _STRATEGIES
     if first and str(section.setdefault(chosen, word)).upper() == word:

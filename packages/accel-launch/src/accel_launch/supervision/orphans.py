@@ -55,7 +55,7 @@ def alive(pid: int) -> bool:
 
 
 def born_at(pid: int) -> str:
-    """Return when a process began, by which it is told from a later one of its number; an empty text without one."""
+    """Return when a process began, which no later process with its number shares; an empty text if there is none."""
     return _stat(pid, 19)
 
 

@@ -6,9 +6,7 @@ import io
 import math
 import os
 import pickle
-import signal
 import threading
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from itertools import pairwise
@@ -32,7 +30,7 @@ from accel_bigmodel.checkpoint.load import loading_index
 from accel_bigmodel.offload.pieces import away
 from accel_core.checkpoint.weights import save_model
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
-from accel_core.testing.limits import Deadline
+from accel_core.testing.limits import wait_for_fork
 from accel_core.testing.requires import requires
 
 WIDTH, COUNT, CHOICES, LAYERS = 16, 6, 3, 3
@@ -611,12 +609,7 @@ def test_a_forked_process_reads_experts_itself(load: Callable[..., nn.Module], w
                 status = int(not all(torch.allclose(model(token[None]), whole(token[None])) for token in tokens[4:]))
             finally:
                 os._exit(status)
-    deadline = Deadline()
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and not deadline.is_over:
-        time.sleep(0.05)
-    if ended == (0, 0):
-        os.kill(child, signal.SIGKILL)
-        ended = os.waitpid(child, 0)
-    assert ended[1] == 0, "hung, or wrong"
+    ended = wait_for_fork(child)
+    assert ended == 0, "hung, or wrong"
     del model
     gc.collect()  # the cache's thread goes with it

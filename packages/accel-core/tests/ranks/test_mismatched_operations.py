@@ -110,7 +110,7 @@ def test_the_end_of_a_fork_is_not_that_of_its_rank():
     if child == 0:
         atexit._run_exitfuncs()
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert limits.wait_for_fork(child) == 0
     assert collectives.gather(torch.tensor([state.process_index])).tolist() == [0, 1]
     assert process_world.ended(2) == {}
 

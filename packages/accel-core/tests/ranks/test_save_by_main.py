@@ -25,7 +25,7 @@ from accel_core.plugins import fsdp
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world as process_world
-from accel_core.testing import requires, world
+from accel_core.testing import limits, requires, world
 
 
 class Training:
@@ -348,7 +348,7 @@ def test_a_forked_process_answers_no_calls(tmp_path: Path) -> None:
     if child == 0:
         atexit._run_exitfuncs()
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    assert limits.wait_for_fork(child) == 0
     own.accelerator.save_state(str(tmp_path / "ckpt"))
     assert own.accelerator.load_state(str(tmp_path / "ckpt")).world_size == 2
 

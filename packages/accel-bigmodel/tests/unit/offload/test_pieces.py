@@ -4,10 +4,8 @@ import atexit
 import copy
 import gc
 import os
-import signal
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,7 +28,7 @@ from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.pieces import Away, PieceCache, away
 from accel_core.checkpoint.weights import save_model
 from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError
-from accel_core.testing.limits import Deadline, limit
+from accel_core.testing.limits import limit, wait_for_fork
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -351,14 +349,9 @@ def test_a_forked_process_leaves_the_cache_behind(bucket: str, tmp_path: Path, m
                 end()
         finally:
             os._exit(status)
-    deadline = Deadline()
-    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and not deadline.is_over:
-        time.sleep(0.05)
-    if ended == (0, 0):
-        os.kill(child, signal.SIGKILL)
-        ended = os.waitpid(child, 0)
+    ended = wait_for_fork(child)
     goes_on.set()
-    assert ended[1] == 0, "hung, or wrong"
+    assert ended == 0, "hung, or wrong"
     assert torch.equal(model(INPUTS), expected)
     for end in ends:
         end()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Deadline", "communicate", "limit", "run", "slowness", "wait_until"]
+__all__ = ["Deadline", "communicate", "limit", "run", "slowness", "wait_for_fork", "wait_until"]
 
 _SHORTEST = 60.0
 _FACTOR = 10.0
@@ -82,6 +84,16 @@ def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[
             return out or "", errors or ""
     process.kill()
     raise subprocess.TimeoutExpired(process.args, limit(quiet), *process.communicate())
+
+
+def wait_for_fork(pid: int, *, quiet: float = 6.0) -> int:
+    """Return the exit code of a forked process, minus the signal that ended it; one that hangs is killed."""
+    deadline = Deadline(quiet)
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if deadline.is_over:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def run(

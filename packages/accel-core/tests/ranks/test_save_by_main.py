@@ -4,6 +4,7 @@ import atexit
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from accel_core._torch import default_store
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.manifest import Manifest
+from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.comm import roll_call
 from accel_core.comm.objects import gather_object
 from accel_core.errors import RankDisagreementError, RemoteRankError
@@ -317,6 +319,29 @@ def test_messages_between_two_ranks_do_not_count(tmp_path: Path) -> None:
     own.accelerator.gather(torch.ones(1))
     own.accelerator.save_state(str(tmp_path / "ckpt"))
     assert own.accelerator.load_state(str(tmp_path / "ckpt")).world_size == 3
+
+
+@pytest.mark.parametrize("slow", ["inside", "behind"])
+@world(3)
+def test_a_slow_rank_that_was_sent_more_than_the_others_is_waited_for(slow: str, tmp_path: Path) -> None:
+    """Where a weight is sent to rank 0 it begins more than the others, and comes to the same save."""
+    own = reduced()
+    rank = own.accelerator.process_index
+
+    def gathered() -> torch.Tensor:
+        value = torch.ones(1)
+        for sender in (1, 2):
+            dist.recv(value, sender) if rank == 0 else dist.send(value, 0) if rank == sender else None
+        time.sleep(0.3 if rank == 0 and slow == "inside" else 0)
+        return value
+
+    SpreadWeight((1,), torch.float32, gathered)()
+    time.sleep(0.3 if rank == 0 and slow == "behind" else 0)
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    if rank == 0:
+        found = roll_call.call(own.accelerator._runtime.world, "a test")
+        assert found == dict.fromkeys((1, 2), "has gone on to a later collective")
+    SpreadWeight((1,), torch.float32, gathered)()
 
 
 @world(2)

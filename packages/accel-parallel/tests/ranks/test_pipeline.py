@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -490,6 +491,24 @@ def test_checkpoints_of_stages_continue_on_other_stages_in_one_process_and_in_sh
     for kind, size in (("stages", 2), ("whole", 1), ("fsdp", 2)):
         assert run_on(resumed, size, (tmp_path / "first", losses, kind)) is None
     assert near(*(merged(tmp_path / f"first-{kind}") for kind in ("stages", "fsdp"))) <= 1e-6
+
+
+@world(4, quiet=20)
+def test_a_middle_stage_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+    """Stages in the middle send and receive more than the first and the last, in training and in evaluation."""
+    *_, run, model = piped(net(), data(1), loss_fn=squares)
+    middle = 0 < run.process_index < 3
+    time.sleep(0.3 * middle)
+    run.save_state(tmp_path / "trained")
+    with torch.no_grad():
+        model(data(1)[0]["values"])
+    time.sleep(0.3 * middle)
+    run.save_state(tmp_path / "evaluated")
+    # A rank that calls alone still learns that the others have gone on.
+    if run.process_index == 0:
+        with pytest.raises(RankDisagreementError, match="got rank 0 there, and not ranks 1, 2, 3: has gone on"):
+            run.save_state(tmp_path / "alone")
+    model(**data(1)[0])
 
 
 def merged(place: Path) -> dict[str, torch.Tensor]:

@@ -9,9 +9,11 @@ Python. An answer rests on evidence, and on no time limit:
   the others, and as many collectives of each process group as the others of that group. A rank that has begun more than
   the caller is past the place of the call: what it began ends only with the caller's help. So is a rank that has begun
   more than another one that came or is past it, on a group of these two.
-- torch counts the collectives of a group, so training pays nothing. Its count includes what two ranks send each other,
-  which need not be alike on all ranks; so only what was begun since the last frame is compared. Watched are the default
-  group and those that the strategy names. A group that a thread beside training uses must not be among them.
+- torch counts the collectives of a group, so training pays nothing. On gloo its count includes what two ranks send each
+  other. So what is begun since the last frame is compared, and where accel sends, as between stages of a pipeline, the
+  whole counts as one operation (`transport.as_one`). A script's own sends on these groups must be as many on every
+  rank. Watched are the default group and those that the strategy names. A group that a thread beside training uses must
+  not be among them.
 - A rank that leaves the process group, or ends, does not come. One that is killed cannot say so.
 - A rank of which nothing is known is waited for, as long as the timeout of the process group.
 

@@ -158,7 +158,8 @@ class Place:
         self.ask: Callable[[Callable[[], bool]], list[int]] | None = None
         self._counters: dict[str, Callable[[], int]] = {}
         self._before: list[int] = []
-        self._earlier: list[int] = []
+        self._at_frame: dict[str, int] = {}  # what `now` counted when the last frame began
+        self._held: dict[str, int] | None = None  # what `now` counts inside of `as_one`
         self.watch(group)
 
     def watch(self, group: Any) -> None:
@@ -171,19 +172,41 @@ class Place:
 
     def advance(self) -> None:
         """Note that a frame begins. What was begun before it is counted no more: at a frame, all ranks are alike."""
-        self._earlier, self._before = self._before, [count() for count in self._counters.values()]
+        self._at_frame = self.now()[1]
+        if self._held is not None:
+            self._held = {}
+        self._before = [count() for count in self._counters.values()]
         self.frames += 1
+
+    @contextlib.contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Count what is begun meanwhile as one operation of each group, as ranks send each other unlike numbers."""
+        if self._held is not None:
+            yield
+            return
+        self._held = {name: count + 1 for name, count in self.now()[1].items()}
+        try:
+            yield
+        finally:
+            held = self._held
+            self._before = [count() - held.get(name, 0) for name, count in self._counters.items()]
+            self._held = None
 
     def now(self) -> tuple[int, dict[str, int]]:
         """Return the number of frames begun, and of operations on each group since the last of them, by its name."""
-        frames, before = self.frames, self._before
-        begun = ((name, count()) for name, count in self._counters.items())
-        return frames, {name: count - earlier for (name, count), earlier in zip(begun, before, strict=False)}
+        while True:
+            frames, before, held = self.frames, self._before, self._held
+            if held is not None:
+                return frames, held
+            begun = ((name, count()) for name, count in self._counters.items())
+            found = {name: count - earlier for (name, count), earlier in zip(begun, before, strict=False)}
+            # Another thread may ask: what this one began while it read is not counted from before.
+            if self._before is before and self._held is None:
+                return frames, found
 
     def before_frame(self) -> tuple[int, dict[str, int]]:
         """Return what `now` gave when the last frame began: where ranks are that did not come to it."""
-        begun = zip(self._counters, self._before, self._earlier, strict=False)
-        return self.frames - 1, {name: count - earlier for name, count, earlier in begun}
+        return self.frames - 1, self._at_frame
 
 
 _place: Place | None = None
@@ -195,6 +218,14 @@ def place_of(group: dist.ProcessGroup | None) -> Place:
     if _place is None or _place.group is not group:
         _place = Place(group)
     return _place
+
+
+def as_one() -> contextlib.AbstractContextManager[None]:
+    """Count what is begun meanwhile as one operation where ranks look for one that is missing.
+
+    It is for what every rank calls, and in which some send and receive more often than others: gloo counts that too.
+    """
+    return place_of(dist.group.WORLD).as_one() if dist.is_initialized() else contextlib.nullcontext()
 
 
 class Transport:

@@ -1,23 +1,23 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
     program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [brief] [saving] [pausing] [once]
-        [fp16]
+        [fp16] [tracking]
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. With `giving` for the step,
 the first replica dies that gives its state to another one behind the start. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
 A `hasty` one waits 3 s for others, and begins where its latest checkpoint is; one that is `brief` exchanges for 4 s at
-most. One that is `saving` saves its state every 4 steps, and may be killed at it; where they are `pausing`, the first
-one stops itself in its first save. One that lives `once` does not come back. Where there is a file `hold`, the first
-one waits between two epochs until it is gone.
+most. One that is `tracking` logs each step that is made. One that is `saving` saves its state every 4 steps, and may be
+killed at it; where they are `pausing`, the first one stops itself in its first save. One that lives `once` does not
+come back. Where there is a file `hold`, the first one waits between two epochs until it is gone.
 """
 
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.mesh.tensor import whole
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.project import ProjectConfiguration
+from accel_core.tracking.tracker import GeneralTracker
 from accel_torchft.kwargs import FaultToleranceKwargs
 
 BATCH, LOOK, PATIENCE = 4, 0.05, 0.5
@@ -93,6 +94,29 @@ class Witness:
         """Take nothing over."""
 
 
+class Lines(GeneralTracker):
+    """Writes which run in which process logged which step."""
+
+    name, requires_logging_directory, tracker = "lines", False, None
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.run = path, os.getpid()
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
+        """Write a line."""
+        with self.path.open("a") as file:
+            file.write("".join(f"{name} {self.run} {os.getpid()} {step}\n" for name in values))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the run."""
+        return {"run": self.run}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a run."""
+        self.run = state.get("run", self.run)
+
+
 def optimizers_of(model: Model) -> list[torch.optim.Optimizer]:
     """Return what trains the model, as here and in the plain loop."""
     return [Counter([model.times]), torch.optim.AdamW(model.layer.parameters(), lr=0.05)]
@@ -133,6 +157,7 @@ def main() -> None:
         parallelism_config=axes,
         project_config=ProjectConfiguration(project_dir=str(folder), automatic_checkpoint_naming=hasty),
         kwargs_handlers=[*handlers, GradScalerKwargs(growth_interval=8)],
+        log_with=[Lines(folder / "tracked")] if "tracking" in sys.argv else None,
     )
     replicas, own, rank = accelerator.replicas, 0, accelerator.process_index
     torch.manual_seed(replicas.number)  # the first replica's weights and order count
@@ -156,6 +181,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     accelerator.register_for_checkpointing(Witness(give))
+    accelerator.init_trackers("counting")
 
     def pause() -> None:
         if "pausing" in sys.argv and name == "0-0" and not (folder / "paused").exists():
@@ -184,6 +210,8 @@ def main() -> None:
             ):
                 with (folder / f"read-{name}").open("a") as file:
                     file.write(f"{replicas.step} {len(replicas.living)} {' '.join(map(str, index.tolist()))}\n")
+            if not adam.step_was_skipped:
+                accelerator.log({"loss": loss.detach()}, step=replicas.step)
             die("behind")
             schedule.step()
             counter.zero_grad()

@@ -33,7 +33,7 @@ from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.options.engines import load
 from accel_core.process.store import loopback_store
-from accel_core.process.world import World, lead
+from accel_core.process.world import World
 from accel_torchft.average import Average
 from accel_torchft.kwargs import FaultToleranceKwargs
 from accel_torchft.notes import Notes
@@ -42,7 +42,7 @@ __all__ = ["QuorumLost", "Replicas"]
 
 _logger = get_logger(__name__)
 _CLOSING, _VOID = -1, -2  # where a replica stands that ends an epoch, or whose batch was divided for others
-_COLUMNS = 4  # what a replica tells the others: its history, the weight of its samples, its number, where it stands
+_COLUMNS = 5  # what a replica tells: its history, the weight of its samples, its number, where it stands, since when
 _CONNECT = 2.0  # seconds for connections, in which one that died is waited for; doubled where they fail
 _PATIENCE = 5.0  # seconds of waiting after which a line says for whom
 _PAUSE, _LOOK, _NOTE = 0.2, 0.02, 1.0
@@ -75,6 +75,7 @@ class Replicas:
         capture: Callable[[], Any],
         restore: Callable[[Any], None],
         follow: Callable[[], None],
+        speak: Callable[[bool], None],
     ) -> None:
         self.number = environ.integer("ACCEL_REPLICA", 0) or 0
         self.size = environ.integer("ACCEL_REPLICA_COUNT", 1) or 1
@@ -82,10 +83,9 @@ class Replicas:
         self.living: list[int] = []
         self.step, self.lost_steps, self.samples, self.waited = 0, 0, 0.0, 0.0
         self.place = (0, 1)  # of this replica among those that meet
-        self.healed = False
         self.skipped = 0  # epochs that others had read before this replica came
         self.is_behind = False  # it took over a state, and passes epochs until it is there
-        self._is_fresh = True
+        self._is_fresh, self.healed = True, False
         self._settings, self._world, self._noted_at = settings, world, 0.0
         self._fewest = settings.min_replicas or environ.integer("ACCEL_REPLICA_MIN", 1) or 1
         if self._fewest > self.size:
@@ -94,14 +94,14 @@ class Replicas:
                 "it, or start more with --replicas."
             )
         self._channel = Channel(world, "replicas")
-        self._notes = Notes(environ.text("ACCEL_REPLICA_STORE") or "")
+        self.notes = Notes(environ.text("ACCEL_REPLICA_STORE") or "")
         self._hosts = (environ.text("ACCEL_REPLICA_HOSTS") or "127.0.0.1").split(",")  # this machine's first
         self._manager: Any = None
         self._group: Any = None
         self._store: Any = None
         self._transport: Any = None
         self._told: list[list[int]] = []
-        self._chain, self._made_at = 0, time.monotonic()
+        self._chain, self._since, self._made_at = 0, 0, time.monotonic()
         self._averaged, self.is_decided = False, False
         self._average = Average(self._send, self._arrived, self._wait_for_share)
         self._table: tuple[torch.Tensor, Work | None] | None = None
@@ -113,11 +113,11 @@ class Replicas:
         self._is_steady = False  # whether the next step will likely be made by those that made the last one
         self._rests = threading.Event()  # whether the state may be sent
         self._held: Any = None  # a state that was received
-        self._capture, self._restore, self._follow = capture, restore, follow  # the state; what follows each step
+        # The state; what follows each step; whether this replica speaks for the run.
+        self._capture, self._restore, self._follow, self._speak = capture, restore, follow, speak
         self.has_changed = self._is_new = self._is_made = False
-        lead(self.number == 0 and self.life == 0)
         if not settings.heal:
-            self._notes.write(f"stays-away-{self.number}")
+            self.notes.write(f"stays-away-{self.number}")
 
     def __repr__(self) -> str:
         return f"Replicas({self.number} of {self.size}, living={self.living}, step={self.step})"
@@ -192,14 +192,14 @@ class Replicas:
 
     def _is_late(self) -> bool:
         """Return whether others trained without this replica, which has the weights of the start."""
-        return self.step == 0 and bool(self.skipped or self._notes.has("finished"))
+        return self.step == 0 and bool(self.skipped or self.notes.has("finished"))
 
     def _await_start(self) -> None:
         """Wait for those that start together, so that none has trained for long before another one comes."""
-        self._notes.write(f"here-{self.number}")
+        self.notes.write(f"here-{self.number}")
         deadline = time.monotonic() + self._settings.quorum_timeout
         others = [f"here-{number}" for number in range(self.size)]
-        while self._world.rank == 0 and not self._notes.has(*others) and time.monotonic() < deadline:
+        while self._world.rank == 0 and not self.notes.has(*others) and time.monotonic() < deadline:
             time.sleep(_LOOK)
         self._channel.broadcast(0)
 
@@ -225,7 +225,7 @@ class Replicas:
                 self._rests.clear()
         if held is not None:
             self._restore(held)  # an error ends this replica: tried again, it would lose the others step after step
-        told = self._channel.exchange((failure, is_asked, len(self.living), self._notes.has("finished")))
+        told = self._channel.exchange((failure, is_asked, len(self.living), self.notes.has("finished")))
         failures = [each for each, *_ in told if each]
         if failures and deadline <= time.monotonic():
             raise QuorumLost(failures[0])
@@ -395,7 +395,8 @@ class Replicas:
         rank, count = self.place
         self._told = []
         table = torch.zeros(count, _COLUMNS, dtype=torch.int64)
-        table[rank] = torch.tensor([self._chain ^ self._average.form, _bits(self._weight), self.number, where])
+        own = self._chain ^ self._average.form, _bits(self._weight), self.number, where, self._since
+        table[rank] = torch.tensor(own)
         sent = table.to(self._world.device)
         self._table = sent, self._send(sent)
 
@@ -470,7 +471,7 @@ class Replicas:
         if self.has_changed:
             self.waited = time.monotonic() - self._made_at
             if self._world.is_main:
-                self._notes.log(when=time.time(), living=self.living, step=self.step, waited=self.waited)
+                self.notes.log(when=time.time(), living=self.living, step=self.step, waited=self.waited)
         self._made_at = time.monotonic()
         self.note()
         self._follow()
@@ -482,9 +483,11 @@ class Replicas:
         self.step += 1
         self.is_behind = False
         self._show_step()
+        # One that came later lacks what scripts keep in variables of their own, as a count of steps.
+        _, speaker = min((row[4], row[2]) for row in self._told)
+        self._speak(speaker == self.number)
         living = sorted(row[2] for row in self._told)
         if living != self.living:
-            lead(living[0] == self.number)
             self.living, self._is_new = living, True
 
     def history(self) -> dict[str, Any]:
@@ -501,6 +504,7 @@ class Replicas:
         if state["late"]:
             raise StateError("The state of a living replica is taken over; got one that came late itself. Start again.")
         self._chain, self.samples, self.step = state["chain"], state["samples"], state["step"]
+        self._since = self.step
         self.healed, self.is_behind = True, False
 
     def note(self, trains: bool = True) -> None:
@@ -509,27 +513,27 @@ class Replicas:
         if self._world.rank == 0 and self.living and (not trains or now > self._noted_at + _NOTE):
             self._noted_at = now if trains else 0.0
             limit = self._settings.quorum_timeout + self._settings.timeout
-            self._notes.write(f"at-{self.number}", f"{self.life} {limit:g} {self.step if trains else '-'}")
+            self.notes.write(f"at-{self.number}", f"{self.life} {limit:g} {self.step if trains else '-'}")
 
     def is_left_behind(self) -> bool:
         """Return whether others made steps without this one, as while it was stopped; the same on all processes."""
-        others = (self._notes.read(f"at-{each}", "- 0 -") for each in range(self.size) if each != self.number)
+        others = (self.notes.read(f"at-{each}", "- 0 -") for each in range(self.size) if each != self.number)
         steps = (int(step) for *_, step in map(str.split, others) if step != "-")
         return self._channel.broadcast(self._world.rank == 0 and any(step > self.step for step in steps))
 
     def publish(self, epochs: dict[int, int]) -> None:
         """Let replicas that come know which epochs are over."""
         if self._world.is_main:
-            self._notes.write("epochs", json.dumps(epochs))
+            self.notes.write("epochs", json.dumps(epochs))
 
     def published(self, loader: int) -> int:
         """Return which epoch of a loader the living read, as far as is known; the same on all processes."""
-        epochs: dict[str, int] = json.loads(self._notes.read("epochs", "{}")) if self._world.rank == 0 else {}
+        epochs: dict[str, int] = json.loads(self.notes.read("epochs", "{}")) if self._world.rank == 0 else {}
         return self._channel.broadcast(epochs.get(str(loader), 0))
 
     def first_to(self, what: str) -> bool:
         """Return whether this is the first replica to do something; the same on all processes."""
-        return self._channel.broadcast(self._world.rank == 0 and self._notes.first_to(what))
+        return self._channel.broadcast(self._world.rank == 0 and self.notes.first_to(what))
 
 
 def _bits(value: float) -> int:

@@ -30,6 +30,7 @@ from accel_torchft.division import Reader, ReplicaShard
 from accel_torchft.kwargs import FaultToleranceKwargs
 from accel_torchft.replicas import QuorumLost, Replicas
 from accel_torchft.row import ENGINE
+from accel_torchft.trackers import ReplicatedHub
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -104,8 +105,9 @@ class ReplicatedRuntime(Runtime):
                 "One Accelerator makes the steps of replicas; got a second one in this process. Use the first one."
             )
         settings = cast("FaultToleranceKwargs", self.handlers.get("FaultToleranceKwargs") or FaultToleranceKwargs())
-        self.replicas = Replicas(settings, self.world, self._capture, self._restore, self._follow)
-        self.hub.is_main = self.strategy.is_main  # known only now
+        self.replicas = Replicas(settings, self.world, self._capture, self._restore, self._follow, self._speak)
+        lead(self.replicas.number == 0 and self.replicas.life == 0)
+        self.hub = ReplicatedHub(self.hub, self.replicas.notes, self.strategy.is_main, settings.timeout / 3)
         self.reader = self.gradient_state.meter = Reader(self, self._meet, self._parameters)
 
     @property
@@ -281,6 +283,14 @@ class ReplicatedRuntime(Runtime):
         state.restore(self, found["run"])
         self.reader.positions.update(found["positions"])
         self.replicas.take_history(found["history"])
+
+    def _speak(self, leads: bool) -> None:
+        """Print, save and track for the run from now on, or leave that to another replica."""
+        assert isinstance(self.hub, ReplicatedHub), "replicas have it from the start"
+        if not leads:
+            self.hub.follow(False)  # while its trackers may still store what they have
+        lead(leads)
+        self.hub.follow(self.strategy.is_main)
 
     def _follow(self) -> None:
         """Let schedules move as far as samples were read, and trackers know who trains."""

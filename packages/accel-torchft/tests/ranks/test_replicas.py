@@ -148,16 +148,35 @@ def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None
     check(found, tmp_path, 12, {})
 
 
+def check_tracked(folder: Path) -> None:
+    """Check that the losses of all steps were logged once, in one run, by two processes one after the other."""
+    lines = [line.split() for line in (folder / "tracked").read_text().splitlines() if line.startswith("loss")]
+    read = [line for path in folder.glob("read-*") for line in path.read_text().splitlines()]
+    assert [int(step) for *_, step in lines] == sorted({int(line.split()[0]) for line in read})
+    _, runs, processes, _ = zip(*lines, strict=True)
+    assert {*runs} == {processes[0]}
+    assert len({*processes}) == 2
+
+
+@pytest.mark.full("another case of a grid")
+def test_trackers_go_on_where_the_replica_dies_that_ran_them(tmp_path: Path) -> None:
+    """Another one goes on with the run, and keeps it when the first one is back: no step lacks, and none is doubled."""
+    found = launched(tmp_path, "0:0:3:before", "slow", "tracking", replicas=3)
+    check_tracked(tmp_path)
+    check(found, tmp_path, 3, {0: 1})
+
+
 def test_a_replica_that_is_silent_in_a_save_comes_back(tmp_path: Path) -> None:
-    """Another one saves meanwhile, and clears away what the first one wrote: its save is lost, and not its life."""
+    """Another one saves and tracks meanwhile, and clears away what the first one wrote: its save is lost, no more."""
 
     def hold_up(run: subprocess.Popen[str]) -> None:
         assert limits.wait_until((tmp_path / "paused").exists, quiet=20)
         assert limits.wait_until((tmp_path / "state" / "model.safetensors").exists, quiet=20)
         os.kill(int((tmp_path / "start-0-0").read_text()), signal.SIGCONT)
 
-    found = launched(tmp_path, "", "slow", "saving", "pausing", epochs=6, meanwhile=hold_up)
-    check(found, tmp_path, 6, {})
+    found = launched(tmp_path, "", "slow", "saving", "pausing", "tracking", epochs=6, meanwhile=hold_up)
+    check_tracked(tmp_path)
+    check(found, tmp_path, 6, {}, main=1)
 
 
 def test_a_replica_that_hangs_does_not_keep_the_launcher(tmp_path: Path) -> None:

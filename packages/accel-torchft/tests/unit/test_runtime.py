@@ -4,7 +4,7 @@ import copy
 import socket
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -24,8 +24,12 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.store import loopback_store
 from accel_core.process.world import lead
 from accel_core.testing import limits
+from accel_core.tracking.hub import TrackerHub
+from accel_core.tracking.tracker import GeneralTracker
 from accel_torchft.kwargs import FaultToleranceKwargs
+from accel_torchft.notes import Notes
 from accel_torchft.runtime import ReplicatedRuntime
+from accel_torchft.trackers import ReplicatedHub
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 
@@ -143,6 +147,56 @@ def test_optimizers_that_update_inside_of_backward_are_refused() -> None:
     assert accelerator._optimizers == []
 
 
+class Steps(GeneralTracker):
+    """Keeps the steps that it was given."""
+
+    name, requires_logging_directory, tracker = "steps", False, None
+    fills_step = True
+
+    def __init__(self, run: int) -> None:
+        super().__init__()
+        self.run, self.steps = run, list[tuple[Any, int | None]]()
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
+        """Keep a step."""
+        self.steps.append((*values, step))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the run."""
+        return {"run": self.run}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with a run."""
+        self.run = state["run"]
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.usefixtures("replica")
+def test_trackers_follow_the_replica_that_speaks_for_the_run(guarded: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps go on where the first one stopped, in its run, whether a script logs everywhere or on the main process."""
+    notes = Notes(text("ACCEL_REPLICA_STORE") or "")
+    trackers = [Steps(number) for number in range(2)]
+    first, second = (ReplicatedHub(TrackerHub([each]), notes, each.run == 0, 10) for each in trackers)
+    for hub in (first, second):
+        hub.init("counting")
+    for name in "ab":
+        for hub in (first,) if guarded else (first, second):
+            hub.log({name: 1})
+    second.follow(True)
+    second.log({"c": 1})
+    first.follow(False)
+    for hub in (second,) if guarded else (first, second):
+        hub.log({"d": 1})
+    for hub in (first, second):
+        hub.finish()
+        hub.follow(True)
+    assert [each.steps for each in trackers] == [[("a", 0), ("b", 1)], [("c", 2), ("d", 3)]]
+    assert [each.run for each in trackers] == [0, 0]
+    assert not caplog.text
+    ReplicatedHub(TrackerHub(), notes, False, 10).follow(True)
+    assert "nothing is tracked any more. Call it outside of any `if`" in caplog.text
+
+
 @pytest.mark.usefixtures("replica")
 def test_batch_norm_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Its statistics are those of one replica."""
@@ -184,7 +238,7 @@ def test_an_exchange_that_was_given_up_is_not_read() -> None:
         def errored(self) -> Exception:
             return RuntimeError("aborted")
 
-    replicas, table = made().replicas, torch.zeros(2, 4, dtype=torch.int64)
+    replicas, table = made().replicas, torch.zeros(2, 5, dtype=torch.int64)
     replicas._manager, replicas._group, replicas.place = _Manager(), GivenUp(timedelta(seconds=limits.limit())), (1, 2)
     replicas._table = table, _DummyWork(table)
     assert replicas._heard() is None

@@ -296,7 +296,7 @@ class TrackerHub:
     @property
     def tracker_states(self) -> dict[str, dict[str, Any]]:
         """What each tracker of the run stores of itself, by name; kept after the end."""
-        states = {name: session.state for name, session in self._sessions.items()}
+        states = {name: each.state for name, each in self._sessions.items() if each.tracker is not None}
         return {**self._resumed.get("trackers", {}), **self._states, **states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
     program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [brief] [saving] [pausing] [once]
-        [fp16] [tracking]
+        [fp16] [tracking] [aside]
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. With `giving` for the step,
@@ -9,8 +9,8 @@ the first replica dies that gives its state to another one behind the start. Bes
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
 A `hasty` one waits 3 s for others, and begins where its latest checkpoint is; one that is `brief` exchanges for 4 s at
 most. One that is `tracking` logs each step that is made. One that is `saving` saves its state every 4 steps, and may be
-killed at it; where they are `pausing`, the first one stops itself in its first save. One that lives `once` does not
-come back. Where there is a file `hold`, the first one waits between two epochs until it is gone.
+killed at it, or does so `aside`; where they are `pausing`, the first one stops itself in its first save. One that lives
+`once` does not come back. Where there is a file `hold`, the first one waits between two epochs until it is gone.
 """
 
 import os
@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.save import Transaction
 from accel_core.mesh.tensor import whole
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.project import ProjectConfiguration
@@ -189,7 +190,16 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     accelerator.register_save_state_pre_hook(lambda *_: die("saving"))
-    accelerator.register_save_state_pre_hook(lambda *_: pause())
+    if "aside" in sys.argv:
+        write = Transaction.finish
+
+        def write_late(*args: Any, **kwargs: Any) -> None:
+            pause()
+            write(*args, **kwargs)
+
+        Transaction.finish = write_late  # type: ignore[method-assign]
+    else:
+        accelerator.register_save_state_pre_hook(lambda *_: pause())
 
     def starts(number: int) -> int:
         return len([*folder.glob(f"start-{number}-*")])
@@ -218,7 +228,7 @@ def main() -> None:
             adam.zero_grad()
             own += 1
             if "saving" in sys.argv and own % 4 == 0:
-                accelerator.save_state(folder / "state")
+                accelerator.save_state(folder / "state", blocking="aside" not in sys.argv)
             missing = {*range(replicas.size)} - {*replicas.living} if replicas.living and "once" not in sys.argv else ()
             for number in range(replicas.size):  # one that died is waited for until it is about to come
                 while any(kills) and number in missing and starts(number) == started.get(number, 1):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplicatedOptimizer", "ReplicatedRuntime"]
 
 _logger = get_logger(__name__)
+_LEFT = "A save is left to the replicas that went on without this one meanwhile: %s"
 _STRATEGIES = ("single", "ddp", "fsdp2", "mesh")
 
 
@@ -268,7 +269,7 @@ class ReplicatedRuntime(Runtime):
             except CheckpointError as error:
                 if self.replicas is None or not self.replicas.is_left_behind():
                     raise
-                _logger.warning("A save is left to the replicas that went on without this one meanwhile: %s", error)
+                _logger.warning(_LEFT, error)
         project = self.project
         named = project.automatic_checkpoint_naming
         folder = project.checkpoints_folder() / f"checkpoint_{project.iteration}" if named else Path(output_dir or "")
@@ -287,7 +288,11 @@ class ReplicatedRuntime(Runtime):
     def _speak(self, leads: bool) -> None:
         """Print, save and track for the run from now on, or leave that to another replica."""
         assert isinstance(self.hub, ReplicatedHub), "replicas have it from the start"
-        if not leads:
+        if self.world.leads and not leads:
+            try:
+                background.finish()
+            except CheckpointError as error:
+                _logger.warning(_LEFT, error)
             self.hub.follow(False)  # while its trackers may still store what they have
         lead(leads)
         self.hub.follow(self.strategy.is_main)

@@ -166,7 +166,8 @@ def test_trackers_go_on_where_the_replica_dies_that_ran_them(tmp_path: Path) -> 
     check(found, tmp_path, 3, {0: 1})
 
 
-def test_a_replica_that_is_silent_in_a_save_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["", pytest.param("aside", marks=pytest.mark.full("another case of a grid"))])
+def test_a_replica_that_is_silent_in_a_save_comes_back(how: str, tmp_path: Path) -> None:
     """Another one saves and tracks meanwhile, and clears away what the first one wrote: its save is lost, no more."""
 
     def hold_up(run: subprocess.Popen[str]) -> None:
@@ -174,7 +175,8 @@ def test_a_replica_that_is_silent_in_a_save_comes_back(tmp_path: Path) -> None:
         assert limits.wait_until((tmp_path / "state" / "model.safetensors").exists, quiet=20)
         os.kill(int((tmp_path / "start-0-0").read_text()), signal.SIGCONT)
 
-    found = launched(tmp_path, "", "slow", "saving", "pausing", "tracking", epochs=6, meanwhile=hold_up)
+    found = launched(tmp_path, "", "slow", "saving", "pausing", "tracking", how, epochs=6, meanwhile=hold_up)
+    assert "A save is left to the replicas that went on without this one" in found["report"]
     check_tracked(tmp_path)
     check(found, tmp_path, 6, {}, main=1)
 

@@ -463,7 +463,7 @@ def second(session: nox.Session) -> None:
 
 SECOND = (
     *("second", *(f"isolated({name})" for name in PACKAGES), "quickstart", "gallery", "docs", "trackers"),
-    *("interop", "deepspeed", "megatron", "floor"),
+    *("stores", "interop", "deepspeed", "megatron", "floor"),
 )
 """Sessions of the second tier, those first that take minutes."""
 
@@ -699,6 +699,17 @@ def trackers(session: nox.Session) -> None:
     requirements = sorted({text for name in ("test", "test-full", "test-apart") for text in own.groups[name]})
     environment = Environment(session, "trackers").provide(requirements, own.siblings)
     pytest(environment, "trackers", own.folder / "tests", *session.posargs)
+
+
+@nox.session(venv_backend="none", default=False)
+def stores(session: nox.Session) -> None:
+    """Test checkpoints in object stores on SeaweedFS, a server of another make than that of the first tier."""
+    own = PACKAGES["accel-core"]
+    requirements = {text for name in ("test", "test-full", "test-apart") for text in own.groups[name]}
+    packages = ["accel-core", "accel-bigmodel", "accel-launch", "accel-parallel"]
+    environment = Environment(session, "stores").provide(sorted(requirements.union(GROUPS["examples"])), packages)
+    chosen = session.posargs or [own.folder / "tests" / "stores", INTEGRATION / "faults" / "test_stores.py"]
+    pytest(environment, "stores", *chosen, env={"ACCEL_TEST_S3": "seaweedfs"})
 
 
 @nox.session(venv_backend="none", default=False)

@@ -52,7 +52,6 @@ for (batch,) in loader:
 @pytest.fixture(scope="module")
 def s3() -> Iterator[FaultyProxy]:
     """Run one server for the tests of this file."""
-    pytest.importorskip("moto.server")
     pytest.importorskip("s3fs")
     with serving() as proxy:
         yield proxy

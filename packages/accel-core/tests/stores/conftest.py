@@ -16,7 +16,6 @@ from accel_core.process.world import destroy
 @pytest.fixture(scope="session")
 def server() -> Iterator[FaultyProxy]:
     """Run one server, as starting it takes a second."""
-    pytest.importorskip("moto.server")
     pytest.importorskip("s3fs")
     with serving() as proxy:
         yield proxy

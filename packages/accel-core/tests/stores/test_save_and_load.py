@@ -46,7 +46,8 @@ def objects(address: str) -> list[str]:
     import fsspec
 
     fs, root = fsspec.core.url_to_fs(address, use_listings_cache=False)
-    return sorted(name.rpartition("/")[2] for name in fs.find(root))
+    found = fs.find(root, detail=True)
+    return sorted(name.rpartition("/")[2] for name, each in found.items() if each["type"] == "file")
 
 
 def place(address: str) -> store.Store:
@@ -213,6 +214,20 @@ def save_on_machines(variables: dict[str, str], address: str, temporary: str, cl
     assert kept == [f"random_states_{rank}.pkl"]
 
 
+def test_empty_folders_are_deleted(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
+    """A server that keeps and lists the folder of what was deleted, as SeaweedFS does, has to be asked for it."""
+    import s3fs
+
+    run = build(1.0, project_dir=bucket, automatic_checkpoint_naming=True, total_limit=1)
+    run.project.iteration = 3
+    series, half, fs = place(f"{bucket}/checkpoints"), f"00000000-{'a' * 12}", s3fs.S3FileSystem()
+    for folder in (f"checkpoint_3/{half}", "checkpoint_1"):
+        fs.call_s3("put_object", Bucket=bucket.removeprefix("s3://"), Key=f"checkpoints/{folder}/")
+    save_state(run)
+    assert half not in series.below("checkpoint_3").children()
+    assert series.children() == ["checkpoint_3"]
+
+
 @pytest.mark.parametrize("many", [False, True])
 def test_machines_share_nothing_but_the_store(s3: FaultyProxy, bucket: str, tmp_path: Path, many: bool) -> None:
     """Ranks of machines whose disks the others do not see save one checkpoint, each its own files, and load it."""
@@ -317,10 +332,10 @@ def test_a_project_in_a_store_is_looked_at_when_the_accelerator_is_made(
     s3: FaultyProxy, bucket: str, fresh_state: None
 ) -> None:
     """What cannot be saved to is refused before the first step; trackers are given no address for their files."""
-    for address, words in (
-        ("s3://nobody-made-it/run", "The bucket of"),
-        ("s3x://bucket/run", "No store has the scheme"),
-    ):
+    cases = {"s3://nobody-made-it/run": "The bucket of", "s3x://bucket/run": "No store has the scheme"}
+    if os.environ.get("ACCEL_TEST_S3") == "seaweedfs":  # which makes a bucket where one lacks
+        del cases["s3://nobody-made-it/run"]
+    for address, words in cases.items():
         project = ProjectConfiguration(address, automatic_checkpoint_naming=True)
         with pytest.raises(ConfigurationError, match=words):
             Accelerator(cpu=True, project_config=project)

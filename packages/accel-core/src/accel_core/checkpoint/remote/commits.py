@@ -166,6 +166,9 @@ def uncommitted(store: Store) -> list[str]:
 def remove(store: Store) -> None:
     """Delete the checkpoint at an address, its commit first: from the first moment on nothing takes it for one."""
     # Rising, so that no earlier commit comes to count.
-    store.delete(map(_commit_name, _numbers(store)))
-    for folder in uncommitted(store):
+    numbers, folders = _numbers(store), uncommitted(store)
+    store.delete(map(_commit_name, numbers))
+    for folder in folders:
         store.delete_folder(folder)
+    if not numbers and not folders:
+        store.delete_empty()

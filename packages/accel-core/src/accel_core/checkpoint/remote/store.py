@@ -81,7 +81,9 @@ class Store:
                 return {}
 
         root, listed = self._path(folder).strip("/") + "/", self._attempt("Listing", found).items()
-        return {name.strip("/").removeprefix(root): _state_of(each) for name, each in listed}
+        # Servers list empty folders too, and some clients put an object in place of one.
+        files = [(name, each) for name, each in listed if each["type"] != "directory" and not name.endswith("/")]
+        return {name.strip("/").removeprefix(root): _state_of(each) for name, each in files}
 
     def size(self, name: str) -> int | None:
         """Return the size of one object, asked for by its name; `None` where it is not."""
@@ -193,6 +195,8 @@ class Store:
     def delete_folder(self, folder: str) -> None:
         """Delete all objects below a folder, many in a request where the store takes that."""
         left = [f"{folder}/{name}" for name in self.sizes(folder)]
+        if not left:
+            self.delete_empty(folder)
         for start in range(0, len(left), _DELETED):
             paths = [self._path(name) for name in left[start : start + _DELETED]]
 
@@ -201,6 +205,13 @@ class Store:
                     self._fs.rm(paths)
 
             self._attempt("Deleting", delete)
+
+    def delete_empty(self, folder: str = "") -> None:
+        """Delete a folder below which nothing is: some servers of S3 keep it, and list it."""
+        call = getattr(self._fs, "call_s3", None)
+        if call is not None:
+            bucket, key, _ = self._fs.split_path(self._path(folder))
+            self._attempt("Deleting", lambda: call("delete_object", Bucket=bucket, Key=f"{key}/"))
 
     def _create(self, name: str, content: bytes) -> None:
         self._fs.pipe_file(self._path(name), content, mode="create")

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,10 @@ from accel_core.checkpoint.remote import commits, store
 from accel_core.checkpoint.weights import save_model
 from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointDamagedError, CheckpointError
-from accel_core.mesh.tensor import whole
+from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.process.world import ensure
 from accel_core.testing import limits, requires, world
+from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
 ROOT = Path(__file__).parents[2]
@@ -72,40 +75,62 @@ def bucket(s3: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return f"s3://{name}"
 
 
-def sharded(seed: int) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
-    """Return a model that FSDP2 shards, after one step."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
-    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+class Blocks(nn.Module):
+    """Layers in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return numbers."""
+        for block in self.blocks:
+            values = block(values)
+        return values
+
+
+def sharded(seed: int, kind: str = "fsdp2") -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
+    """Return a model of which each rank holds a part, after one step."""
+    given: dict[str, Any] = {"parallelism_config": ParallelismConfig(pp_size=ensure().size)}
+    given["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda values, _: values.pow(2).mean(), microbatches=4)]
+    if kind != "pp":
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=int(kind.removeprefix("fsdp")), state_dict_type="SHARDED_STATE_DICT", use_orig_params=True
+        )
+        given = {"fsdp_plugin": plugin}
+    accelerator = Accelerator(cpu=True, **given)
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+    model = Blocks()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
-    accelerator.backward(model(torch.ones(2, 256)).pow(2).mean())
+    found = model(torch.ones(4, 256))
+    accelerator.backward(found.loss if kind == "pp" else found.pow(2).mean())
     optimizer.step()
     return accelerator, model, optimizer
 
 
-def fingerprint(model: nn.Module) -> float:
+def fingerprint(accelerator: Accelerator, model: nn.Module) -> float:
     """Return a number that follows from all weights; every rank calls it."""
-    return sum(float(whole(value).double().abs().sum()) for value in model.state_dict().values())
+    state = accelerator.get_state_dict(model) or {}
+    return float(gather_object([sum(float(value.double().abs().sum()) for value in state.values())])[0])
 
 
-def save_sharded(variables: dict[str, str], temporary: str, address: str, told: Path) -> None:
+def save_sharded(variables: dict[str, str], temporary: str, address: str, told: Path, kind: str = "fsdp2") -> None:
     """Save a sharded run, and note what its weights are."""
     os.environ.update(variables)
     tempfile.tempdir = temporary
-    accelerator, model, _ = sharded(1)
-    found = fingerprint(model)
+    accelerator, model, _ = sharded(1, kind)
+    found = fingerprint(accelerator, model)
     accelerator.save_state(address)
     accelerator.save_state(f"{address}-model", parts=("model",))
     if accelerator.is_main_process:
         told.write_text(repr(found))
 
 
-def load_sharded(variables: dict[str, str], temporary: str, address: str, told: Path) -> None:
+def load_sharded(variables: dict[str, str], temporary: str, address: str, told: Path, kind: str) -> None:
     """Load it on any number of ranks, each with the temporary files of its machine."""
     os.environ.update(variables)
     tempfile.tempdir = temporary
-    accelerator, model, _ = sharded(2)
+    accelerator, model, _ = sharded(2, kind)
     if accelerator.num_processes > int(os.environ["LOCAL_WORLD_SIZE"]):
         tempfile.tempdir = f"{temporary}/{accelerator.process_index}"
         os.makedirs(tempfile.tempdir, exist_ok=True)
@@ -115,20 +140,29 @@ def load_sharded(variables: dict[str, str], temporary: str, address: str, told: 
         moved = gather_object([report.traffic.bytes])
         if accelerator.is_main_process and at == address:
             told.with_suffix(".moved").write_text(json.dumps(moved))
-        assert fingerprint(model) == pytest.approx(float(told.read_text()), rel=1e-9)
+        assert fingerprint(accelerator, model) == pytest.approx(float(told.read_text()), rel=1e-9)
         with torch.no_grad():
             for value in model.parameters():
                 value.zero_()
 
 
 @pytest.mark.parametrize(
-    ("saving", "loading", "machines"), [(2, 2, 1), (1, 4, 1), (2, 2, 2), pytest.param(4, 2, 2, marks=GRID)]
+    ("kind", "saving", "loading", "machines"),
+    [
+        ("fsdp2", 2, 2, 1),
+        ("fsdp2", 1, 4, 1),
+        ("fsdp2", 2, 2, 2),
+        ("fsdp1", 2, 2, 2),
+        ("pp", 2, 2, 2),
+        pytest.param("fsdp2", 4, 2, 2, marks=GRID),
+        pytest.param("pp", 4, 2, 2, marks=GRID),
+    ],
 )
 def test_sharded_runs_come_back_on_other_numbers_of_ranks(
-    s3: FaultyProxy, bucket: str, tmp_path: Path, saving: int, loading: int, machines: int
+    s3: FaultyProxy, bucket: str, tmp_path: Path, kind: str, saving: int, loading: int, machines: int
 ) -> None:
     """Ranks upload their shards, and those that load fetch what they read, once for all of a machine."""
-    arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told"
+    arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told", kind
     world(saving, quiet=20)(save_sharded)(*arguments)
     alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} if machines > 1 else {}
     world(loading, quiet=20, environment=alone)(load_sharded)(*arguments)
@@ -147,10 +181,10 @@ def load_damaged(variables: dict[str, str], temporary: str, address: str) -> Non
     accelerator, model, _ = sharded(2)
     tempfile.tempdir = f"{temporary}/{accelerator.process_index}"
     os.makedirs(tempfile.tempdir, exist_ok=True)
-    before = fingerprint(model)
+    before = fingerprint(accelerator, model)
     with pytest.raises(CheckpointDamagedError, match=r"__0_0\.distcp"):
         accelerator.load_state(address)
-    assert fingerprint(model) == before
+    assert fingerprint(accelerator, model) == before
 
 
 @pytest.mark.parametrize("saving", [2, 1])

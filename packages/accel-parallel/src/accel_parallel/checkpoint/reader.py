@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -63,11 +63,18 @@ class ShardFolder:
         """Return the names of the values of which something lies in each shard; shards by their names here."""
         return self.metadata.contents()
 
-    def pieces(self, likes: Mapping[str, Tensor | None]) -> dict[str, list[tuple[int, int]]]:
-        """Return the bytes of all values but pieces of tensors outside of this rank's part of one like it, by file."""
+    def pieces(
+        self, likes: Mapping[str, Tensor | None], unread: Callable[[Tensor], bool]
+    ) -> dict[str, list[tuple[int, int]]]:
+        """Return the bytes of all values but pieces of tensors outside of this rank's part of one like it, by file.
+
+        Of tensors like one that is `unread` here, there are none.
+        """
         keys: list[Key] = [(name, None) for name in self.metadata.objects]
         for name, stored in self.tensors.items():
             like = likes.get(name)
+            if like is not None and unread(like):
+                continue
             known = like is not None and is_spread(like) and like.shape == stored.shape
             parts = [Box(*part) for part, _ in local_parts(like)] if known and like is not None else None
             read = (box for box in stored.boxes if parts is None or any(overlap(box, part) for part in parts))

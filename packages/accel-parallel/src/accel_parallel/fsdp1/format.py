@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -96,6 +96,22 @@ class WrappedFormat(FullyShardedFormat):
                 {**group, "params": [order[place] for place in group["params"]]} for group in state["param_groups"]
             ],
         }
+
+    def likes(self, model: torch.nn.Module, source: Source) -> Mapping[str, torch.Tensor]:
+        """Return this rank's part of each tensor where it is held here as it is read."""
+        wrapper = self._owner.wrapper_of(model)
+        if wrapper is None:
+            return super().likes(model, source)
+        held = states.in_shards(wrapper) and not source.model_kwargs and self._owner.held_state(wrapper)
+        return held or {}
+
+    def optimizer_likes(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+        """Return this rank's part of each parameter where it is held here as it is read."""
+        wrapper = self._owner.wrapper_under(optimizer)
+        if wrapper is None:
+            return super().optimizer_likes(optimizer, models)
+        held = states.in_shards(wrapper) and self._owner.held_state(wrapper)
+        return self._named(optimizer, wrapper).like if held else {}
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare the checkpoint with the models, without changing them, and return how to restore each."""

@@ -56,20 +56,31 @@ class FullyShardedFormat(ShardedFormat):
     def pieces(self, run: Run, source: Source) -> dict[str, list[tuple[int, int]]]:
         """Return which bytes of shards this rank reads, by file: of spread tensors, the pieces that meet its part."""
         found: dict[str, list[tuple[int, int]]] = {}
-        spread = type(self) is FullyShardedFormat  # others lay out weights in their own ways, and read all
+        unread = self.unread(run)
         for index, own in enumerate(run.models):
             folder = names.sharded(names.FSDP_MODEL_NAME, index)
             if stored_models.is_sharded(source, folder):
-                shards, state = stored_models.shards_of(source, folder), self.state_of(own) if spread else {}
+                shards, likes = stored_models.shards_of(source, folder), self.likes(own, source)
                 paths = {name: shards.metadata.path_of(name) for name in shards.tensors}
-                found |= shards.pieces({name: state.get(str(path[-1])) for name, path in paths.items()})
+                found |= shards.pieces({name: likes.get(str(path[-1])) for name, path in paths.items()}, unread)
         for index, own in enumerate(run.optimizers):
             folder = names.sharded(names.OPTIMIZER_NAME, index)
             if stored_models.is_sharded(source, folder):
-                shards = stored_models.shards_of(source, folder)
-                like = stored_optimizers.named_optimizer(own, run.models).like if spread else {}
-                found |= shards.pieces(stored_optimizers.likes_of(shards, like))
+                shards, likes = stored_models.shards_of(source, folder), self.optimizer_likes(own, run.models)
+                found |= shards.pieces(stored_optimizers.likes_of(shards, likes), unread)
         return found
+
+    def unread(self, run: Run) -> Callable[[torch.Tensor], bool]:
+        """Return what says of a tensor that this rank reads nothing of it."""
+        return lambda tensor: False
+
+    def likes(self, model: torch.nn.Module, source: Source) -> Mapping[str, torch.Tensor]:
+        """Return tensors by bare names of the model, spread as those are that are read; what lacks is read whole."""
+        return self.state_of(model)
+
+    def optimizer_likes(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> Mapping[str, torch.Tensor]:
+        """Return parameters by name, spread as their state is that is read; that of others is read whole."""
+        return stored_optimizers.named_optimizer(optimizer, models).like
 
     def _optimizers(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Return the states of the optimizers, in shards and by names, by the names of their folders."""

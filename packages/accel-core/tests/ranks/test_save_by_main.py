@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core._torch import default_store
 from accel_core.accelerator import Accelerator
@@ -24,6 +25,7 @@ from accel_core.comm.objects import gather_object
 from accel_core.errors import RankDisagreementError, RemoteRankError
 from accel_core.host import environ
 from accel_core.plugins import fsdp
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world as process_world
@@ -342,6 +344,16 @@ def test_a_slow_rank_that_was_sent_more_than_the_others_is_waited_for(slow: str,
         found = roll_call.call(own.accelerator._runtime.world, "a test")
         assert found == dict.fromkeys((1, 2), "has gone on to a later collective")
     SpreadWeight((1,), torch.float32, gathered)()
+
+
+@world(3)
+def test_what_some_ranks_gathered_for_metrics_does_not_count(tmp_path: Path) -> None:
+    """A rank that has no last batch saves first, and waits for those that gathered from theirs without it."""
+    run = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+    loader = run.prepare(DataLoader(TensorDataset(torch.arange(5.0)), batch_size=1))
+    batches = [batch for (batch,) in loader if len(run.gather_for_metrics(batch))]
+    time.sleep(0.3 * (len(batches) == 2))
+    run.save_state(str(tmp_path / "ckpt"))
 
 
 @world(2)

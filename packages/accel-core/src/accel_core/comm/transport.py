@@ -492,9 +492,10 @@ class Transport:
         try:
             work.wait(*([] if ask is None else [_PATIENCE]))
         except RuntimeError:
-            if ask is None or work.is_completed():
+            if ask is None:
                 raise
-            gone = ask(work.is_completed)
+            # It may have ended since; if it failed, the last wait says why.
+            gone = [] if work.is_completed() else ask(work.is_completed)
             if gone and not work.is_completed():
                 logger.warning(stuck_message(operation, callsite.find(), self.world.rank, gone))
             work.wait()

@@ -51,7 +51,7 @@ _HERE = "is here"
 _PAST = "has gone on to a later collective"
 _ENDED = "has left the process group"
 _SILENT = "gave no sign"
-_CALL, _ASK = "call", "ask"
+_ASK = "ask"
 _STOP = "null"
 _ABSENT = 2**32
 """What an absent rank adds to the number of answers, in which a rank that is here counts 1."""
@@ -156,7 +156,7 @@ class RollCall:
         """
         return _PAST in self.call(operation, kind).values()
 
-    def call(self, operation: str, kind: str = _CALL) -> dict[int, str]:
+    def call(self, operation: str, kind: str = "") -> dict[int, str]:
         """Wait until it is known of every rank whether it comes to the same call.
 
         Raises:
@@ -164,7 +164,8 @@ class RollCall:
         """
         if self._closed is not None:
             return self._closed
-        number = self._begin(kind)
+        # Of its own kind: a rank that calls another operation does not come to this one.
+        number = self._begin(kind or operation)
         with self._changed:
             self._wait_for(lambda: number in self._absent)
             absent = self._absent.pop(number, self._closed or {})

@@ -1,5 +1,6 @@
 """ACCELERATE_DEBUG_MODE: ranks that are in different places are told so instead of hanging."""
 
+import contextlib
 import os
 import time
 from datetime import timedelta
@@ -13,6 +14,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.comm import collectives
 from accel_core.comm.control import Channel
 from accel_core.errors import RankDisagreementError
+from accel_core.process.desync_check import DesyncCheck
 from accel_core.process.store import loopback_store
 from accel_core.process.world import ensure
 from accel_core.state.process import wait_for_everyone
@@ -102,6 +104,21 @@ def test_a_barrier_is_an_operation_too():
     here = ensure()
     with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at.*rank 1: wait_for_everyone at"):
         wait_for_everyone() if here.rank else collectives.gather(torch.ones(1))
+
+
+@world(2, environment=DEBUG)
+def test_a_rank_that_comes_while_another_gives_up():
+    """Both raise, or both go on: the one that came does not wait alone."""
+    if ensure().rank == 0:
+
+        def give_up(self: DesyncCheck, number: int, patience: float) -> list[int]:
+            self._store.get(f"{number}/1")
+            time.sleep(0.3)
+            return [1]
+
+        DesyncCheck._wait = give_up
+    with contextlib.suppress(RankDisagreementError):
+        collectives.gather(torch.ones(1))
 
 
 @world(2, environment=DEBUG)

@@ -58,19 +58,16 @@ class DesyncCheck:
         patience = environ.integer("ACCELERATE_DEBUG_TIMEOUT", _PATIENCE) or _PATIENCE
         if patient:
             patience = max(patience, _LONG_PATIENCE)
-        absent = self._wait(number, patience)
-        # A rank that comes after the others gave up finds all records complete. It has to give up as well, or it would
-        # go into the collective alone.
-        if not absent and store.check([f"{number}/abandoned"]):
-            absent = json.loads(store.get(f"{number}/abandoned"))
-        if absent:
-            store.set(f"{number}/abandoned", json.dumps(absent))
+        # What a rank finds first counts for all: one that comes while another gives up finds all records complete, and
+        # must not go into the collective alone.
+        found = json.dumps(self._wait(number, patience))
+        absent = json.loads(store.compare_set(f"{number}/absent", "", found))
         views = [self._view(number, rank, rank in absent) for rank in range(self.size)]
         if absent or len({view["operation"] for view in views}) > 1:
             raise RankDisagreementError(_message(views, absent, patience))
         # The record before the last is read by nobody any more: all ranks were here, so all have left the last one.
-        if number > 2:
-            store.delete_key(f"{number - 2}/{self.rank}")
+        for key in (self.rank, "absent") if number > 2 else ():
+            store.delete_key(f"{number - 2}/{key}")
 
     def _wait(self, number: int, patience: float) -> list[int]:
         """Wait for every rank's record and return the ranks that did not come."""

@@ -24,7 +24,8 @@ from accel_core.checkpoint import background, traffic
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.remote import commits, local, store, upload
+from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote import commits, download, local, store, upload
 from accel_core.checkpoint.save import save_state
 from accel_core.comm import transport
 from accel_core.comm.objects import gather_object
@@ -263,6 +264,28 @@ def test_a_cache_keeps_the_newest_near(s3: FaultyProxy, bucket: str, tmp_path: P
     assert len([path for _, path, _ in s3.seen if path.endswith(".safetensors")]) == 1
     set_to(run, 4.0)
     save_state(run, f"{bucket}/run")
+    assert len(list(Path(cache).iterdir())) == 1
+
+
+def test_runs_that_load_at_once_do_not_share_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """A run that begins to fetch what another one fetches leaves the other's files alone, and finds room of its own."""
+    address, cache = f"memory://{tmp_path.name}/run", str(tmp_path / "near")
+    save_state(build(3.0), address)
+    read_part, calls, others = download.read_part, itertools.count(), list[download.Download]()
+
+    def read(*args: Any) -> bytes:
+        if next(calls) == 8:  # when parts of a file are here
+            given = ensure(), Ranks(ensure()), address_of(address), cache
+            others.append(download.Download.begin(*given, series=False))
+        return read_part(*args)
+
+    monkeypatch.setattr(download, "PART", 64)
+    monkeypatch.setattr(download, "read_part", read)
+    assert stored(address, local_cache=cache) == {3.0}
+    others[0].close()
+    assert stored(address, local_cache=cache) == {3.0}
     assert len(list(Path(cache).iterdir())) == 1
 
 

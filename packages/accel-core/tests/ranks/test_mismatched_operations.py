@@ -280,22 +280,23 @@ def gather_in_thread(results, name=None):
 
 
 @world(2)
-def test_two_threads_in_a_gather_at_once():
+def test_two_threads_in_a_gather_at_once(tmp_path):
     """While one thread waits in an operation, a second one is refused, and the first one too: both lines are named."""
     rank = ensure().rank
     collectives.gather(torch.ones(1))
     results = []
     if rank:
-        time.sleep(1.0)
+        assert limits.wait_until((tmp_path / "refused").exists)
         with pytest.raises(RankDisagreementError, match=r"rank 0: gather in thread 'early' at .*\n.*rank 1: gather at"):
             collectives.gather(torch.tensor([rank]))
         return
     thread = gather_in_thread(results, "early")
-    time.sleep(0.3)
+    assert limits.wait_until(lambda: transport.open_transport(ensure())._current)
     with pytest.raises(
         CollectiveError, match=rf"got gather at .*{HERE}.* while gather in thread 'early' at .*{HERE}work is under way"
     ):
         collectives.gather(torch.tensor([rank]))
+    (tmp_path / "refused").touch()
     thread.join()
     assert isinstance(results[0], CollectiveError)
 

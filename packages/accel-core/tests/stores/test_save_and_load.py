@@ -39,7 +39,7 @@ from accel_core.errors import (
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import world
+from accel_core.testing import limits, world
 
 
 def objects(address: str) -> list[str]:
@@ -580,12 +580,10 @@ def test_a_stall_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.M
     monkeypatch.setattr(traffic, "_REPORTED", 0.05)
     moved = traffic.Traffic()
     with caplog.at_level(logging.INFO), moved.watched("Writing s3://bucket/run", 100):
-        import time
-
-        time.sleep(0.2)
+        assert limits.wait_until(lambda: "stands still" in caplog.text)
         moved.add(50 << 20)
-        time.sleep(0.1)
-    assert any(each.levelname == "WARNING" and "stands still" in each.message for each in caplog.records)
+        assert limits.wait_until(lambda: "50 of" in caplog.text)
+    assert next(each.levelname for each in caplog.records if "stands still" in each.message) == "WARNING"
     assert any("50 of" in each.message and "MiB/s" in each.message for each in caplog.records)
     assert moved.stalled > 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +111,18 @@ def test_an_exchange_in_the_loop_counts_as_one() -> None:
     assert found.exchange >= NAP / 4
     assert found.rest >= NAP / 2
     assert found.slowest_rank == 1
+
+
+@world(2)
+def test_rank_0_saves_alone_before_a_step_that_is_measured(tmp_path: Path) -> None:
+    """The other rank, which waits to tell its numbers, does not come to the save, and is met in the step."""
+    accelerator, layer, optimizer, loader = prepared(16, every=1)
+    for batch in loader:
+        accelerator.backward(layer(batch["ids"]).sum())
+        if accelerator.is_main_process:
+            accelerator.save_state(str(tmp_path / "ckpt"))
+        optimizer.step()
+    assert accelerator.meter.last is not None
 
 
 @world(2)

@@ -208,6 +208,36 @@ def test_a_rank_that_is_late(tmp_path):
     assert heard.texts == []
 
 
+class _Overtaken:
+    """A collective that ends just after a rank gave up waiting for it."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def wait(self, *patience):
+        try:
+            return self.work.wait(*patience)
+        except RuntimeError:
+            self.work.wait()
+            raise
+
+    def is_completed(self):
+        return self.work.is_completed()
+
+
+@world(2)
+def test_a_rank_that_comes_at_the_end_of_the_patience():
+    """A rank that was about to ask where the other one is has met it, and goes on."""
+    accelerator = Accelerator(cpu=True)
+    transport._PATIENCE = timedelta(seconds=0.1)
+    frames = transport.open_transport(ensure())
+    gather = frames._gather
+    frames._gather = lambda *tensors: _Overtaken(gather(*tensors))
+    if accelerator.process_index:
+        time.sleep(0.4)
+    assert accelerator.gather(torch.tensor([accelerator.process_index])).tolist() == [0, 1]
+
+
 class _Late:
     """A store that takes long to answer for one key."""
 
@@ -250,22 +280,23 @@ def gather_in_thread(results, name=None):
 
 
 @world(2)
-def test_two_threads_in_a_gather_at_once():
+def test_two_threads_in_a_gather_at_once(tmp_path):
     """While one thread waits in an operation, a second one is refused, and the first one too: both lines are named."""
     rank = ensure().rank
     collectives.gather(torch.ones(1))
     results = []
     if rank:
-        time.sleep(1.0)
+        assert limits.wait_until((tmp_path / "refused").exists)
         with pytest.raises(RankDisagreementError, match=r"rank 0: gather in thread 'early' at .*\n.*rank 1: gather at"):
             collectives.gather(torch.tensor([rank]))
         return
     thread = gather_in_thread(results, "early")
-    time.sleep(0.3)
+    assert limits.wait_until(lambda: transport.open_transport(ensure())._current)
     with pytest.raises(
         CollectiveError, match=rf"got gather at .*{HERE}.* while gather in thread 'early' at .*{HERE}work is under way"
     ):
         collectives.gather(torch.tensor([rank]))
+    (tmp_path / "refused").touch()
     thread.join()
     assert isinstance(results[0], CollectiveError)
 

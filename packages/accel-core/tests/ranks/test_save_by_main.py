@@ -14,16 +14,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core._torch import default_store
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.tensor_file import SpreadWeight
-from accel_core.comm import roll_call
+from accel_core.comm import roll_call, transport
 from accel_core.comm.objects import gather_object
 from accel_core.errors import RankDisagreementError, RemoteRankError
 from accel_core.host import environ
 from accel_core.plugins import fsdp
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world as process_world
@@ -342,6 +344,49 @@ def test_a_slow_rank_that_was_sent_more_than_the_others_is_waited_for(slow: str,
         found = roll_call.call(own.accelerator._runtime.world, "a test")
         assert found == dict.fromkeys((1, 2), "has gone on to a later collective")
     SpreadWeight((1,), torch.float32, gathered)()
+
+
+@world(3)
+def test_what_some_ranks_gathered_for_metrics_does_not_count(tmp_path: Path) -> None:
+    """A rank that has no last batch saves first, and waits for those that gathered from theirs without it."""
+    run = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+    loader = run.prepare(DataLoader(TensorDataset(torch.arange(5.0)), batch_size=1))
+    batches = [batch for (batch,) in loader if len(run.gather_for_metrics(batch))]
+    time.sleep(0.3 * (len(batches) == 2))
+    run.save_state(str(tmp_path / "ckpt"))
+
+
+class LateToAsk:
+    """A store in which a rank asks where the others are only after another one has called."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def compare_set(self, key: str, expected: str, wanted: str) -> Any:
+        """Wait before a question."""
+        if wanted == "ask":
+            assert limits.wait_until(lambda: self._store.check([key]))
+        return self._store.compare_set(key, expected, wanted)
+
+
+@world(2)
+def test_a_rank_that_asks_too_late_comes_to_the_save_of_the_other(tmp_path: Path) -> None:
+    """A rank that waits in a frame for long may begin to ask when the other one has come and calls the next save."""
+    own = reduced()
+    roll = roll_call.start(own.accelerator._runtime.world)
+    assert roll is not None
+    if own.accelerator.is_main_process:
+        roll._store = LateToAsk(roll._store)
+        transport._PATIENCE = timedelta(milliseconds=1)
+    else:
+        time.sleep(0.3)
+    own.accelerator.wait_for_everyone()
+    transport._PATIENCE = timedelta(minutes=1)
+    own.accelerator.save_state(str(tmp_path / "ckpt"))
+    assert own.accelerator.load_state(str(tmp_path / "ckpt")).world_size == 2
 
 
 @world(2)

@@ -24,7 +24,8 @@ from accel_core.checkpoint import background, traffic
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.remote import commits, local, store, upload
+from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote import commits, download, local, store, upload
 from accel_core.checkpoint.save import save_state
 from accel_core.comm import transport
 from accel_core.comm.objects import gather_object
@@ -38,7 +39,7 @@ from accel_core.errors import (
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import world
+from accel_core.testing import limits, world
 
 
 def objects(address: str) -> list[str]:
@@ -278,6 +279,28 @@ def test_a_cache_keeps_the_newest_near(s3: FaultyProxy, bucket: str, tmp_path: P
     assert len([path for _, path, _ in s3.seen if path.endswith(".safetensors")]) == 1
     set_to(run, 4.0)
     save_state(run, f"{bucket}/run")
+    assert len(list(Path(cache).iterdir())) == 1
+
+
+def test_runs_that_load_at_once_do_not_share_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+) -> None:
+    """A run that begins to fetch what another one fetches leaves the other's files alone, and finds room of its own."""
+    address, cache = f"memory://{tmp_path.name}/run", str(tmp_path / "near")
+    save_state(build(3.0), address)
+    read_part, calls, others = download.read_part, itertools.count(), list[download.Download]()
+
+    def read(*args: Any) -> bytes:
+        if next(calls) == 8:  # when parts of a file are here
+            given = ensure(), Ranks(ensure()), address_of(address), cache
+            others.append(download.Download.begin(*given, series=False))
+        return read_part(*args)
+
+    monkeypatch.setattr(download, "PART", 64)
+    monkeypatch.setattr(download, "read_part", read)
+    assert stored(address, local_cache=cache) == {3.0}
+    others[0].close()
+    assert stored(address, local_cache=cache) == {3.0}
     assert len(list(Path(cache).iterdir())) == 1
 
 
@@ -572,12 +595,10 @@ def test_a_stall_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.M
     monkeypatch.setattr(traffic, "_REPORTED", 0.05)
     moved = traffic.Traffic()
     with caplog.at_level(logging.INFO), moved.watched("Writing s3://bucket/run", 100):
-        import time
-
-        time.sleep(0.2)
+        assert limits.wait_until(lambda: "stands still" in caplog.text)
         moved.add(50 << 20)
-        time.sleep(0.1)
-    assert any(each.levelname == "WARNING" and "stands still" in each.message for each in caplog.records)
+        assert limits.wait_until(lambda: "50 of" in caplog.text)
+    assert next(each.levelname for each in caplog.records if "stands still" in each.message) == "WARNING"
     assert any("50 of" in each.message and "MiB/s" in each.message for each in caplog.records)
     assert moved.stalled > 0
 

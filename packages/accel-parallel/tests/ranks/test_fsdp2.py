@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -263,6 +264,15 @@ def test_only_the_first_rank_needs_the_weights() -> None:
         net, optimizer = accelerator.prepare(net, optimizer)
         torch.testing.assert_close(_steps(accelerator, net, optimizer, 3), _plain_steps(Blocks(), 3), rtol=0, atol=1e-6)
         reset_all()
+
+
+@world(3)
+def test_a_first_rank_that_is_slow_after_it_sent_the_weights_is_waited_for(tmp_path: Path) -> None:
+    """It sends to each other rank, begins more than they do, and comes to the same save."""
+    accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=True))
+    accelerator.prepare(nn.Linear(6, 6))
+    time.sleep(0.3 * accelerator.is_main_process)
+    accelerator.save_state(tmp_path / "ckpt")
 
 
 @world(4)

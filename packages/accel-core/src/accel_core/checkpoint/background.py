@@ -93,10 +93,18 @@ def _watch_the_end() -> None:
     """Have `_report_failure` called when this process ends; every process that is forked from it does so for itself."""
     if multiprocessing.parent_process() is None:
         atexit.register(_end_process)
+        # Before atexit, Python ends all pools of threads, and a save to a store needs some.
+        with contextlib.suppress(RuntimeError):  # this process is past that
+            threading._register_atexit(_wait)  # type: ignore[attr-defined]
     else:
         # A process of multiprocessing ends without atexit, after its finalizers; the lowest priority is called last.
         multiprocessing.util.Finalize(None, _end_child, exitpriority=-1000)
     os.register_at_fork(after_in_child=_forget)
+
+
+def _wait() -> None:
+    if _in_flight is not None:
+        _in_flight._thread.join()
 
 
 def _forget() -> None:

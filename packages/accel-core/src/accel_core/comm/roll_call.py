@@ -51,7 +51,7 @@ _HERE = "is here"
 _PAST = "has gone on to a later collective"
 _ENDED = "has left the process group"
 _SILENT = "gave no sign"
-_CALL, _ASK = "call", "ask"
+_ASK = "ask"
 _STOP = "null"
 _ABSENT = 2**32
 """What an absent rank adds to the number of answers, in which a rank that is here counts 1."""
@@ -117,24 +117,33 @@ class RollCall:
         """Return which ranks went past the frame that this one waits in, or left; none if the wait is over before."""
         answers: dict[int, str] = {}
         with contextlib.suppress(RuntimeError):  # from a store that is gone
-            number = self._begin(_ASK, self.place.before_frame())
+            number = self._begin(_ASK, self.place.before_frame(), is_over)
             with self._changed:
                 while self._closed is None and number not in self._absent and not is_over():
                     self._changed.wait(_LONGEST)
                 answers = self._absent.pop(number, {})
         return [rank for rank, word in answers.items() if word in (_PAST, _ENDED)]
 
-    def _begin(self, kind: str, place: tuple[int, dict[str, int]] | None = None) -> int:
-        """Answer the next call of a kind by being here, or at another place, and return its number."""
+    def _begin(
+        self, kind: str, place: tuple[int, dict[str, int]] | None = None, is_over: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Answer the next call of a kind by being here, or at another place, and return its number; -1 once over."""
         # A rank that waits in a frame asks, and comes to no call meanwhile; who calls comes to no frame. So the first
         # one to use a number says which of the two it is, and who wants the other answers that it is elsewhere.
         while True:
             with self._changed:
                 # What is written of a call is deleted when the next but one is answered: the thread has to be past it.
                 self._wait_for(lambda: self._read >= self._number - 1)
-                number, self._number = self._number, self._number + 1
+                number = self._number
+                fits = self._store.compare_set(f"{number}/kind", "", kind).decode() == kind
+                if kind == _ASK and not fits:
+                    # The frame may have ended, and this rank come to that call next: its thread knows.
+                    if is_over():
+                        return -1
+                    self._changed.wait(_LONGEST)
+                    continue
+                self._number += 1
                 self._changed.notify_all()
-            fits = self._store.compare_set(f"{number}/kind", "", kind).decode() == kind
             self._answer(number, self._rank, _HERE if fits else ELSEWHERE, place)
             if fits:
                 return number
@@ -147,7 +156,7 @@ class RollCall:
         """
         return _PAST in self.call(operation, kind).values()
 
-    def call(self, operation: str, kind: str = _CALL) -> dict[int, str]:
+    def call(self, operation: str, kind: str = "") -> dict[int, str]:
         """Wait until it is known of every rank whether it comes to the same call.
 
         Raises:
@@ -155,7 +164,8 @@ class RollCall:
         """
         if self._closed is not None:
             return self._closed
-        number = self._begin(kind)
+        # Of its own kind: a rank that calls another operation does not come to this one.
+        number = self._begin(kind or operation)
         with self._changed:
             self._wait_for(lambda: number in self._absent)
             absent = self._absent.pop(number, self._closed or {})

@@ -179,12 +179,12 @@ class Place:
         self.frames += 1
 
     @contextlib.contextmanager
-    def as_one(self) -> Iterator[None]:
+    def as_one(self, number: int = 1) -> Iterator[None]:
         """Count what is begun meanwhile as one operation of each group, as ranks send each other unlike numbers."""
         if self._held is not None:
             yield
             return
-        self._held = {name: count + 1 for name, count in self.now()[1].items()}
+        self._held = {name: count + number for name, count in self.now()[1].items()}
         try:
             yield
         finally:
@@ -220,12 +220,13 @@ def place_of(group: dist.ProcessGroup | None) -> Place:
     return _place
 
 
-def as_one() -> contextlib.AbstractContextManager[None]:
+def as_one(number: int = 1) -> contextlib.AbstractContextManager[None]:
     """Count what is begun meanwhile as one operation where ranks look for one that is missing.
 
     It is for what every rank calls, and in which some send and receive more often than others: gloo counts that too.
+    What some ranks do among themselves counts as none, with a `number` of 0.
     """
-    return place_of(dist.group.WORLD).as_one() if dist.is_initialized() else contextlib.nullcontext()
+    return place_of(dist.group.WORLD).as_one(number) if dist.is_initialized() else contextlib.nullcontext()
 
 
 class Transport:
@@ -491,9 +492,10 @@ class Transport:
         try:
             work.wait(*([] if ask is None else [_PATIENCE]))
         except RuntimeError:
-            if ask is None or work.is_completed():
+            if ask is None:
                 raise
-            gone = ask(work.is_completed)
+            # It may have ended since; if it failed, the last wait says why.
+            gone = [] if work.is_completed() else ask(work.is_completed)
             if gone and not work.is_completed():
                 logger.warning(stuck_message(operation, callsite.find(), self.world.rank, gone))
             work.wait()

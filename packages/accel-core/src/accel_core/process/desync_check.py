@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public; its module does not list it
 
-from accel_core._torch import default_store
+from accel_core._torch import connect_again, default_store
 from accel_core.errors import RankDisagreementError
 from accel_core.host import environ
 from accel_core.process import callsite
@@ -38,7 +38,10 @@ class DesyncCheck:
         self.rank = rank
         self.size = size
         self._count = 0
-        self._store: Store = PrefixStore(f"accel/desync/{next(_generations)}", default_store())
+        store = default_store()
+        # On a connection of its own: waiting holds up all else on one, and other threads have to answer meanwhile.
+        _, waiting = connect_again(store) or (store, store)
+        self._store: Store = PrefixStore(f"accel/desync/{next(_generations)}", waiting)
 
     def check_in(self, operation: str, *, patient: bool = False) -> None:
         """Report this rank at an operation and wait until all ranks are at the same one.
@@ -55,19 +58,16 @@ class DesyncCheck:
         patience = environ.integer("ACCELERATE_DEBUG_TIMEOUT", _PATIENCE) or _PATIENCE
         if patient:
             patience = max(patience, _LONG_PATIENCE)
-        absent = self._wait(number, patience)
-        # A rank that comes after the others gave up finds all records complete. It has to give up as well, or it would
-        # go into the collective alone.
-        if not absent and store.check([f"{number}/abandoned"]):
-            absent = json.loads(store.get(f"{number}/abandoned"))
-        if absent:
-            store.set(f"{number}/abandoned", json.dumps(absent))
+        # What a rank finds first counts for all: one that comes while another gives up finds all records complete, and
+        # must not go into the collective alone.
+        found = json.dumps(self._wait(number, patience))
+        absent = json.loads(store.compare_set(f"{number}/absent", "", found))
         views = [self._view(number, rank, rank in absent) for rank in range(self.size)]
         if absent or len({view["operation"] for view in views}) > 1:
             raise RankDisagreementError(_message(views, absent, patience))
         # The record before the last is read by nobody any more: all ranks were here, so all have left the last one.
-        if number > 2:
-            store.delete_key(f"{number - 2}/{self.rank}")
+        for key in (self.rank, "absent") if number > 2 else ():
+            store.delete_key(f"{number - 2}/{key}")
 
     def _wait(self, number: int, patience: float) -> list[int]:
         """Wait for every rank's record and return the ranks that did not come."""

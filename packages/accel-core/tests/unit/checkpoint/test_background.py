@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_core.checkpoint.manifest import found_save
-from accel_core.testing import limits
+from accel_core.testing import limits, requires
 
 SCRIPT = """
 import atexit, json, multiprocessing, os, sys, time, torch
@@ -78,6 +78,23 @@ except CheckpointError as failure:
     print("told", failure)
 notes.close()
 """
+
+UPLOADING = """
+from accel_core.checkpoint.remote.upload import Upload
+send = Upload.send
+def late(*args):
+    time.sleep(0.5)
+    return send(*args)
+Upload.send = late
+save("memory://bucket/ckpt", write)
+"""
+
+
+@requires("fsspec")
+@pytest.mark.slow
+def test_a_save_to_a_store_goes_on_when_the_script_has_ended(tmp_path: Path) -> None:
+    """It takes threads from pools, of which Python gives none once a script has ended."""
+    assert endings(tmp_path, {"ends": UPLOADING}) == {"ends": (0, "", "")}
 
 
 @pytest.mark.slow

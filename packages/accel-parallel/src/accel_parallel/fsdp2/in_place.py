@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from accel_core.comm.control import in_step
+from accel_core.comm.transport import as_one
 from accel_core.modules import empty
 from accel_core.process.world import World
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
@@ -50,7 +51,7 @@ def shard(
     made_here = empty.seed_of(model) is not None
     if from_main is None:
         from_main = not made_here and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
-    with in_step(world, "prepare: fully_shard", views_of(model)):
+    with in_step(world, "prepare: fully_shard", views_of(model)), as_one():
         for block in (*(block for _, block in (*plan.blocks, *plan.heads)), model):
             handover = None
             if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():

@@ -66,12 +66,21 @@ class Download:
         try:
             with ranks.together(doing):
                 if world.is_local_main:
-                    local.make()
+                    # Two runs that fetch into one cache would put holes in the place of what the other one has.
+                    local.make(alone=made.cached)
                     made._begin()
+            if made.cached:
+                made.use(ranks.exchange(local.root.name if world.is_local_main else ""))
         except BaseException:
             made.close()
             raise
         return made
+
+    def use(self, folders: Sequence[str]) -> None:
+        """Use the folder of this machine, of those that ranks made; where another run has the cache, it is none."""
+        world, root = self.world, self.local.root
+        self.local.root = root.with_name(folders[(world.rank - world.local_rank) % len(folders)] or root.name)
+        self.cached = self.local.root.name.startswith("near-")
 
     def fetch(self, wanted: set[str], ranks: Ranks, pieces: Callable[[], Pieces] | None = None) -> None:
         """Fetch files in parts, of which each rank of this machine takes its share; every rank calls it.

@@ -44,8 +44,11 @@ class LocalFolder:
         """Where the checkpoint's files lie."""
         return self.root / self.name
 
-    def make(self) -> None:
-        """Make it, and delete what processes that ended left; the first rank of a machine calls it."""
+    def make(self, *, alone: bool = False) -> None:
+        """Make it, and delete what processes that ended left; the first rank of a machine calls it.
+
+        Another one is made in its place if it has to be this run's `alone` and another one uses it.
+        """
         try:
             self.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self.root.parent.stat().st_uid != os.getuid():
@@ -53,8 +56,10 @@ class LocalFolder:
             _delete_unused(self.root.parent, _PASSING)
             while self.lock is None:
                 self.files.mkdir(parents=True, exist_ok=True)
-                self.lock = _locked(self.root, fcntl.LOCK_SH)
-                if not self.files.is_dir():  # another process took it for unused in between
+                self.lock = _locked(self.root, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+                if alone and self.lock is None:
+                    self.root = self.root.with_name(f"loading-{names.fresh_id()}")
+                elif not self.files.is_dir():  # another process took it for unused in between
                     self.release()
         except OSError as error:
             raise CheckpointError(

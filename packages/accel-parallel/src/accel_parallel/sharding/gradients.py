@@ -34,16 +34,19 @@ def clip_norm(
     *,
     counted: Iterable[torch.Tensor] | None = None,
     across: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
     """Scale gradients down to a common norm of `max_norm` at most.
 
-    `counted` are those that make up the norm, if these are not all, and `across` joins ranks that hold different ones.
+    `counted` are those that make up the norm, if these are not all, and `across` joins ranks that hold different ones,
+    on a device of theirs.
     """
     unique = _unique(parameters)  # a tied one counts once
     measured = unique if counted is None else _unique(counted)
     norm = _total_norm(measured, float(norm_type), shared_by or groups_of)
     if across is not None:
-        norm = norm.to(unique[0].device if unique else norm.device, _format(unique))
+        # Ranks may have gradients in other formats, or none.
+        norm = norm.to(device or norm.device, torch.promote_types(norm.dtype, torch.float32))
         norm = _joined(norm, (across,), float(norm_type))
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch does, so that norms of zero divide
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}  # what foreach takes in one call
@@ -100,7 +103,7 @@ def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.
 
 
 def _format(parameters: Iterable[torch.Tensor]) -> torch.dtype:
-    """Return the number format of a norm, which is one on all ranks, whatever gradients each of them has."""
+    """Return the number format of a norm, which is one on all ranks, whatever part of gradients each of them has."""
     found = {parameter.dtype.to_real() for parameter in parameters if parameter.requires_grad}
     return reduce(torch.promote_types, found) if found else torch.float32
 

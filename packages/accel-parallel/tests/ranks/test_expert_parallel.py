@@ -234,6 +234,41 @@ def test_weights_of_losses_reach_the_experts_of_every_rank() -> None:
                 torch.testing.assert_close(whole(one.grad), other.grad)
 
 
+class Normalizing(Experts):
+    """Experts that let the weights of a token's choices add up to one."""
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the mean of what each token's experts make of it."""
+        return super().forward(tokens, numbers, weights / weights.sum(-1, keepdim=True))
+
+
+class Adding(Listed):
+    """Experts that add the token itself."""
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the token with what its experts make of it."""
+        return tokens + super().forward(tokens, numbers, weights)
+
+
+@world(2)
+def test_experts_that_do_not_sum_choices_are_refused_on_all_ranks() -> None:
+    """What ranks would compute from single choices is another model; a list with dropout is one of sums."""
+    data = batches(2, 1)[0, ensure().rank]
+    for kind in (Normalizing, Adding):
+        reset_all()
+        net = accelerator().prepare(made(kind=kind))
+        with pytest.raises(PreparationError, match=f"got a {kind.__name__} that makes something else of two choices"):
+            net(data)
+    reset_all()
+    net = made(kind=Listed)
+    for block in net.blocks:
+        for expert in block.experts:  # type: ignore[operator,union-attr]
+            expert[1] = nn.Dropout(0.5)
+    net = accelerator().prepare(net)
+    net(data)
+    assert all(part.training for part in net.modules())
+
+
 @world(4)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: bool) -> None:

@@ -194,12 +194,14 @@ def _prove_sums(
     training = [(part, part.training) for part in module.modules()]
     module.eval()  # dropout would differ
     try:
-        both, *each = (forward(row, numbers[:, of], factors[:, of]).float() for of in (slice(2), slice(1), slice(1, 2)))
+        both, one, other = (
+            forward(row, numbers[:, of], factors[:, of]).float() for of in (slice(2), slice(1), slice(1, 2))
+        )
     finally:
         for part, before in training:
             part.training = before
-    limit = max(4 * torch.finfo(tokens.dtype).eps, 5e-3) * both.norm().maximum(sum(each).norm())
-    differs = ((both - sum(each)).norm() > limit).int()
+    limit = max(4 * torch.finfo(tokens.dtype).eps, 5e-3) * both.norm().maximum((one + other).norm())
+    differs = ((both - one - other).norm() > limit).int()
     dist.all_reduce(differs, dist.ReduceOp.MAX, group=group)
     if differs:
         raise PreparationError(

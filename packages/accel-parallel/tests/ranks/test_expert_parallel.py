@@ -218,6 +218,57 @@ def test_two_ranks_that_share_out_experts_train_as_one_process(routing: str, sha
             assert held * 2 == sum(each.numel() * 4 for each in parameters)
 
 
+@world(2)
+def test_weights_of_losses_reach_the_experts_of_every_rank() -> None:
+    """Sums of losses, each with its number of tokens as weight, have the gradients of their mean in one process."""
+    data = batches(2, 1)[0]
+    for kind in KINDS:
+        reset_all()
+        plain, run = made(kind=kind), accelerator()
+        net = run.prepare(made(kind=kind))
+        own = data[ensure().rank][: 2 + ensure().rank]
+        plain(torch.cat([data[0, :2], data[1, :3]])).square().mean().backward()
+        run.backward(net(own).square().sum(), weight=len(own))
+        for one, other in zip(net.parameters(), plain.parameters(), strict=True):
+            if other.grad is not None:
+                torch.testing.assert_close(whole(one.grad), other.grad)
+
+
+class Normalizing(Experts):
+    """Experts that let the weights of a token's choices add up to one."""
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the mean of what each token's experts make of it."""
+        return super().forward(tokens, numbers, weights / weights.sum(-1, keepdim=True))
+
+
+class Adding(Listed):
+    """Experts that add the token itself."""
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the token with what its experts make of it."""
+        return tokens + super().forward(tokens, numbers, weights)
+
+
+@world(2)
+def test_experts_that_do_not_sum_choices_are_refused_on_all_ranks() -> None:
+    """What ranks would compute from single choices is another model; a list with dropout is one of sums."""
+    data = batches(2, 1)[0, ensure().rank]
+    for kind in (Normalizing, Adding):
+        reset_all()
+        net = accelerator().prepare(made(kind=kind))
+        with pytest.raises(PreparationError, match=f"got a {kind.__name__} that makes something else of two choices"):
+            net(data)
+    reset_all()
+    net = made(kind=Listed)
+    for block in net.blocks:
+        for expert in block.experts:  # type: ignore[operator,union-attr]
+            expert[1] = nn.Dropout(0.5)
+    net = accelerator().prepare(net)
+    net(data)
+    assert all(part.training for part in net.modules())
+
+
 @world(4)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: bool) -> None:
@@ -415,6 +466,12 @@ def _unequal() -> nn.Module:
     return net
 
 
+def _counting() -> nn.Module:
+    net = made()
+    net.blocks[0].experts.register_buffer("seen", torch.zeros(COUNT))  # type: ignore[operator,union-attr]
+    return net
+
+
 def _buffered() -> nn.Module:
     net = made(kind=Listed)
     net.blocks[0].experts[1][1].register_buffer("seen", torch.zeros(1))
@@ -436,6 +493,7 @@ REFUSED = {
     "a dense model": (_dense, r"ep_size=2 and Net, in which none were found"),
     "an adapter on experts": (_adapted, r"got blocks\.0\.experts, an adapter on the experts .* list of modules"),
     "experts of a list that differ": (_unequal, r"got blocks\.0\.experts\.2, which differs .* in 0\.bias"),
+    "buffers of stacked experts": (_counting, r"got blocks\.0\.experts\.seen, which has a row for each expert"),
     "buffers of listed experts": (_buffered, r"got blocks\.0\.experts\.1\.1\.seen"),
     "a list without a forward method": (_plain_list, r"which none were found.* Give a plain ModuleList such a forward"),
     "weights that two modules share": (_tied, r"got up of blocks\.\d\.experts, which others share"),

@@ -321,6 +321,95 @@ def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
         Accelerator(parallelism_config=ParallelismConfig(pp_size=2), mixed_precision="fp8", cpu=True)
 
 
+class Unlike(nn.Module):
+    """Blocks around which a test does what stages would do unlike one process."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.leave = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, values: torch.Tensor, lengths: object = None) -> torch.Tensor:
+        """Return as many numbers for each row."""
+        noise = torch.randn_like(values) if "noise" in self.kind else torch.zeros_like(values)
+        values = nn.functional.dropout(values + noise, 0.1, self.training)
+        for block in self.blocks:
+            values = block(values)
+        if self.kind == "replaced":
+            self.mean = 0.9 * self.mean + values.detach().mean(0)
+        elif self.kind == "written":
+            self.mean.mul_(0.9).add_(values.detach().mean(0))
+        found: torch.Tensor = self.leave(values)
+        return found - noise if self.kind == "noise" else found
+
+
+UNLIKE = {
+    "noise": (PreparationError, r"random numbers of its own; .* several stages read, by aten\.randn_like\.default"),
+    "replaced": (PreparationError, "got mean, in which forward keeps"),
+    "written": (PreparationError, "got mean, in which forward keeps"),
+    "learned": (DataError, "an input of Unlike that requires a gradient"),
+    "lengths": (DataError, "a list as long as the batch, of 8 times int"),
+    "hooked": (
+        PreparationError,
+        "what the model's forward does, in its shapes and number formats; got others from Unl",
+    ),
+    "noise for the first stage": None,
+}
+
+
+@world(2, quiet=12)
+def test_what_stages_would_compute_unlike_one_process_is_refused_on_all_ranks() -> None:
+    """Noise for two stages, buffers of one, inputs that train, lists of samples and other outputs; no rank waits."""
+    batch = data(1)[0]
+    for kind, refusal in UNLIKE.items():
+        reset_all()
+        _, _, run, model = piped(Unlike(kind), [], loss_fn=squares)
+        given: dict[str, Any] = {**batch, "lengths": [*range(ROWS)]} if kind == "lengths" else dict(batch)
+        given["values"] = batch["values"].clone().requires_grad_(kind == "learned")
+        if kind == "hooked":
+            model.register_forward_hook(lambda module, args, outputs: outputs.double())
+            given.pop("labels")
+        if refusal is None:
+            run.backward(model(**given).loss)
+            continue
+        with torch.set_grad_enabled(kind != "hooked"), pytest.raises((refusal[0], RemoteRankError), match=refusal[1]):
+            model(**given)
+
+
+@world(2, quiet=12)
+def test_stages_in_two_number_formats_have_one_norm() -> None:
+    """A stage in bfloat16 and one in float32 clip gradients as one process does."""
+
+    class Mixed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.leave.weight = nn.Parameter(self.leave.weight.detach().clone())
+            self.blocks.bfloat16()
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            values = values.bfloat16()
+            for block in self.blocks:
+                values = block(values)
+            found: torch.Tensor = self.leave(values.float())
+            return found
+
+    torch.manual_seed(3)
+    plain, batch = Mixed(), data(1)[0]
+    plain.blocks[4:].requires_grad_(False)
+    *_, run, model = piped(plain, [], loss_fn=squares)
+    squares(plain(batch["values"]), batch).backward()
+    run.backward(model(**batch).loss)
+    expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+    here = [each for each in model.parameters() if each.grad is not None]  # in one number format on each rank
+    assert len({each.dtype for each in here}) == 1
+    torch.testing.assert_close(run.clip_grad_norm_(here, 0.1), expected, rtol=0.02, atol=0)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        if one.grad is not None and other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=0.05, atol=1e-3)
+
+
 class Raising:
     """A hook of a module that fails at its third call."""
 

@@ -19,7 +19,7 @@ from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.weights import load_model, save_model
 from accel_core.mesh.tensor import whole
 from accel_core.process.world import ensure
-from accel_core.testing import requires
+from accel_core.testing import requires, world
 from accel_core.testing.world import run
 from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.gradients import clip_norm, clip_value
@@ -143,6 +143,24 @@ def loaded(size: int, folder: Path, before: str, after: str) -> None:
     state = dict(alone.state_dict())
     torch.testing.assert_close(state, {name: expected[name] for name in state}, rtol=0, atol=0)
     save_state(own, folder / after)
+
+
+@world(2)
+def test_a_rank_without_a_part_in_the_widest_format_knows_the_norm() -> None:
+    """Of two parameters the second rank has a part of the one in bfloat16 alone, and of three frozen bytes too."""
+    ensure()
+    mesh = init_device_mesh("cpu", (2,))
+    plain = [
+        nn.Parameter(torch.full((size,), 3.0, dtype=dtype)) for size, dtype in ((1, torch.float32), (4, torch.bfloat16))
+    ]
+    spread_out = [nn.Parameter(distribute_tensor(each.detach(), mesh, [Shard(0)])) for each in plain]
+    for one, other in zip(plain, spread_out, strict=True):
+        one.grad, other.grad = one.detach().clone(), other.detach().clone()
+    packed = nn.Parameter(torch.ones(3, dtype=torch.uint8), requires_grad=False)
+    expected = torch.nn.utils.clip_grad_norm_(plain, 0.5)
+    torch.testing.assert_close(clip_norm([packed, *spread_out], 0.5, 2.0), expected, rtol=1e-2, atol=0)
+    for one, other in zip(plain, spread_out, strict=True):
+        torch.testing.assert_close(whole(other.grad), one.grad, rtol=1e-2, atol=0)
 
 
 @pytest.mark.usefixtures("fresh_state")

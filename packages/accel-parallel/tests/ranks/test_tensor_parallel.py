@@ -373,6 +373,39 @@ def test_a_plugin_lays_out_the_axes() -> None:
 
 
 @pytest.mark.usefixtures("fresh_state")
+def test_a_run_with_dropout_goes_on_split(tmp_path: Path) -> None:
+    """Of what one process saved, both ranks take the random states: they drop what it drops next."""
+    accelerator, net, optimizer = _dropping()
+    net(torch.ones(2, 4))
+    accelerator.save_state(tmp_path / "whole")
+    _one_more(accelerator, net, optimizer)
+    torch.save(net.state_dict(), tmp_path / "expected")
+    _on_two_with_dropout(tmp_path)
+
+
+def _dropping(**given: Any) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    net: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(0.5))
+    accelerator = Accelerator(cpu=True, **given)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    return accelerator, net, optimizer
+
+
+def _one_more(accelerator: Accelerator, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    accelerator.backward(net(torch.ones(2, 4)).square().mean())
+    optimizer.step()
+
+
+@world(2)
+def _on_two_with_dropout(folder: Path) -> None:
+    accelerator, net, optimizer = _dropping(parallelism_config=axes({"0": "colwise", "2": "rowwise"}))
+    accelerator.load_state(folder / "whole")
+    _one_more(accelerator, net, optimizer)
+    expected = torch.load(folder / "expected", weights_only=True)
+    torch.testing.assert_close(dict(accelerator.get_state_dict(net)), dict(expected))
+
+
+@pytest.mark.usefixtures("fresh_state")
 def test_a_run_goes_on_with_another_mesh(tmp_path: Path) -> None:
     """Split, whole, sharded, split and sharded, split again: weights are those of a run that was never stopped."""
     expected, _ = plainly(10)

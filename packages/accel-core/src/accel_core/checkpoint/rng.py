@@ -55,8 +55,8 @@ def check(states: Any, world: World) -> None:
         ) from error
 
 
-def restore(states: dict[str, Any], world: World) -> None:
-    """Restore what `collect` returned, here or in Accelerate."""
+def restore(states: dict[str, Any], world: World, owner: int | None = None) -> None:
+    """Restore what `collect` returned on this rank or, if that is another one, its owner, here or in Accelerate."""
     random.setstate(_words_state(states, _PYTHON))
     torch.set_rng_state(states[_TORCH])
     if _NUMPY in states and "numpy" in sys.modules:
@@ -67,13 +67,18 @@ def restore(states: dict[str, Any], world: World) -> None:
     if isinstance(found, torch.Tensor):
         world.hardware.set_rng_state(found)
         return
+    apart = world.rank - owner if owner is not None else 0
+    if apart and found:  # of all devices, the one with which the owner computes
+        own = world.device.index or 0
+        world.hardware.module.set_rng_state(found[min(max(own - apart, 0), len(found) - 1)], own)
+        return
     for number, state in enumerate(found[: world.hardware.count()]):  # another machine may have fewer devices
         world.hardware.module.set_rng_state(state, number)
 
 
-def derive(states: dict[str, Any], world: World) -> None:
+def derive(states: dict[str, Any], owner: int) -> None:
     """Seed the generators of a rank that did not save, from the states of a rank that did."""
-    words = bytes(states[_TORCH].tolist()) + world.rank.to_bytes(8, "little")
+    words = bytes(states[_TORCH].tolist()) + owner.to_bytes(8, "little")
     seed = int(digest_of_bytes(words)[:15], 16)  # 60 bits, which torch takes for a seed
     random.seed(seed)
     torch.manual_seed(seed)

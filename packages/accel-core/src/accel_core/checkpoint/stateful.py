@@ -16,6 +16,7 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
 from accel_core.modules.reduction_order import ReductionOrders
+from accel_core.state.run import first_alike
 
 __all__ = ["Stateful", "counters_part", "extra_components", "parts", "random_part", "restorations"]
 
@@ -87,7 +88,10 @@ def random_part(run: Run) -> Part:
 def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) -> list[Restoration]:
     """Compare the checkpoint with all of the run but its models, changing nothing; in the order of restoring."""
     restores, counters = run.data.restores_position, _Counters(run)
-    generators = _Generators(run, known=run.world.rank < source.world_size)
+    owner = first_alike(run.world)
+    if not _present(source, names.random_states_name(owner % source.world_size)):
+        owner = run.world.rank  # a machine may have the files of its own ranks alone
+    generators = _Generators(run, owner, known=owner < source.world_size)
     found: list[Restoration] = []
 
     def add(
@@ -122,7 +126,7 @@ def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) ->
         add(names.custom_name(index), f"registered object {index}", item)
     if source.manifest is not None:
         add(names.PROGRESS_NAME, "progress", counters, _counters_difference)
-    name = names.random_states_name(run.world.rank % source.world_size)
+    name = names.random_states_name(owner % source.world_size)
     add(name, "random states", generators, generators.difference)
     return found
 
@@ -174,18 +178,22 @@ class _Counters:
 class _Generators:
     """The random generators of a process, and the accumulation counter, which Accelerate keeps with them.
 
-    Those of a rank that did not save are seeded from the states of one that did.
+    Those of a rank that did not save are seeded from the states of one that did. Ranks that draw the same numbers take
+    those of one of them, the owner.
     """
 
-    def __init__(self, run: Run, known: bool = True) -> None:
-        self._run, self._known = run, known
+    def __init__(self, run: Run, owner: int = 0, known: bool = True) -> None:
+        self._run, self._owner, self._known = run, owner, known
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._run.step} | rng.collect(self._run.world)
 
     def load_state_dict(self, states: Any) -> None:
         self._run.step = states.get("step", 0)
-        (rng.restore if self._known else rng.derive)(states, self._run.world)
+        if self._known:
+            rng.restore(states, self._run.world, self._owner)
+        else:
+            rng.derive(states, self._owner)
 
     def difference(self, own: object, states: Any) -> str | None:
         rng.check(states, self._run.world)

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from accel_core.mesh.layout import Layout
     from accel_core.plugins.parallelism import ParallelismConfig
 
-__all__ = ["AcceleratorState", "Decision", "decided", "is_initialized", "loss_part", "resolve_precision"]
+__all__ = [
+    "AcceleratorState", "Decision", "decided", "first_alike", "is_initialized", "loss_part", "resolve_precision",
+]  # fmt: skip
 
 
 @record(frozen=True)
@@ -50,6 +52,12 @@ def loss_part(world: World) -> int:
     """Return which part of the loss this rank computes in the present run; without a run, its rank."""
     known = decided()
     return world.rank if known is None else known.layout.loss_part
+
+
+def first_alike(world: World) -> int:
+    """Return the first of the ranks that draw the same random numbers as this one: those that split its products."""
+    known = decided()
+    return world.rank if known is None else world.rank - known.layout.place(("tp",))  # the last axis
 
 
 def resolve_precision(wanted: str | None, cpu: bool = False) -> str:

@@ -19,7 +19,7 @@ from accel_core.data.loader import PreparedLoader
 from accel_core.data.presharded import check_read_alike
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
-from accel_core.mesh.tensor import whole
+from accel_core.mesh.tensor import local_part, whole
 from accel_core.modules import empty, joined
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
@@ -485,19 +485,15 @@ class Strategy(ABC):
         parameters = [p for model in models for p in model.parameters()] or [
             p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
         ]
-        # By identity: a gradient that two models share is scaled once.
-        by_type: dict[type, dict[int, torch.Tensor]] = {}
-        for parameter in parameters:
-            if parameter.grad is not None:
-                by_type.setdefault(type(parameter.grad), {})[id(parameter.grad)] = parameter.grad
-        if not by_type:
+        # By identity: a gradient that two models share is scaled once. By parts: torch scales no mixture of distributed
+        # and plain tensors, and of several meshes nothing where this rank is not on the first.
+        gradients = {id(each.grad): local_part(each.grad) for each in parameters if each.grad is not None}
+        if not gradients:
             raise StateError(
                 "The losses of this window have weights, but there are no gradients to apply them to; got "
                 f"{len(models)} models. Prepare the model that the losses come from, or pass it to accumulate()."
             )
-        # One operation for each type: torch's own cannot mix sharded and plain tensors.
-        for gradients in by_type.values():
-            foreach_mul_(list(gradients.values()), factor)
+        foreach_mul_(list(gradients.values()), factor)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes of a model do not synchronize gradients.

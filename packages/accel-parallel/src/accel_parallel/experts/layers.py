@@ -86,6 +86,14 @@ def _check(name: str, module: nn.Module, ranks: int) -> None:
             f"{name} and ep_size={ranks}. Use an ep_size that divides {count}."
         )
     _refuse_unequal(name, listed(module))
+    beside = {} if listed(module) else dict([*module.named_buffers(), *module.named_parameters()])
+    rows = [each for each, own in beside.items() if each not in module._parameters and own.shape[:1] == (count,)]
+    if rows:
+        raise PreparationError(
+            "Of stacked experts the parameters of their own module are cut, and numbers begin with 0 on each rank; got "
+            f"{name}.{rows[0]}, which has a row for each expert. Make it a parameter of {name}, with "
+            "requires_grad=False where it does not train, or set ep_size=1."
+        )
     own = [(f"{name}.{each}", parameter) for each, parameter in parameters_of(module)]
     refuse_hooks(own)
     for full, parameter in own:

@@ -64,6 +64,12 @@ def divide(batch: Call, parts: int, *, equal: bool) -> tuple[list[Call], list[in
         )
     rows = [each.tolist() for each in torch.arange(size).chunk(parts)]
     counts = [len(each) for each in rows]
+    lists = [each for each in (*batch[0], *batch[1].values()) if isinstance(each, list) and len(each) == size]
+    if lists and len(counts) > 1:
+        raise DataError(
+            f"A pipeline divides tensors, and gives all else to every micro-batch; got a list as long as the batch, of "
+            f"{size} times {type(lists[0][0]).__name__}. Pass a tensor, or a tuple if it does not belong to samples."
+        )
     divided = [
         torch.split(leaf, counts)
         if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size

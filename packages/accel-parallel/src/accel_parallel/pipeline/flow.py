@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +21,11 @@ from accel_core._torch import fake_errors, fake_mode
 from accel_core.errors import PreparationError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["Flow", "Leaf", "Outputs", "Source", "Staged", "stage_in", "trace"]
+__all__ = ["Drawn", "Flow", "Leaf", "Outputs", "Source", "Staged", "stage_in", "trace"]
 
-Source: TypeAlias = "str | tuple[int, int]"
-"""Where values come from: a parameter outside of all blocks, by name, or an output of a block, by its place there."""
+Source: TypeAlias = "str | tuple[int, int] | Drawn"
+"""Where values come from: a parameter outside of all blocks, by name; an output of a block, by its place there; or
+random numbers."""
 
 Call: TypeAlias = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """What is done where a block is called: its number, its own call, and the arguments."""
@@ -33,10 +35,21 @@ _KINDS: dict[type, type] = {}
 
 _CONSTANTS = (type(None), bool, int, float, str)
 
+_DROPOUT = re.compile("bernoulli_.float|native_dropout|attention|rrelu")
+"""Operators whose random numbers may be others on each stage."""
+
 
 @cache
 def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.zeros((), dtype=dtype, device=device)
+
+
+@record(frozen=True)
+class Drawn:
+    """Random numbers outside of all blocks."""
+
+    operator: str
+    number: int  # how many were drawn before
 
 
 @record(frozen=True)
@@ -66,6 +79,14 @@ class Outputs:
 
     structure: TreeSpec
     leaves: tuple[Any, ...]
+
+    def fits(self, result: object) -> bool:
+        """Return whether a nest has tensors of these shapes and formats."""
+        found = tree_leaves(result)
+        return len(found) == len(self.leaves) and all(
+            not isinstance(leaf, Leaf) or (tuple(value.shape), value.dtype) == (leaf.shape, leaf.dtype)
+            for leaf, value in zip(self.leaves, found, strict=True)
+        )
 
     def filled(self, tensor: Callable[[int, Leaf], torch.Tensor]) -> Any:
         """Return such a nest with tensors, made by the place of each and its `Leaf`."""
@@ -154,6 +175,12 @@ class _Tracer:
     needs: list[set[Any]] = field(default_factory=list)
     outputs: list[Outputs] = field(default_factory=list)
     inside: int | None = None
+    drawn: int = 0
+
+    def draw(self, operator: str) -> Drawn:
+        """Return the source of random numbers."""
+        self.drawn += 1
+        return Drawn(operator, self.drawn)
 
     def of(self, value: object) -> set[Any]:
         """Return the sources of a tensor; memory has them, so that views share them."""
@@ -218,6 +245,8 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **(kwargs or {}))
         made = set(found)
+        if torch.Tag.nondeterministic_seeded in func.tags and tracer.inside is None:
+            made |= set() if _DROPOUT.search(str(func)) else {tracer.draw(str(func))}
         if tracer.inside is not None:
             own = _Inside(tracer.inside)
             tracer.needs[-1] |= found - {own}
@@ -279,6 +308,7 @@ def trace(
         try:
             with _Following(tracer):
                 result = forward(*args, **kwargs)
+            _refuse_kept(model, blocks, tracer)
         except fake_errors() as error:
             raise PreparationError(
                 "Which operations a pipeline runs may not depend on values of tensors, which other stages have; got "
@@ -301,6 +331,20 @@ def trace(
             f"from {type(model).__name__}. Return such a nest."
         )
     return Flow(tuple(map(frozenset, [*tracer.needs, end])), (*tracer.outputs, whole))
+
+
+def _refuse_kept(model: nn.Module, blocks: Mapping[str, nn.Module], tracer: _Tracer) -> None:
+    """Refuse buffers outside of blocks that keep what blocks computed: one stage alone would have it."""
+    inside = {id(part) for block in blocks.values() for part in block.modules()}
+    outside = {name: module for name, module in model.named_modules() if id(module) not in inside}
+    named = {f"{name}.{own}": buffer for name, module in outside.items() for own, buffer in module._buffers.items()}
+    for name, buffer in named.items():
+        if any(isinstance(source, tuple) for source in tracer.of(buffer)):
+            raise PreparationError(
+                "A buffer outside of the blocks of a pipeline is the same on all ranks; got "
+                f"{name.lstrip('.')}, in which forward keeps what blocks computed. Return it and keep it after "
+                "the call, or use another parallelism."
+            )
 
 
 def _unfilled(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

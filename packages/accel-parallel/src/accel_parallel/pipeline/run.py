@@ -26,7 +26,7 @@ from accel_core.mesh.tensor import local_part
 from accel_core.modules import empty
 from accel_core.modules.unwrap import canonical_name
 from accel_parallel.pipeline.batches import Call, Losses, divide, joined, loss_in, shapes, weights
-from accel_parallel.pipeline.flow import Flow, Leaf, Source, stage_in, trace
+from accel_parallel.pipeline.flow import Drawn, Flow, Leaf, Source, stage_in, trace
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages
 from accel_parallel.sharding.loading import Empty
@@ -192,6 +192,12 @@ class Pipeline:
                 "Call accelerator.load_state, or load_state_dict with what model.state_dict() names on each rank."
             )
         self._empty = []
+        if training and any(isinstance(each, torch.Tensor) and each.requires_grad for each in tree_leaves(batch)):
+            raise DataError(
+                "A pipeline computes gradients of its own parameters, before backward; got an input of "
+                f"{type(self.model).__name__} that requires a gradient. Pass input.detach(), or make what trains it a "
+                "part of the model."
+            )
         parts, counts = divide(batch, self.stages.parts, equal=training)
         named = [{**self._signature.bind_partial(*args).arguments, **kwargs} for args, kwargs in parts]
         kinds = {each.name: each.kind for each in self._signature.parameters.values()}
@@ -218,7 +224,15 @@ class Pipeline:
                     "The last stage of a pipeline computes the loss; got none from "
                     f"{type(self.model).__name__}. Pass the labels to the model, or PipelineKwargs(loss_fn=…)."
                 )
-            needed = frozenset[Source]().union(*(flow.needed(*self.stages.span(stage)) for stage in self.own))
+            read = [flow.needed(*self.stages.span(stage)) for stage in range(self.stages.count)]
+            drawn = (each for one in read for each in one if isinstance(each, Drawn))
+            several = next((each.operator for each in drawn if sum(each in one for one in read) > 1), None)
+            if several is not None:
+                raise PreparationError(
+                    "Each stage of a pipeline draws random numbers of its own; got some outside of blocks that several "
+                    f"stages read, by {several}. Draw them before the model is called, and pass them to it."
+                )
+            needed = frozenset[Source]().union(*(read[stage] for stage in self.own))
             lost = [name for name, holders in (self._glue or {}).items() if self.rank not in holders and name in needed]
             if lost:
                 raise PreparationError(
@@ -372,7 +386,14 @@ class Pipeline:
             self.calls.remove(running.call)
         if running.next != span[1]:
             raise running.strayed(running.next)
-        return self.loss_of(step, part, result) if step.training else result
+        if step.training:
+            return self.loss_of(step, part, result)
+        if not flow.outputs[-1].fits(result):  # others wait for what they know of
+            raise PreparationError(
+                "A pipeline returns what the model's forward does, in its shapes and number formats; got others from "
+                f"{type(self.model).__name__}. Remove the hook that changes them, and change what the model returned."
+            )
+        return result
 
     def loss_of(self, step: _Step, part: int, result: object) -> torch.Tensor:
         """Return what a micro-batch adds to the loss of its batch."""
@@ -492,14 +513,10 @@ class _Running:
         if number < self.span[0]:
             return outputs.filled(lambda place, leaf: self.values.get((number, place), leaf.placeholder(self.device)))
         result = plain(*args, **kwargs)
-        leaves = tree_leaves(result)
-        if len(leaves) != len(outputs.leaves):
+        if not outputs.fits(result):
             raise self.strayed(number)
-        for place, (leaf, value) in enumerate(zip(outputs.leaves, leaves, strict=True)):
-            if isinstance(leaf, Leaf):
-                if tuple(value.shape) != leaf.shape or value.dtype != leaf.dtype:
-                    raise self.strayed(number)
-                self.values[number, place] = value
+        leaves = zip(outputs.leaves, tree_leaves(result), strict=True)
+        self.values |= {(number, place): value for place, (leaf, value) in enumerate(leaves) if isinstance(leaf, Leaf)}
         return result
 
     def strayed(self, number: int) -> PreparationError:

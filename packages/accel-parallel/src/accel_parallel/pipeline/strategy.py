@@ -185,7 +185,9 @@ class PipelineStrategy(MeshStrategy):
         given = self._names.trained(clip.parameters)
         pipelines = list(self._pipelines.values())
         counted = [each for each in given if all(one.counted(each) for one in pipelines)]
-        return gradients.clip_norm(given, clip.limit, clip.norm_type, counted=counted, across=self.group)
+        return gradients.clip_norm(
+            given, clip.limit, clip.norm_type, counted=counted, across=self.group, device=self.world.device
+        )
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Yield the names and weights that `save_model` writes; the rank that holds one sends it to the others."""

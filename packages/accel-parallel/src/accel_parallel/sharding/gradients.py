@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import TypeAlias
 
 import torch
@@ -33,16 +34,20 @@ def clip_norm(
     *,
     counted: Iterable[torch.Tensor] | None = None,
     across: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
     """Scale gradients down to a common norm of `max_norm` at most.
 
-    `counted` are those that make up the norm, if these are not all, and `across` joins ranks that hold different ones.
+    `counted` are those that make up the norm, if these are not all, and `across` joins ranks that hold different ones,
+    on a device of theirs.
     """
     unique = _unique(parameters)  # a tied one counts once
     measured = unique if counted is None else _unique(counted)
     norm = _total_norm(measured, float(norm_type), shared_by or groups_of)
     if across is not None:
-        norm = _joined(norm.to(unique[0].device) if unique else norm, (across,), float(norm_type))
+        # Ranks may have gradients in other formats, or none.
+        norm = norm.to(device or norm.device, torch.promote_types(norm.dtype, torch.float32))
+        norm = _joined(norm, (across,), float(norm_type))
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch does, so that norms of zero divide
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}  # what foreach takes in one call
     for gradient in _shards(unique):
@@ -86,16 +91,21 @@ def _total_norm(parameters: list[torch.Tensor], p: float, shared_by: Callable[[t
     norms = [_norm_of(own, groups, p) for groups, own in kinds.items()]
     if len(norms) == 1:
         return norms[0]
-    return torch.nn.utils.get_total_norm([norm.to(norms[0]) for norm in norms], p) if norms else torch.zeros(())
+    return torch.nn.utils.get_total_norm([norm.to(norms[0].device) for norm in norms], p) if norms else torch.zeros(())
 
 
 def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.Tensor:
     """Return the norm of gradients that are sharded over the same groups; a rank may hold no part of them."""
-    first = local(parameters[0])
     shards = _shards(parameters)
-    norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros((), dtype=first.dtype)
-    norm = norm.to(first.device)
+    norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros(())
+    norm = norm.to(local(parameters[0]).device, _format(parameters))
     return _joined(norm, tuple(group for group in groups if group.size() > 1), p)
+
+
+def _format(parameters: Iterable[torch.Tensor]) -> torch.dtype:
+    """Return the number format of a norm, which is one on all ranks, whatever part of gradients each of them has."""
+    found = {parameter.dtype.to_real() for parameter in parameters if parameter.requires_grad}
+    return reduce(torch.promote_types, found) if found else torch.float32
 
 
 def _joined(norm: torch.Tensor, groups: Groups, p: float) -> torch.Tensor:

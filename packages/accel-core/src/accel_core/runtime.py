@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from accel_core import checkpoint
 from accel_core._records import record
 from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
+from accel_core.comm.objects import broadcast_object_list, gather_object
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError
@@ -416,6 +418,8 @@ class Runtime:
     @contextmanager
     def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
         """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`."""
+        steps = list[object]()
+        hooks = [each.optimizer.register_step_post_hook(lambda *_: steps.append(None)) for each in self.optimizers]
         with self.strategy.join(joinables):
             shared_out = even_batches is not None and self.world.size > 1
             changed = _override_even_batches(self.dataloaders, bool(even_batches)) if shared_out else []
@@ -424,6 +428,25 @@ class Runtime:
             finally:
                 for sampler, before in changed:
                     sampler.even_batches = before
+                for hook in hooks:
+                    hook.remove()
+        self._catch_up(len(steps))
+
+    def _catch_up(self, steps: int) -> None:
+        """Take over from the rank that made most steps what DDP does not exchange: the states behind the weights."""
+        told = gather_object([steps])
+        source = told.index(max(told))
+        if min(told) == max(told):
+            return
+        parts = [*self.optimizers, *self.schedulers, *(each.state for each in self.averages)]
+        parts += [] if self.scaler is None else [self.scaler]
+        states: Any = None
+        if self.world.rank == source:
+            on_cpu = partial(tree_map, lambda value: value.cpu() if isinstance(value, torch.Tensor) else value)
+            states = on_cpu([each.state_dict() for each in parts])
+        (states,) = broadcast_object_list([states], from_process=source)
+        for each, state in zip(parts, states, strict=True) if self.world.rank != source else ():
+            each.load_state_dict(state)
 
     def prepared(self) -> dict[str, Any]:
         """Return what was prepared and registered, for `adopt` in another process."""

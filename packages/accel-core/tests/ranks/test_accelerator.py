@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError, RemoteRankError
@@ -184,8 +185,6 @@ def test_ddp_arguments_set_later_are_those_of_the_next_model() -> None:
 @world(2)
 def test_uneven_inputs_are_joined() -> None:
     """With even_batches=False a rank with more batches goes on, and the weights stay the same everywhere."""
-    from torch.utils.data import DataLoader
-
     accelerator = Accelerator()
     data = [torch.full((3,), float(i)) for i in range(5)]
     model = _model()
@@ -203,6 +202,34 @@ def test_uneven_inputs_are_joined() -> None:
     assert counts.tolist() == [3, 2]
     assert _same_everywhere(accelerator, model.module.weight)
     assert loader.batch_sampler.even_batches
+
+
+@world(2)
+def test_a_rank_that_ended_early_goes_on_with_what_the_last_one_has() -> None:
+    """Moments and learning rates behind a joined epoch are those of the steps that were made, as the weights are."""
+    accelerator, data = Accelerator(), [torch.full((3,), float(i)) for i in range(5)]
+    model, plain = _model(), _model()
+    plain.load_state_dict(model.state_dict())
+    made = [torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, plain)]
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 4) for each in made]
+    model, optimizer, schedule, loader = accelerator.prepare(
+        model, made[0], schedules[0], DataLoader(data, batch_size=1)
+    )
+    for _ in range(2):
+        with accelerator.join_uneven_inputs([model], even_batches=False):
+            for batch in loader:
+                accelerator.backward(model(batch).sum())
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+        for at in range(0, 5, 2):
+            (sum(plain(each).sum() for each in data[at : at + 2]) / 2).backward()
+            made[1].step()
+            schedules[1].step()
+            schedules[1].step()
+            made[1].zero_grad()
+    assert torch.allclose(accelerator.unwrap_model(model).weight, plain.weight)
+    assert schedule.get_last_lr() == schedules[1].get_last_lr()
 
 
 @world(2)

@@ -37,6 +37,7 @@ from accel_core.errors import CheckpointDamagedError, CheckpointError, Configura
 from accel_core.modules import reduction_order
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
+from accel_core.state.run import first_alike
 
 __all__ = ["load_state", "placement"]
 
@@ -419,9 +420,9 @@ class Reading:
         """Return the names that ranks read, without the random states of other ranks."""
         found = set[str]()
         for rank in ranks:
-            own = names.random_states_name(rank % self.source.world_size)
+            own = {names.random_states_name(each % self.source.world_size) for each in (rank, first_alike(rank))}
             read = self.format.files_of(self.source, rank, self.request.run.world.size)
-            found |= {name for name in read if name == own or not name.startswith(names.RNG_STATE_NAME)}
+            found |= {name for name in read if name in own or not name.startswith(names.RNG_STATE_NAME)}
         return found
 
 

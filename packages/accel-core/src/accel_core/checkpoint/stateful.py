@@ -88,7 +88,7 @@ def random_part(run: Run) -> Part:
 def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) -> list[Restoration]:
     """Compare the checkpoint with all of the run but its models, changing nothing; in the order of restoring."""
     restores, counters = run.data.restores_position, _Counters(run)
-    owner = first_alike(run.world)
+    owner = first_alike(run.world.rank)
     if not _present(source, names.random_states_name(owner % source.world_size)):
         owner = run.world.rank  # a machine may have the files of its own ranks alone
     generators = _Generators(run, owner, known=owner < source.world_size)

@@ -54,10 +54,10 @@ def loss_part(world: World) -> int:
     return world.rank if known is None else known.layout.loss_part
 
 
-def first_alike(world: World) -> int:
-    """Return the first of the ranks that draw the same random numbers as this one: those that split its products."""
+def first_alike(rank: int) -> int:
+    """Return the first of the ranks that draw the same random numbers as another: those that split its products."""
     known = decided()
-    return world.rank if known is None else world.rank - known.layout.place(("tp",))  # the last axis
+    return rank if known is None else rank - known.layout.place(("tp",), rank)  # the last axis
 
 
 def resolve_precision(wanted: str | None, cpu: bool = False) -> str:

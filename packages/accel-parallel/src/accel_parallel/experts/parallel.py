@@ -159,22 +159,29 @@ def spread_experts(
                 return _following(rows, [factors, *parts[0].values()])
             with _standing_in(module, here, own), _with_parts(places, parts):
                 outputs = forward(rows, held[:, None], factors[:, None])
-            if outputs.shape != rows.shape:
-                raise PreparationError(
-                    f"Experts return for each token a row of its width; got the shape {tuple(outputs.shape)} of "
-                    f"{type(module).__name__} for {tuple(rows.shape)}. Widen or narrow tokens outside of the module."
-                )
-            if outputs.requires_grad or not own:
-                return outputs
-            # No expert of the list was used here: the backward pass has to come all the same, as other ranks wait.
-            outputs = _following(outputs, [rows, factors])
-            trains = torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
-            return outputs.requires_grad_() if trains and not outputs.requires_grad else outputs
+            return _checked(module, outputs, rows, factors, listed=bool(own))
 
         return dispatch(tokens, numbers, weights, experts=count, group=group, compute=compute, route=route)
 
     # How many tokens come differs from step to step, and is read on the CPU.
     module.forward = torch.compiler.disable(sending)  # type: ignore[no-untyped-call]
+
+
+def _checked(
+    module: nn.Module, outputs: torch.Tensor, rows: torch.Tensor, factors: torch.Tensor, *, listed: bool
+) -> torch.Tensor:
+    """Return what experts made of rows, through which a backward pass comes in any case; refuse other widths."""
+    if outputs.shape != rows.shape:
+        raise PreparationError(
+            f"Experts return for each token a row of its width; got the shape {tuple(outputs.shape)} of "
+            f"{type(module).__name__} for {tuple(rows.shape)}. Widen or narrow tokens outside of the module."
+        )
+    if outputs.requires_grad or not listed:
+        return outputs
+    # No expert of the list was used here: the backward pass has to come all the same, as other ranks wait.
+    outputs = _following(outputs, [rows, factors])
+    trains = torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
+    return outputs.requires_grad_() if trains and not outputs.requires_grad else outputs
 
 
 @torch.no_grad()

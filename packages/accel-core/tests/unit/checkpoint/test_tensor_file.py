@@ -351,6 +351,6 @@ def test_views_that_conjugate_or_negate_are_stored_with_their_values(tmp_path: P
     value = torch.tensor([1 + 2j, 3 - 4j])
     state = {"value": value, "conjugated": value.conj(), "imaginary": value.imag, "negated": value.conj().imag}
     write_tensors(tmp_path / "a.safetensors", state)
-    found = safetensors.torch.load_file(tmp_path / "a.safetensors")
-    assert found.keys() == state.keys()
-    assert all(torch.equal(found[name], value.resolve_conj().resolve_neg()) for name, value in state.items())
+    found = TensorFile(tmp_path, "a.safetensors")  # the lowest safetensors reads no complex numbers
+    assert found.tensors.keys() == state.keys()
+    assert all(torch.equal(found.read(name), value.resolve_conj().resolve_neg()) for name, value in state.items())

@@ -419,8 +419,9 @@ class Runtime:
     def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
         """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`."""
         steps = list[object]()
-        hooks = [each.optimizer.register_step_post_hook(lambda *_: steps.append(None)) for each in self.optimizers]
         with self.strategy.join(joinables):
+            own = self.optimizers if self.world.size > 1 else []
+            hooks = [each.optimizer.register_step_post_hook(lambda *_: steps.append(None)) for each in own]
             shared_out = even_batches is not None and self.world.size > 1
             changed = _override_even_batches(self.dataloaders, bool(even_batches)) if shared_out else []
             try:
@@ -434,7 +435,7 @@ class Runtime:
 
     def _catch_up(self, steps: int) -> None:
         """Take over from the rank that made most steps what DDP does not exchange: the states behind the weights."""
-        told = gather_object([steps])
+        told = gather_object([(steps, 0.0 if self.scaler is None else -self.scaler.get_scale())])
         source = told.index(max(told))
         if min(told) == max(told):
             return

@@ -259,7 +259,8 @@ def test_other_degrees_go_on(folder: Path) -> None:
     on_ranks(1, resumed, folder, saved)
     for name, (kind, _) in saved.items():
         for step, alone in zip(noted(folder, f"resumed-{name}"), noted(folder, f"resumed-{kind}"), strict=True):
-            assert step == pytest.approx(alone, rel=1e-4), name
+            # Adam steps on the noise of gradients that are zero, as those of biases of keys: 1e-4 in Bert's norm.
+            assert step == pytest.approx(alone, rel=1e-3), name
     manifest = Manifest.read(folder / "end-tensor-gpt")
     assert manifest is not None
     listed = {entry.name for entry in manifest.entries if entry.digest}

@@ -129,8 +129,12 @@ def samples(kind: str) -> list[dict[str, torch.Tensor]]:
     return found
 
 
+# With the usual eps, gradients that are zero but for noise, as those of biases of keys, make steps as large as others.
+ADAM = partial(torch.optim.AdamW, eps=1e-5)
+
+
 def prepared(
-    kind: str, plugin: dict[str, Any], optimized: Callable[..., Any] = torch.optim.AdamW, **others: Any
+    kind: str, plugin: dict[str, Any], optimized: Callable[..., Any] = ADAM, **others: Any
 ) -> tuple[Accelerator, Any, Any, Any, Any]:
     """Return an Accelerator and what it prepared: engine, optimizer, loader and schedule."""
     reset_all()
@@ -259,8 +263,7 @@ def test_other_degrees_go_on(folder: Path) -> None:
     on_ranks(1, resumed, folder, saved)
     for name, (kind, _) in saved.items():
         for step, alone in zip(noted(folder, f"resumed-{name}"), noted(folder, f"resumed-{kind}"), strict=True):
-            # Adam steps on the noise of gradients that are zero, as those of biases of keys: 1e-4 in Bert's norm.
-            assert step == pytest.approx(alone, rel=1e-3), name
+            assert step == pytest.approx(alone, rel=1e-4), name
     manifest = Manifest.read(folder / "end-tensor-gpt")
     assert manifest is not None
     listed = {entry.name for entry in manifest.entries if entry.digest}

@@ -146,7 +146,8 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline
                 verdicts[rank] = receiver.recv()
             except EOFError:
                 ranks[rank][0].join(5)
-                verdicts[rank] = ("fail", f"the process ended with exit code {ranks[rank][0].exitcode}, no verdict")
+                ended = f"the process ended with exit code {ranks[rank][0].exitcode}, no verdict; it stood at:"
+                verdicts[rank] = ("fail", f"{ended}\n{_stack(folder, rank)}")
             if verdicts[rank][0] == "fail":
                 deadline = Deadline(exactly=min(deadline.left, _OWN_VERDICT * slowness()))
     failed = [(rank, text) for rank, (kind, text) in sorted(verdicts.items()) if kind == "fail"]
@@ -161,13 +162,17 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline
         lines = [f"rank {rank} failed:\n{text}" for rank, text in failed]
         for rank in hung:
             ranks[rank][0].kill()
-            stack = folder / f"stack-{rank}"
-            lines.append(f"rank {rank} did not end; it stood at:\n{stack.read_text() if stack.exists() else ''}")
+            lines.append(f"rank {rank} did not end; it stood at:\n{_stack(folder, rank)}")
         return "\n".join(lines)
     skipped = [text for kind, text in verdicts.values() if kind == "skip"]
     if skipped:
         pytest.skip(skipped[0])
     return None
+
+
+def _stack(folder: Path, rank: int) -> str:
+    stack = folder / f"stack-{rank}"
+    return stack.read_text() if stack.exists() else ""
 
 
 def _rank_main(
@@ -186,6 +191,7 @@ def _rank_main(
     sys.path[:] = path
     warnings.filterwarnings("error", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     with open(os.path.join(folder, f"stack-{rank}"), "w") as stack:
+        faulthandler.enable(file=stack)
         faulthandler.register(signal.SIGUSR2, file=stack, all_threads=True)
         verdict = ("ok", "")
         try:

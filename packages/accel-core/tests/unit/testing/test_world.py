@@ -54,6 +54,19 @@ def test_hang_of_one_rank_shows_its_stack() -> None:
     assert "_hangs_on_rank_zero" in failure
 
 
+def _aborts_on_rank_one() -> None:
+    if os.environ["RANK"] == "1":
+        os.abort()
+
+
+def test_death_of_one_rank_shows_its_stack() -> None:
+    """A rank that a signal ends, as a damaged heap does, says where it stood."""
+    failure = run(_aborts_on_rank_one, 2)
+    assert failure is not None
+    assert "rank 1 failed:\nthe process ended with exit code -6" in failure
+    assert "_aborts_on_rank_one" in failure
+
+
 @pytest.mark.parametrize("value", [1, "two"])
 @world(2)
 def test_parameters_reach_every_rank(value: object) -> None:

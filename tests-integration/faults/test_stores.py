@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -94,8 +95,9 @@ def sharded(seed: int, kind: str = "fsdp2") -> tuple[Accelerator, nn.Module, tor
     given: dict[str, Any] = {"parallelism_config": ParallelismConfig(pp_size=ensure().size)}
     given["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda values, _: values.pow(2).mean(), microbatches=4)]
     if kind != "pp":
+        flat = kind.endswith(" flat")
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=int(kind.removeprefix("fsdp")), state_dict_type="SHARDED_STATE_DICT", use_orig_params=True
+            fsdp_version=int(kind[4]), state_dict_type="SHARDED_STATE_DICT", use_orig_params=not flat
         )
         given = {"fsdp_plugin": plugin}
     accelerator = Accelerator(cpu=True, **given)
@@ -153,6 +155,7 @@ def load_sharded(variables: dict[str, str], temporary: str, address: str, told: 
         ("fsdp2", 1, 4, 1),
         ("fsdp2", 2, 2, 2),
         ("fsdp1", 2, 2, 2),
+        ("fsdp1 flat", 2, 2, 2),
         ("pp", 2, 2, 2),
         pytest.param("fsdp2", 4, 2, 2, marks=GRID),
         pytest.param("pp", 4, 2, 2, marks=GRID),
@@ -173,6 +176,45 @@ def test_sharded_runs_come_back_on_other_numbers_of_ranks(
     moved = json.loads((tmp_path / "told.moved").read_text())
     assert total <= sum(moved)
     assert max(moved) <= 1.05 * total / loading
+
+
+def with_megatron(temporary: str, address: str, plugin: dict[str, Any], told: Path) -> None:
+    """Save an engine of megatron-core, or load one on machines of one rank, and go on."""
+    kit = runpy.run_path(str(ROOT / "packages/accel-megatron/tests/ranks/test_megatron.py"))
+    kit["begin"]()
+    loads = os.environ["LOCAL_WORLD_SIZE"] == "1"
+    tempfile.tempdir = f"{temporary}/{os.environ['RANK'] if loads else ''}"
+    os.makedirs(tempfile.tempdir, exist_ok=True)
+    accelerator, *parts = kit["prepared"]("gpt", plugin)
+    if loads:
+        report = accelerator.load_state(address)
+        assert report.traffic is not None
+        kit["note"](told, "bytes", report.traffic.bytes)
+    else:
+        kit["trained"](accelerator, *parts)
+        accelerator.save_state(address)
+    kit["note"](told, "loaded" if loads else "went-on", kit["trained"](accelerator, *parts))
+
+
+@requires("megatron", "transformers")
+@pytest.mark.parametrize("degree", ["pp_degree", pytest.param("tp_degree", marks=GRID)])
+def test_machines_fetch_what_megatron_holds_there(bucket: str, tmp_path: Path, degree: str) -> None:
+    """Of weights and the optimizer's state, each of two machines fetches those of its stage or tensors, and goes on."""
+    for environment in ({}, {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
+        arguments = str(tmp_path), f"{bucket}/run", {degree: 2}, tmp_path
+        world(2, quiet=30, environment=environment)(with_megatron)(*arguments)
+    noted = {
+        name: [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+        for name in ("went-on", "loaded", "bytes")
+    }
+    assert noted["loaded"] == noted["went-on"]
+    found = address_of(bucket)
+    assert isinstance(found, Address)
+    sizes = store.Store(found).sizes("run")
+    shards = sum(size for name, size in sizes.items() if name.endswith(".distcp"))
+    others = sum(sizes.values()) - shards
+    assert 0 < others < shards / 5
+    assert max(noted["bytes"]) <= 0.56 * shards + others  # both have the embeddings, or the norms
 
 
 def load_damaged(variables: dict[str, str], temporary: str, address: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -70,14 +70,21 @@ class ShardFolder:
 
         Of tensors like one that is `unread` here, there are none.
         """
-        keys: list[Key] = [(name, None) for name in self.metadata.objects]
+        parts: dict[str, list[Box] | None] = {}
         for name, stored in self.tensors.items():
             like = likes.get(name)
             if like is not None and unread(like):
-                continue
-            known = like is not None and is_spread(like) and like.shape == stored.shape
-            parts = [Box(*part) for part, _ in local_parts(like)] if known and like is not None else None
-            read = (box for box in stored.boxes if parts is None or any(overlap(box, part) for part in parts))
+                parts[name] = []
+            elif like is not None and is_spread(like) and like.shape == stored.shape:
+                parts[name] = [Box(*part) for part, _ in local_parts(like)]
+        return self.overlapping(parts)
+
+    def overlapping(self, parts: Mapping[str, Sequence[Box] | None]) -> dict[str, list[tuple[int, int]]]:
+        """Return the bytes of all values but pieces of tensors outside of their `parts`, by file; of others, of all."""
+        keys: list[Key] = [(name, None) for name in self.metadata.objects]
+        for name, stored in self.tensors.items():
+            own = parts.get(name)
+            read = (box for box in stored.boxes if own is None or any(overlap(box, part) for part in own))
             keys += [(name, box.offsets) for box in read]
         found: dict[str, list[tuple[int, int]]] = {}
         for place in map(self.metadata.places.__getitem__, keys):

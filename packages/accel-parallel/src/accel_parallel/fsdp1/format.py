@@ -98,20 +98,21 @@ class WrappedFormat(FullyShardedFormat):
         }
 
     def likes(self, model: torch.nn.Module, source: Source) -> Mapping[str, torch.Tensor]:
-        """Return this rank's part of each tensor where it is held here as it is read."""
+        """Return this rank's part of each tensor; every rank calls it."""
         wrapper = self._owner.wrapper_of(model)
         if wrapper is None:
             return super().likes(model, source)
-        held = states.in_shards(wrapper) and not source.model_kwargs and self._owner.held_state(wrapper)
-        return held or {}
+        if not states.in_shards(wrapper):
+            return {}
+        held = None if source.model_kwargs else self._owner.held_state(wrapper)
+        return states.state_of(wrapper) if held is None else held
 
     def optimizer_likes(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> Mapping[str, torch.Tensor]:
-        """Return this rank's part of each parameter where it is held here as it is read."""
+        """Return this rank's part of each parameter; every rank calls it."""
         wrapper = self._owner.wrapper_under(optimizer)
         if wrapper is None:
             return super().optimizer_likes(optimizer, models)
-        held = states.in_shards(wrapper) and self._owner.held_state(wrapper)
-        return self._named(optimizer, wrapper).like if held else {}
+        return (self._owner.held_state(wrapper) or states.state_of(wrapper)) if states.in_shards(wrapper) else {}
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare the checkpoint with the models, without changing them, and return how to restore each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,19 +56,21 @@ class FullyShardedFormat(ShardedFormat):
 
     def pieces(self, run: Run, source: Source) -> dict[str, list[tuple[int, int]]]:
         """Return which bytes of shards this rank reads, by file: of spread tensors, the pieces that meet its part."""
-        found: dict[str, list[tuple[int, int]]] = {}
-        unread = self.unread(run)
+        folders: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {}
         for index, own in enumerate(run.models):
-            folder = names.sharded(names.FSDP_MODEL_NAME, index)
-            if stored_models.is_sharded(source, folder):
-                shards, likes = stored_models.shards_of(source, folder), self.likes(own, source)
-                paths = {name: shards.metadata.path_of(name) for name in shards.tensors}
-                found |= shards.pieces({name: likes.get(str(path[-1])) for name, path in paths.items()}, unread)
+            folders[names.sharded(names.FSDP_MODEL_NAME, index)] = partial(self.likes, own, source)
         for index, own in enumerate(run.optimizers):
-            folder = names.sharded(names.OPTIMIZER_NAME, index)
-            if stored_models.is_sharded(source, folder):
-                shards, likes = stored_models.shards_of(source, folder), self.optimizer_likes(own, run.models)
-                found |= shards.pieces(stored_optimizers.likes_of(shards, likes), unread)
+            folders[names.sharded(names.OPTIMIZER_NAME, index)] = partial(self.optimizer_likes, own, run.models)
+        # Ranks may gather for these, so all are asked for before a list is read, which may be damaged on one rank.
+        known = {name: likes() for name, likes in folders.items() if stored_models.is_sharded(source, name)}
+        found: dict[str, list[tuple[int, int]]] = {}
+        for name, like in known.items():
+            shards = stored_models.shards_of(source, name)
+            if name.startswith(names.OPTIMIZER_NAME):
+                stored = stored_optimizers.likes_of(shards, like)
+            else:
+                stored = {each: like.get(str(shards.metadata.path_of(each)[-1])) for each in shards.tensors}
+            found |= shards.pieces(stored, self.unread(run))
         return found
 
     def unread(self, run: Run) -> Callable[[torch.Tensor], bool]:
@@ -75,7 +78,10 @@ class FullyShardedFormat(ShardedFormat):
         return lambda tensor: False
 
     def likes(self, model: torch.nn.Module, source: Source) -> Mapping[str, torch.Tensor]:
-        """Return tensors by bare names of the model, spread as those are that are read; what lacks is read whole."""
+        """Return tensors by bare names of the model, spread as those are that are read; what lacks is read whole.
+
+        Every rank calls it.
+        """
         return self.state_of(model)
 
     def optimizer_likes(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> Mapping[str, torch.Tensor]:

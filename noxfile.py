@@ -703,13 +703,15 @@ def trackers(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def stores(session: nox.Session) -> None:
-    """Test checkpoints in object stores on SeaweedFS, a server of another make than that of the first tier."""
+    """Test checkpoints in object stores on servers of other makes than that of the first tier: SeaweedFS, and gs://."""
     own = PACKAGES["accel-core"]
     requirements = {text for name in ("test", "test-full", "test-apart") for text in own.groups[name]}
     packages = ["accel-core", "accel-bigmodel", "accel-launch", "accel-parallel"]
     environment = Environment(session, "stores").provide(sorted(requirements.union(GROUPS["examples"])), packages)
     chosen = session.posargs or [own.folder / "tests" / "stores", INTEGRATION / "faults" / "test_stores.py"]
-    pytest(environment, "stores", *chosen, env={"ACCEL_TEST_S3": "seaweedfs"})
+    pytest(environment, "stores", *chosen, env={"ACCEL_TEST_STORE": "seaweedfs"})
+    if not session.posargs:
+        pytest(environment, "stores", chosen[0], env={"ACCEL_TEST_STORE": "google"})
 
 
 @nox.session(venv_backend="none", default=False)

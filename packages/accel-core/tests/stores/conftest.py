@@ -1,4 +1,4 @@
-"""An S3 server for all tests of this folder, and a bucket for each."""
+"""An object store for all tests of this folder, and a bucket for each."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from s3_server import FaultyProxy, serving, settings
+from s3_server import LIBRARY, SCHEME, FaultyProxy, file_system, serving, settings
 
 from accel_core.checkpoint.remote import store, upload
 from accel_core.process.world import destroy
@@ -16,7 +16,7 @@ from accel_core.process.world import destroy
 @pytest.fixture(scope="session")
 def server() -> Iterator[FaultyProxy]:
     """Run one server, as starting it takes a second."""
-    pytest.importorskip("s3fs")
+    pytest.importorskip(LIBRARY)
     with serving() as proxy:
         yield proxy
 
@@ -26,15 +26,13 @@ def s3(
     server: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[FaultyProxy]:
     """Return the server for a test whose clients find it, and in which nothing waits before a request is repeated."""
-    import s3fs
-
     for name, value in settings(server).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(store, "_PAUSE", 0.0)
     upload._probed.clear()
-    s3fs.S3FileSystem.clear_instance_cache()
+    file_system()
     server.begin()
     yield server
     server.begin()
@@ -44,9 +42,7 @@ def s3(
 @pytest.fixture
 def bucket(s3: FaultyProxy, tmp_path: Path) -> str:
     """Return the address of a fresh bucket."""
-    import s3fs
-
     name = f"bucket-{abs(hash(str(tmp_path))):x}"
-    s3fs.S3FileSystem().mkdir(name)
+    file_system()().mkdir(name)
     s3.begin()
-    return f"s3://{name}"
+    return f"{SCHEME}://{name}"

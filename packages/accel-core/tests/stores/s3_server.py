@@ -1,12 +1,16 @@
-"""An S3 server on this machine, moto's or SeaweedFS, behind a proxy that lets single requests fail."""
+"""An object store on this machine, behind a proxy that lets single requests fail: moto's server, SeaweedFS or gs://."""
 
+import asyncio
 import contextlib
 import ctypes
 import functools
+import http
 import http.client
+import importlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,8 +21,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +35,10 @@ FAULTS = ("500", "reset", "lost", "truncated", "delay")
 """What may happen to a request: an answer of 500, a cut connection before the request arrives, one after it was done,
 an answer of which half arrives, and one that comes late."""
 
+KIND = os.environ.get("ACCEL_TEST_STORE", "moto")
+SCHEME, LIBRARY = ("gs", "gcsfs") if KIND == "google" else ("s3", "s3fs")
 _DELAY = 0.05
+_HEAD = 512
 _KEY = "test"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -78,7 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.server.count(self.command, self.path, len(body))
+        named = re.search(rb'{"name": "([^"]+)"', body[:_HEAD])  # by clients of gs://, which have no path for it
+        path = f"{self.path}/{named[1].decode()}" if named else self.path
+        fault = self.server.count(self.command, path, len(body))
         if fault == "kill":
             os.kill(self.server.process, signal.SIGKILL)
             return self._cut()
@@ -194,10 +204,38 @@ def _takes_objects(port: int) -> bool:
 
 
 @contextlib.contextmanager
+def google() -> Iterator[int]:
+    """Run gcp-storage-emulator in a thread, with the one thing added that it lacks: puts where nothing is."""
+    emulator = {
+        name: importlib.import_module(f"gcp_storage_emulator.{name}")
+        for name in ("server", "storage", "exceptions", "handlers.objects")
+    }
+    handles, put = emulator["server"].HANDLERS, emulator["handlers.objects"].insert
+
+    def insert(request: Any, response: Any, storage: Any, *rest: Any, **named: Any) -> None:
+        if request.query.get("ifGenerationMatch") == ["0"]:
+            with contextlib.suppress(emulator["exceptions"].NotFound):
+                storage.get_file_obj(request.params["bucket_name"], request.data["meta"]["name"])
+                response.status = http.HTTPStatus.PRECONDITION_FAILED
+                return
+        put(request, response, storage, *rest, **named)
+
+    emulator["server"].HANDLERS = [
+        (path, {method: insert if does is put else does for method, does in each.items()}) for path, each in handles
+    ]
+    storage = emulator["storage"].Storage(use_memory_fs=True)
+    with HTTPServer(("127.0.0.1", 0), functools.partial(emulator["server"].RequestHandler, storage)) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+
+
+@contextlib.contextmanager
 def serving() -> Iterator[FaultyProxy]:
-    """Run the server that ACCEL_TEST_S3 names, moto's by default, and the proxy in a thread of this process."""
-    servers = {"moto": moto, "seaweedfs": seaweedfs}
-    with servers[os.environ.get("ACCEL_TEST_S3", "moto")]() as port:
+    """Run the server that ACCEL_TEST_STORE names, moto's by default, and the proxy in a thread of this process."""
+    with {"moto": moto, "seaweedfs": seaweedfs, "google": google}[KIND]() as port:
         proxy = FaultyProxy(port)
         thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
@@ -210,6 +248,8 @@ def serving() -> Iterator[FaultyProxy]:
 
 def settings(proxy: FaultyProxy) -> dict[str, str]:
     """Return the variables with which clients find the proxy."""
+    if KIND == "google":
+        return {"STORAGE_EMULATOR_HOST": proxy.url, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     return {
         "AWS_ENDPOINT_URL": proxy.url,
         "AWS_ACCESS_KEY_ID": _KEY,
@@ -218,3 +258,12 @@ def settings(proxy: FaultyProxy) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_MAX_ATTEMPTS": "1",
     }
+
+
+def file_system() -> Any:
+    """Return the class of the library's file system, without instances and without pauses before a repeated request."""
+    found = importlib.import_module("fsspec").get_filesystem_class(SCHEME)
+    found.clear_instance_cache()
+    if KIND == "google":
+        importlib.import_module("gcsfs.retry").asyncio = SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
+    return found

@@ -57,8 +57,9 @@ def save_when_told(address: str, run_id: str, temporary: str, variables: dict[st
     os.environ.update(variables)
     import tempfile
 
-    import s3fs  # noqa: F401 - before the fork, and not once in each process
+    from s3_server import file_system
 
+    file_system()  # before the fork, and not once in each process
     from accel_core.checkpoint.remote import store
 
     tempfile.tempdir, store._PAUSE = temporary, 0.0

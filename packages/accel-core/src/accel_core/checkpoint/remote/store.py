@@ -37,7 +37,7 @@ _PAUSE = 0.2
 _DELETED = 1000
 _LARGEST = 1 << 30
 _STATE = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
-_LASTING = (PermissionError, FileNotFoundError, FileExistsError, NotImplementedError)
+_LASTING = (FileNotFoundError, FileExistsError, NotImplementedError)
 _T = TypeVar("_T")
 
 
@@ -167,7 +167,8 @@ class Store:
         """Make sure that objects can be written, read and deleted here, and that a put can refuse to overwrite."""
         name = f"{PROBE}{names.fresh_id()}"
         takes = inspect.signature(getattr(self._fs, "_pipe_file", self._fs.pipe_file)).parameters
-        found = "a library without one" if "mode" not in takes else None
+        # adlfs takes the mode of fsspec too, but lists the flag that it is for.
+        found = None if {"mode", "overwrite"} & takes.keys() else "a library without one"
         if found is None:
             self.create(name, b"1")
             for _ in range(2):  # one may fail for a reason that passes
@@ -234,7 +235,7 @@ class Store:
                 return cast(_T, found)
             if isinstance(error, AccelError) or (isinstance(error, FileNotFoundError) and doing != "Writing"):
                 raise error
-            if attempt == _ATTEMPTS or isinstance(error, _LASTING) or _is_about_credentials(error):
+            if attempt == _ATTEMPTS or isinstance(error, _LASTING) or _status(error) in (401, 403):
                 raise self._named(doing, error, attempt) from error
             self.traffic.retries += 1
             logger.info("%s %s failed, and is tried again: %s", doing, self.address, error)
@@ -244,18 +245,18 @@ class Store:
     def _named(self, doing: str, error: Exception, attempts: int) -> AccelError:
         """Return the error for a request that failed for good."""
         at, got = repr(str(self.address)), f"{type(error).__name__}: {error}"
-        if _is_about_credentials(error):
+        if _status(error) == 401:
             return ConfigurationError(
                 f"There are no credentials for the store of {at}; got {got}. Give them to every process, where the "
                 "store's library looks for them: for s3:// in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-                "~/.aws/credentials or a role of the machine."
+                "~/.aws/credentials or a role of the machine; for gs:// in GOOGLE_APPLICATION_CREDENTIALS or a role."
             )
         if "Skewed" in f"{got} {error.__cause__}" or "difference between the request time" in got:
             return ConfigurationError(
                 f"The store of {at} refuses requests because this machine's clock is off; got {got}. Set the clock, "
                 "best by NTP."
             )
-        if isinstance(error, PermissionError):
+        if _status(error) == 403:
             return ConfigurationError(
                 f"{doing} {at} is not allowed; got {got}. Give these credentials the right to list, read, write and "
                 "delete objects there."
@@ -313,5 +314,10 @@ def _opened(address: Address) -> tuple[Any, str]:
     return fs, str(root).rstrip("/")
 
 
-def _is_about_credentials(error: Exception) -> bool:
-    return "credential" in type(error).__name__.lower()
+def _status(error: Exception) -> object:
+    """Return the status of the answer that an error stands for: 401 without credentials, 403 without rights."""
+    if "credential" in type(error).__name__.lower():
+        return 401
+    if isinstance(error, PermissionError) or str(error).startswith("Forbidden: "):  # which is all that gcsfs says
+        return 403
+    return getattr(error, "status_code", getattr(error, "code", None))

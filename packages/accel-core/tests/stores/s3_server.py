@@ -174,7 +174,9 @@ def seaweedfs() -> Iterator[int]:
         names = (f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc"))
         flags = [f"-{name}={port}" for name, port in zip(names, ports, strict=True)]
         own = ["-s3", f"-s3.config={config}", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-        words = [weed, "-logtostderr=false", f"-logdir={folder}", "server", *own, *flags, "-volume.max=2000"]
+        # Two of them may run at once, and these have ports of their own.
+        without = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", "-volume.max=2000"]
+        words = [weed, "-logtostderr=false", f"-logdir={folder}", "server", *own, *flags, *without]
         with_parent = functools.partial(ctypes.CDLL(None).prctl, _DIE_WITH_PARENT, signal.SIGKILL)
         null = subprocess.DEVNULL
         process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, preexec_fn=with_parent)

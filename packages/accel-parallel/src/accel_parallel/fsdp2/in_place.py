@@ -17,7 +17,7 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.loading import Handover, receive, starts_from_main, views_of
 from accel_parallel.sharding.wrapping import WrapPlan
 
-__all__ = ["arguments_of", "gloo_reduces", "is_sharded", "reshard", "shard"]
+__all__ = ["arguments_of", "gloo_reduces", "is_sharded", "overlaps", "reshard", "shard"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -76,6 +76,14 @@ def shard(
 def gloo_reduces(device: torch.device) -> bool:
     """Return whether gloo reduces gradients: in torch 2.8 it leaves the sum where it is asked for an average."""
     return device.type == "cpu" or f"{device.type}:gloo" in dist.get_backend_config()
+
+
+def overlaps(device: torch.device) -> bool:
+    """Return whether operations of one group may be under way at once.
+
+    On gloo they may not: in torch 2.13 its threads write what ended last into one text, without a lock.
+    """
+    return not gloo_reduces(device)
 
 
 def arguments_of(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:

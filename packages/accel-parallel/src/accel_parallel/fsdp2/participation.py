@@ -17,6 +17,7 @@ from accel_core._torch import shard_groups, to_accumulated
 from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.process.world import World
+from accel_parallel.fsdp2.in_place import overlaps
 
 __all__ = ["Participation", "follower_of"]
 
@@ -326,6 +327,8 @@ class Participation:
         for group in self._groups:
             self._wait()
             self._work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=group, async_op=True)
+            if not overlaps(self._world.device):
+                self._wait()
 
     def _wait(self) -> None:
         if self._work is not None:

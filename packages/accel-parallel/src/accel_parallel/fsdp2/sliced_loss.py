@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from accel_core._torch import all_gather_single, reduce_scatter_single, run_gradient_hooks, shard_groups
 from accel_core.mesh.tensor import local_memory, spread_over
 from accel_core.modules.linear_loss import LEAST, SHARDED, add_product, logits_of
+from accel_parallel.fsdp2.in_place import overlaps
 from accel_parallel.fsdp2.participation import follower_of
 
 __all__ = ["slice_heads"]
@@ -174,7 +175,10 @@ class _SlicedHead:
         if len(own) < rows:  # the last shards are shorter
             own = torch.cat([own, own.new_zeros(rows - len(own), *own.shape[1:])])
         gathered = own.new_empty(self._ranks * rows, *own.shape[1:])
-        return gathered, all_gather_single(gathered, own, group=self._group, async_op=True)
+        work: dist.Work = all_gather_single(gathered, own, group=self._group, async_op=True)
+        if not overlaps(own.device):
+            work.wait()
+        return gathered, work
 
     def _columns(self, labels: Tensor, ignored: int, one: _Slice) -> tuple[Tensor, Tensor]:
         """Return whether the row that a label names is in a slice, and where."""

@@ -706,7 +706,7 @@ def stores(session: nox.Session) -> None:
     """Test checkpoints in object stores on servers of other makes than that of the first tier: SeaweedFS, and gs://."""
     own = PACKAGES["accel-core"]
     requirements = {text for name in ("test", "test-full", "test-apart") for text in own.groups[name]}
-    packages = ["accel-core", "accel-bigmodel", "accel-launch", "accel-parallel"]
+    packages = ["accel-core", "accel-bigmodel", "accel-launch", "accel-parallel", "accel-verify"]
     environment = Environment(session, "stores").provide(sorted(requirements.union(GROUPS["examples"])), packages)
     chosen = session.posargs or [own.folder / "tests" / "stores", INTEGRATION / "faults" / "test_stores.py"]
     pytest(environment, "stores", *chosen, env={"ACCEL_TEST_STORE": "seaweedfs"})

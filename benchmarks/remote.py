@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 def serve(pipe: Any) -> None:
     """Run the server in this process until its parent ends."""
-    from s3_server import serving, settings
+    from store_server import serving, settings
 
     with serving() as proxy:
         pipe.send((settings(proxy), proxy.upstream))
@@ -240,9 +240,9 @@ def child(*words: str, ranks: int = 1) -> dict[str, float]:
 
 def faults() -> list[tuple[str, str, int, collections.Counter[str]]]:
     """Let every request of a save and of a load fail in every way, and count what came of it."""
-    from s3_server import FAULTS, SCHEME, file_system, serving, settings
     from small_run import build as small
     from small_run import save_when_told, set_to, stored
+    from store_server import FAULTS, SCHEME, file_system, serving, settings
 
     from accel_core.checkpoint.remote import store
     from accel_core.checkpoint.save import save_state

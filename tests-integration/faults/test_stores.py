@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "accel-core" / "tests" / "stores"))
-from s3_server import FAULTS, FaultyProxy, serving, settings
+from store_server import FAULTS, FaultyProxy, serving, settings
 
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch
 from accel_core.accelerator import Accelerator
@@ -178,7 +178,7 @@ def test_sharded_runs_come_back_on_other_numbers_of_ranks(
     assert max(moved) <= 1.05 * total / loading
 
 
-def with_megatron(temporary: str, address: str, plugin: dict[str, Any], told: Path) -> None:
+def save_or_load_engine(temporary: str, address: str, plugin: dict[str, Any], told: Path) -> None:
     """Save an engine of megatron-core, or load one on machines of one rank, and go on."""
     kit = runpy.run_path(str(ROOT / "packages/accel-megatron/tests/ranks/test_megatron.py"))
     kit["begin"]()
@@ -202,7 +202,7 @@ def test_machines_fetch_what_megatron_holds_there(bucket: str, tmp_path: Path, d
     """Of weights and the optimizer's state, each of two machines fetches those of its stage or tensors, and goes on."""
     for environment in ({}, {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
         arguments = str(tmp_path), f"{bucket}/run", {degree: 2}, tmp_path
-        world(2, quiet=30, environment=environment)(with_megatron)(*arguments)
+        world(2, quiet=30, environment=environment)(save_or_load_engine)(*arguments)
     noted = {
         name: [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
         for name in ("went-on", "loaded", "bytes")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from s3_server import LIBRARY, SCHEME, FaultyProxy, file_system, serving, settings
+from store_server import LIBRARY, SCHEME, FaultyProxy, file_system, serving, settings
 
 from accel_core.checkpoint.remote import store, upload
 from accel_core.process.world import destroy

@@ -57,7 +57,7 @@ def save_when_told(address: str, run_id: str, temporary: str, variables: dict[st
     os.environ.update(variables)
     import tempfile
 
-    from s3_server import file_system
+    from store_server import file_system
 
     file_system()  # before the fork, and not once in each process
     from accel_core.checkpoint.remote import store

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from s3_server import FAULTS, KIND, FaultyProxy, settings
 from small_run import build, save_when_told, set_to, stored, values
+from store_server import FAULTS, KIND, FaultyProxy, settings
 
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.load import load_state

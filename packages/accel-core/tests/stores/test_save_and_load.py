@@ -16,8 +16,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from s3_server import KIND, SCHEME, FaultyProxy, settings
 from small_run import build, set_to, stored, values
+from store_server import KIND, SCHEME, FaultyProxy, settings
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import background, traffic

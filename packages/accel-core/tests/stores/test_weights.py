@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from s3_server import FaultyProxy
 from small_run import build
+from store_server import FaultyProxy
 
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.remote import store

@@ -42,25 +42,39 @@ def sort(values: Mapping[str, Any], native: Iterable[str] = (), groups: bool = F
 def _place(name: str, value: object, native: frozenset[str], groups: bool, parts: Parts) -> None:
     scalar = as_scalar(value)
     if isinstance(scalar, str):
-        parts.texts[name] = scalar.encode("utf-8", "backslashreplace").decode()
+        parts.texts[_free(name, parts)] = scalar.encode("utf-8", "backslashreplace").decode()
     elif (scalar is not None and -_LARGEST <= scalar < _LARGEST) or isinstance(scalar, float):
-        parts.numbers[name] = scalar
+        parts.numbers[_free(name, parts)] = scalar
     elif _is_native(value, native):
-        parts.natives[name] = value
+        parts.natives[_free(name, parts)] = value
     elif isinstance(value, Mapping) and value:
         numbers = {str(key): as_scalar(item) for key, item in value.items()}
-        if groups and all(isinstance(item, bool | int | float) for item in numbers.values()):
-            parts.groups[name] = {key: item for key, item in numbers.items() if not isinstance(item, str | None)}
+        if (
+            groups
+            and len(numbers) == len(value)
+            and all(isinstance(item, bool | int | float) for item in numbers.values())
+        ):
+            group = {key: item for key, item in numbers.items() if not isinstance(item, str | None)}
+            parts.groups[_free(name, parts)] = group
             return
         for key, item in value.items():
             _place(f"{name}/{key}", item, native, groups, parts)
     else:
         for path, shown in flatten(value).values.items():
-            full = f"{name}/{path}" if path else name
+            full = _free(f"{name}/{path}" if path else name, parts)
             if isinstance(shown, str):
                 parts.texts[full] = shown
             else:
                 parts.numbers[full] = shown
+
+
+def _free(name: str, parts: Parts) -> str:
+    """Return a name that no other value has: of `{"a": {"b": 1}, "a/b": 2}` the second is `a/b (2)`."""
+    free, count = name, 1
+    while any(free in taken for taken in (parts.numbers, parts.texts, parts.groups, parts.natives)):
+        count += 1
+        free = f"{name} ({count})"
+    return free
 
 
 def _is_native(value: object, native: frozenset[str]) -> bool:

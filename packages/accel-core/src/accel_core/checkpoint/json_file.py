@@ -8,6 +8,7 @@ from typing import Any
 
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
+from accel_core.checkpoint.tensor_header import each_name_once
 
 __all__ = ["read_json", "write_bytes", "write_json"]
 
@@ -33,6 +34,6 @@ def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
     try:
         if len(content) > _LONGEST:
             raise ValueError(f"more than {_LONGEST} bytes")
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=each_name_once)
     except (ValueError, RecursionError) as error:  # the latter of lists in lists, thousands deep
         raise damaged_file(folder / name, f"text that is not JSON ({error})") from error

@@ -16,7 +16,7 @@ import torch
 from accel_core.checkpoint.manifest import damaged_file
 from accel_core.errors import CheckpointError
 
-__all__ = ["DTYPES", "FORMS", "LONGEST_HEADER", "METADATA", "Header", "StoredTensor", "read_header"]
+__all__ = ["DTYPES", "FORMS", "LONGEST_HEADER", "METADATA", "Header", "StoredTensor", "each_name_once", "read_header"]
 
 _FORMS: dict[str, tuple[str, int]] = {
     "F64": ("float64", 64),
@@ -119,7 +119,7 @@ def _parse(raw: bytes, room: int) -> Header:
         raise ValueError("a header of lists, where no tensor takes so few bytes")
     header = json.loads(
         raw.decode("utf-8"),
-        object_pairs_hook=_object,
+        object_pairs_hook=each_name_once,
         parse_constant=_refused,
         parse_float=_refused,
         parse_int=lambda digits: int(digits) if digits.isdecimal() else -1,
@@ -155,7 +155,8 @@ def _parse(raw: bytes, room: int) -> Header:
     return Header(tensors, metadata)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, of which no two values have one name."""
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("a name that stands there twice")

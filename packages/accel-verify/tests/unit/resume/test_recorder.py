@@ -70,6 +70,16 @@ class Batch:
     inputs: torch.Tensor
 
 
+class Graph:
+    """A batch whose text says nothing of its values, and which holds itself."""
+
+    def __init__(self, inputs: torch.Tensor) -> None:
+        self.inputs, self.whole, self.note = inputs, self, object()
+
+    def __repr__(self) -> str:
+        return "Graph"
+
+
 @pytest.mark.parametrize(
     "container",
     [
@@ -79,6 +89,7 @@ class Batch:
         lambda tensor: UserDict(inputs=tensor.numpy()),
         lambda tensor: [tensor.numpy()],
         lambda tensor: Batch(tensor),
+        lambda tensor: [Graph(tensor)],
     ],
 )
 @pytest.mark.parametrize("size", [2, 2000])

@@ -1,8 +1,8 @@
 """Commands that other distributions offer, found by entry point."""
 
-from importlib.metadata import EntryPoint, entry_points
-
 from accel_core.errors import ConfigurationError
+from accel_core.host.installed import points_of
+from accel_core.options import engines
 from accel_launch.command import AnyCommand
 
 __all__ = ["ENTRY_POINT_GROUP", "commands", "find", "load"]
@@ -11,17 +11,17 @@ ENTRY_POINT_GROUP = "accel.commands"
 """Entry-point group under which other distributions offer commands."""
 
 
-def commands() -> dict[str, EntryPoint]:
+def commands() -> dict[str, str]:
     """Find the commands that other distributions offer, without importing them."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return points_of(ENTRY_POINT_GROUP)
 
 
-def load(point: EntryPoint) -> AnyCommand:
+def load(word: str, place: str) -> AnyCommand:
     """Import a command that another distribution offers."""
-    found: object = point.load()
+    found: object = engines.load(place)
     if not isinstance(found, AnyCommand):
         raise ConfigurationError(
-            f"The entry point of the command `{point.name}` is not a command; `{point.value}` gives a "
+            f"The entry point of the command `{word}` is not a command; `{place}` gives a "
             f"{type(found).__name__} without all of name, help, add_arguments and run. Update or uninstall the package "
             "that offers it."
         )
@@ -30,5 +30,5 @@ def load(point: EntryPoint) -> AnyCommand:
 
 def find(word: str) -> AnyCommand | None:
     """Return the contributed command called `word`, or None."""
-    point = commands().get(word)
-    return None if point is None else load(point)
+    place = commands().get(word)
+    return None if place is None else load(word, place)

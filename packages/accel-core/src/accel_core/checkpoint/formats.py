@@ -7,13 +7,13 @@ The run's own format is asked first, then those that strategies announced, then 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from typing import cast
 
 from accel_core.checkpoint import names
 from accel_core.checkpoint.format import CheckpointFormat, Source
 from accel_core.checkpoint.report import listed
 from accel_core.errors import CheckpointMismatchError
+from accel_core.host.installed import points_of
 from accel_core.options.engines import PUBLIC, load, require
 
 __all__ = ["recognise", "register_format"]
@@ -51,5 +51,5 @@ def _others() -> Iterator[CheckpointFormat]:
         if isinstance(chosen, str):
             _registered[index] = chosen = cast(CheckpointFormat, load(chosen))
         yield chosen
-    for point in entry_points(group="accel.formats"):
-        yield point.load()
+    for place in points_of("accel.formats").values():
+        yield cast(CheckpointFormat, load(place))

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -28,6 +27,7 @@ from accel_core._version import __version__
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.host.installed import distributions, version_of
 
 __all__ = ["ALL", "TOTAL_BITS", "Entry", "Manifest", "check_name", "open_member", "total_of"]
 
@@ -211,10 +211,9 @@ class Manifest:
 def versions() -> dict[str, str]:
     """Return the versions of the installed accel packages and of torch."""
     installed = {"accel-core": __version__, "torch": str(torch.__version__)}
-    for distribution in importlib.metadata.distributions(name=None):
-        name = distribution.name
+    for name in distributions():
         if name == "accelerate" or name.startswith("accel-"):
-            installed[name] = distribution.version
+            installed[name] = version_of(name) or "unknown"
     return installed
 
 

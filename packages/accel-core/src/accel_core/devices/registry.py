@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import entry_points
 
 from accel_core.devices.device import Device
 from accel_core.errors import DeviceUnavailableError
+from accel_core.host.installed import points_of
 from accel_core.options.engines import load
 from accel_core.options.hardware import HARDWARE, Hardware
 
@@ -31,10 +31,8 @@ _CLASSES = {
 @cache
 def _devices() -> dict[str, Callable[[], Device]]:
     """Return what makes each kind of device: those of third parties, then the built-in ones."""
-    made: dict[str, Callable[[], Device]] = {
-        point.name: partial(_made, point.value) for point in entry_points(group="accel.devices")
-    }
-    return {**made, **{row.name: partial(_built_in, row) for row in HARDWARE}}
+    others = {name: partial(_made, place) for name, place in points_of("accel.devices").items()}
+    return {**others, **{row.name: partial(_built_in, row) for row in HARDWARE}}
 
 
 def _made(path: str, *arguments: Hardware) -> Device:

@@ -164,9 +164,10 @@ def _is_older(version: str, oldest: str) -> bool:
 
 
 def load(path: str) -> Any:
-    """Import what `module:name` names; the name may lead through a class."""
+    """Import what `module:name` names; the name may lead through a class, and without one it is the module."""
     module, _, name = path.partition(":")
-    return operator.attrgetter(name)(importlib.import_module(module))
+    found = importlib.import_module(module)
+    return operator.attrgetter(name)(found) if name else found
 
 
 _XLA_FSDP = (

@@ -7,7 +7,6 @@ in ACCELERATE_STRATEGY. An engine that has variables, options or a part in the l
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Any
 
 from accel_core._records import record
@@ -15,6 +14,7 @@ from accel_core.checkpoint.formats import register_format
 from accel_core.devices import registry as devices
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
+from accel_core.host.installed import points_of
 from accel_core.options.engines import BUILT_IN, Engine, engines, flagged, load, require
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
@@ -167,7 +167,7 @@ def _foreign(request: Request) -> type[Strategy] | None:
     # Looking for installed packages reads many files: only for plugins that are not our own.
     if wanted is None and all(type(plugin).__module__.startswith("accel_core.") for plugin in request.plugins):
         return None
-    installed = {point.name: point for point in entry_points(group="accel.strategies")}
+    installed = points_of("accel.strategies")
     if wanted is not None:
         if wanted in _registered:
             return _registered[wanted]
@@ -176,9 +176,9 @@ def _foreign(request: Request) -> type[Strategy] | None:
                 f"ACCELERATE_STRATEGY has to name an installed strategy; got {wanted!r}, and installed are "
                 f"{sorted({*installed, *_registered})}. Install the package that provides it, or unset the variable."
             )
-        named: type[Strategy] = installed[wanted].load()
+        named: type[Strategy] = load(installed[wanted])
         return named
-    found = {name: point.load() for name, point in installed.items()} | _registered
+    found = {name: load(place) for name, place in installed.items()} | _registered
     claimants = {
         name: strategy
         for name, strategy in found.items()

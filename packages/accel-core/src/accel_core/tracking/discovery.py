@@ -6,12 +6,13 @@ import difflib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, get_args
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.availability import has_module
+from accel_core.host.installed import points_of
 from accel_core.logging import get_logger
+from accel_core.options.engines import load
 from accel_core.options.enums import LoggerType
 from accel_core.tracking.tracker import GeneralTracker
 
@@ -60,17 +61,17 @@ class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
     """The classes of trackers by name, imported when asked for."""
 
     def __init__(self) -> None:
-        self._points: dict[str, EntryPoint] | None = None
+        self._points: dict[str, str] | None = None
         self._classes: dict[str, type[GeneralTracker]] = {}
 
-    def _offered(self) -> dict[str, EntryPoint]:
+    def _offered(self) -> dict[str, str]:
         if self._points is None:  # looking for packages reads many files
-            self._points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+            self._points = points_of(ENTRY_POINT_GROUP)
         return self._points
 
     def __getitem__(self, name: str) -> type[GeneralTracker]:
         if name not in self._classes:
-            self._classes[name] = self._offered()[name].load()
+            self._classes[name] = load(self._offered()[name])
         return self._classes[name]
 
     def __setitem__(self, name: str, tracker_class: type[GeneralTracker]) -> None:

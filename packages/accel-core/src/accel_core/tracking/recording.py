@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
 from accel_core.errors import MissingDependencyError
+from accel_core.host.installed import points_of
+from accel_core.options.engines import load
 from accel_core.tracking.settings import TrackerKwargs
 
 __all__ = ["ENTRY_POINT_GROUP", "Recorder", "RecorderFactory", "recorder_for"]
@@ -93,8 +94,8 @@ def recorder_for(settings: TrackerKwargs) -> RecorderFactory | None:
     Raises:
         MissingDependencyError: The settings ask for a spool, but nothing is installed that writes one.
     """
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        factory: RecorderFactory = point.load()
+    for place in points_of(ENTRY_POINT_GROUP).values():
+        factory: RecorderFactory = load(place)
         return factory
     if settings.spool_dir is None and not settings.keep_spool:
         return None

@@ -1,14 +1,18 @@
 """The list of what is in a checkpoint."""
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accel_core._version import __version__
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import HashingFile, digest_of_bytes
 from accel_core.checkpoint.manifest import Entry, Manifest, found_save, open_member, versions
@@ -48,9 +52,22 @@ def test_an_impossible_number_of_absent_ranks_is_damage(absent: object, tmp_path
         Manifest.decode(dataclasses.replace(WHOLE, absent=absent).encode(), tmp_path)
 
 
-def test_versions_name_core_and_torch() -> None:
-    """The manifest says what wrote it."""
-    assert {"accel-core", "torch"} <= versions().keys()
+def test_versions_name_core_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest says what wrote it; of other packages, whose descriptions are long, none is read."""
+    read: list[str] = []
+    text_of = importlib.metadata.PathDistribution.read_text
+
+    def watched(self: Any, name: str) -> str | None:
+        read.append(self._path.name)
+        return text_of(self, name)
+
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", watched)
+    versions.cache_clear()
+    found = versions()
+    assert all(name.startswith("accel") for name in read)
+    every = {each.name: each.version for each in importlib.metadata.distributions()}
+    ours = {name: version for name, version in every.items() if name == "accelerate" or name.startswith("accel-")}
+    assert found == ours | {"accel-core": __version__, "torch": str(torch.__version__)}
 
 
 @pytest.mark.parametrize(

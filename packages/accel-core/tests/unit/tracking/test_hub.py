@@ -108,7 +108,7 @@ class Held(Keeping):
 
 @pytest.fixture(autouse=True)
 def _nothing_records(monkeypatch):
-    monkeypatch.setattr(recording, "entry_points", lambda group: ())
+    monkeypatch.setattr(recording, "points_of", lambda group: {})
 
 
 class Named(Keeping):

@@ -1,11 +1,7 @@
 """Finds the launcher for a run: third parties' are asked first, then the built-in ones in a fixed order."""
 
-from collections.abc import Iterable
-from importlib import import_module
-from typing import Any
-
 from accel_core.errors import ConfigurationError
-from accel_core.host.installed import somebody_offers
+from accel_core.host.installed import points_of
 from accel_core.options.engines import engines, load
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
@@ -28,14 +24,9 @@ BUILT_IN = (
 """Launchers that come with accel-launch; the first that claims the run starts it, those of engines before torchrun."""
 
 
-def _points() -> Iterable[Any]:
-    points: Iterable[Any] = import_module("importlib.metadata").entry_points(group=ENTRY_POINT_GROUP)
-    return points
-
-
 def choose(settings: Settings) -> Launcher:
     """Return the launcher that claims a run."""
-    offered = [point.load()() for point in _points()] if somebody_offers(ENTRY_POINT_GROUP) else []
+    offered = [load(place)() for place in points_of(ENTRY_POINT_GROUP).values()]
     claimants: list[Launcher] = [launcher for launcher in offered if launcher.claims(settings)]
     if len(claimants) > 1:
         raise ConfigurationError(

@@ -141,25 +141,19 @@ def test_machines_must_agree(tmp_path: Path, name: str) -> None:
 
 def test_third_parties_launcher_is_asked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A launcher offered by entry point starts what it claims; two claimants are an error."""
-
-    class Mine(TpuLauncher):
-        name = "mine"
-
-        def claims(self, settings: Settings) -> bool:
-            return settings["num_processes"] == 7
-
-    class Point:
-        def load(self) -> type[Mine]:
-            return Mine
-
-    monkeypatch.setattr(registry, "_points", lambda: [Point()])
-    assert registry.choose(settings("--cpu", "s.py")).name == "simple"
+    (tmp_path / "mine_launcher.py").write_text(
+        "from accel_launch.launchers.tpu import TpuLauncher\n\n\nclass Mine(TpuLauncher):\n    name = 'mine'\n\n"
+        "    def claims(self, settings):\n        return settings['num_processes'] == 7\n"
+    )
+    assert registry.choose(settings("--cpu", "--num-processes", "7", "s.py")).name == "torchrun"
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
-    (info / "entry_points.txt").write_text("[accel.launchers]\nmine = mine:Mine\n")
+    (info / "entry_points.txt").write_text("[accel.launchers]\nmine = mine_launcher:Mine\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert registry.choose(settings("--cpu", "--num-processes", "7", "s.py")).name == "mine"
     assert registry.choose(settings("--cpu", "s.py")).name == "simple"
-    monkeypatch.setattr(registry, "_points", lambda: [Point(), Point()])
+    again = tmp_path / "again-1.0.dist-info"
+    again.mkdir()
+    (again / "entry_points.txt").write_text("[accel.launchers]\nagain = mine_launcher:Mine\n")
     with pytest.raises(ConfigurationError, match="mine, mine"):
         registry.choose(settings("--cpu", "--num-processes", "7", "s.py"))

@@ -11,7 +11,7 @@ import dataclasses
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["record"]
+__all__ = ["LateInit", "record"]
 
 
 def _compared(self: Any) -> tuple[object, ...]:
@@ -48,7 +48,7 @@ def _delete(self: Any, name: str) -> None:
     object.__delattr__(self, name)
 
 
-class _LateInit:
+class LateInit:
     """Stands for the constructor of a dataclass until somebody asks for it, and puts the real one in its place."""
 
     def __init__(self, owner: Any) -> None:
@@ -56,10 +56,10 @@ class _LateInit:
         self._module = owner.__module__  # where its annotations are resolved, whatever the class is named after later
 
     def __get__(self, instance: object, _: type | None = None) -> object:
-        made = self._make()
+        made = self.make()
         return made if instance is None else MethodType(made, instance)
 
-    def _make(self) -> FunctionType:
+    def make(self) -> FunctionType:
         """Let the standard decorator compile a constructor for the same fields."""
         owner = self._owner
         fields = owner.__dataclass_fields__
@@ -105,5 +105,5 @@ else:
             made.__setattr__, made.__delattr__ = _set, _delete
             made.__dataclass_params__.frozen = True
         if "__init__" not in vars(cls):
-            made.__init__ = _LateInit(made)
+            made.__init__ = LateInit(made)
         return made

@@ -46,6 +46,7 @@ STEPS = 5
 SAMPLES = 4  # of a step, whatever the degrees
 LENGTH = 16
 QUIET = 30.0
+LIBRARIES = ("transformers.modeling_utils", "megatron.core.models.gpt")
 PARTS = {"num_micro_batches": 2}
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "tensor": ({"tp_degree": 2}, ("gpt", "bert", "t5")),
@@ -175,7 +176,7 @@ def noted(folder: Path, name: str, rank: int = 0) -> Any:
 
 def on_ranks(size: int, body: Callable[..., None], *arguments: Any) -> None:
     """Run a body on ranks, and fail with what failed there."""
-    failure = run(body, size, arguments, quiet=QUIET)
+    failure = run(body, size, arguments, quiet=QUIET, preload=LIBRARIES)
     assert failure is None, failure
 
 

@@ -233,7 +233,7 @@ def _only_head(net: Net, mesh: DeviceMesh) -> Net:
     return net
 
 
-@world(2)
+@world(2, preload=("transformers.modeling_utils",))
 def test_models_that_transformers_shards_train_as_in_one_process(tmp_path: Path) -> None:
     """Shards, split layers, and experts spread over ranks, read from a folder by each rank for itself; and back."""
     library = pytest.importorskip("transformers")

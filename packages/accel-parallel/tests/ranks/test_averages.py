@@ -265,7 +265,7 @@ def test_an_average_is_resumed_elsewhere(first: str, then: list[tuple[str, int]]
 
 
 @requires("torch:2.8")
-@world(2, quiet=12)
+@world(2, quiet=12, preload=("transformers.modeling_utils",))
 def test_an_exported_average_is_loaded_by_transformers(tmp_path: Path) -> None:
     """What `save_model` writes of an average in shards gives, in transformers, what the applied average gave."""
     transformers = pytest.importorskip("transformers")

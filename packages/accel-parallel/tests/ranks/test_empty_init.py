@@ -172,7 +172,7 @@ def test_values_are_those_of_one_process() -> None:
 
 
 @requires("torch:2.8", "transformers")
-@world(2, quiet=60)
+@world(2, quiet=60, preload=("transformers.modeling_utils",))
 def test_models_of_transformers_initialize_their_layers() -> None:
     """So are the values that `_init_weights` of a model gives to layers, and to those inside of its blocks."""
     check(2, language_model)

@@ -258,7 +258,7 @@ def check(case: Case) -> None:
             torch.testing.assert_close(value, exact[name], rtol=1e-6, atol=1e-6, msg=f"{case}: {name}")
 
 
-@world(2, quiet=60)
+@world(2, quiet=60, preload=("transformers.modeling_utils",))
 @requires("transformers")
 def test_mixtures_train_as_one_process() -> None:
     """Cases in which every two settings of the grid occur together."""
@@ -266,7 +266,7 @@ def test_mixtures_train_as_one_process() -> None:
         check(case)
 
 
-@world(2, quiet=60)
+@world(2, quiet=60, preload=("transformers.modeling_utils",))
 @pytest.mark.full("another case of a grid")
 @requires("transformers")
 @pytest.mark.parametrize("family", FAMILIES)
@@ -277,7 +277,7 @@ def test_mixtures_train_as_one_process_in_more_cases(family: str) -> None:
             check(case)
 
 
-@world(2, quiet=30)
+@world(2, quiet=30, preload=("transformers.modeling_utils",))
 @pytest.mark.full("another case of a grid")
 @requires("transformers")
 def test_models_of_transformers_go_on_dense_and_with_experts_shared_out_again(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_models_of_transformers_go_on_dense_and_with_experts_shared_out_again(tm
             saved = {name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()}
 
 
-@world(4, quiet=30)
+@world(4, quiet=30, preload=("transformers.modeling_utils",))
 @pytest.mark.full("another case of a grid")
 @requires("transformers")
 @pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe", "DeepseekV3"])

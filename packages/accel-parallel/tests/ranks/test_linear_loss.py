@@ -345,7 +345,7 @@ def test_what_has_no_loss_is_named() -> None:
 
 @requires("torch:2.8", "transformers")
 @pytest.mark.parametrize("way", ["fsdp2", "sliced", "tp"])
-@world(2, quiet=60)
+@world(2, quiet=60, preload=("transformers.modeling_utils",))
 def test_a_switch_applies_it_to_models_of_transformers(way: str) -> None:
     """A model's own loss and gradients, with a soft cap of its configuration; without labels it has its logits.
 

@@ -190,7 +190,7 @@ def sentences() -> list[dict[str, torch.Tensor]]:
         pytest.param("qwen3_moe", "interleaved_1f1b", marks=pytest.mark.full("another case of a grid")),
     ],
 )
-@world(2, quiet=20)
+@world(2, quiet=20, preload=("transformers.modeling_utils",))
 def test_models_of_transformers_train_as_in_one_process(kind: str, schedule: str) -> None:
     """A tied head, rotary angles, an encoder whose output all decoder stages read, experts; labels of padding."""
     wanted, losses = alone(small(kind), sentences())
@@ -474,7 +474,7 @@ class Memory(TorchDispatchMode):
         return result
 
 
-@world(2, quiet=12)
+@world(2, quiet=12, preload=("transformers.modeling_utils",))
 def test_a_model_on_the_meta_device_gets_memory_for_the_stage_of_each_rank_alone() -> None:
     """No rank ever has memory for more; each loads what it holds, and trains as one process; before, it is refused."""
     run = Accelerator(
@@ -681,7 +681,7 @@ def small_squares(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
     return squares(outputs, batch) * 1e-8
 
 
-@world(2, quiet=12)
+@world(2, quiet=12, preload=("transformers.modeling_utils",))
 def test_half_precision_frozen_blocks_and_recomputation() -> None:
     """In bf16 losses are those of one process in bf16; what is frozen stays, and recomputed blocks change nothing."""
     pytest.importorskip("transformers")

@@ -211,7 +211,7 @@ def _tiny(kind: str) -> Any:
 
 @requires("transformers")
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-@world(2, quiet=20)
+@world(2, quiet=20, preload=("transformers.modeling_utils",))
 def test_generation_under_fsdp2_is_that_of_one_process(kind: str) -> None:
     """A library's `generate` works on the prepared model, an encoder that it calls by itself too."""
     model = _tiny(kind)

@@ -20,6 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -36,6 +37,7 @@ __all__ = ["RankFailure", "run", "server", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
 _PRELOAD = [__name__, "accel_core.testing._preload"]
+_servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
 _LEAVING = 2.0  # seconds for ranks that are done to let go of their group
 _OWN_VERDICT = 2.0  # seconds on a quiet machine in which the other ranks can add their failures to the first
 
@@ -44,13 +46,16 @@ class RankFailure(AssertionError):
     """A rank of a test failed; the message holds that rank's traceback."""
 
 
-def world(size: int, *, quiet: float = 6.0, environment: dict[str, str] | None = None) -> Callable[[_F], _F]:
+def world(
+    size: int, *, quiet: float = 6.0, environment: dict[str, str] | None = None, preload: tuple[str, ...] = ()
+) -> Callable[[_F], _F]:
     """Run the body of a test on `size` ranks that talk through gloo.
 
     On a rank, a call of what `torch.distributed` deprecates is an error. A call of what the installed torch lacks skips
     the test, with what accel says of it.
 
-    Fixtures and parameters reach every rank (they have to be picklable; `tmp_path` is the same folder on all).
+    Fixtures and parameters reach every rank (they have to be picklable; `tmp_path` is the same folder on all). Ranks
+    that need a library which takes seconds to import are forked from a server that has its modules of `preload`.
 
     Example::
 
@@ -62,7 +67,7 @@ def world(size: int, *, quiet: float = 6.0, environment: dict[str, str] | None =
     def decorate(test: _F) -> _F:
         @functools.wraps(test)
         def spread(*args: object, **kwargs: object) -> None:
-            failure = run(test, size, args, kwargs, quiet=quiet, environment=environment)
+            failure = run(test, size, args, kwargs, quiet=quiet, environment=environment, preload=preload)
             if failure is not None:
                 raise RankFailure(failure)
 
@@ -88,6 +93,7 @@ def run(
     quiet: float = 6.0,
     hangs_after: float | None = None,
     environment: dict[str, str] | None = None,
+    preload: tuple[str, ...] = (),
 ) -> str | None:
     """Call a function on several ranks that communicate through gloo.
 
@@ -117,7 +123,7 @@ def run(
                 args=(sender, source, body.__qualname__, args, kwargs or {}, variables, sys.path, folder, rank),
                 daemon=False,  # a rank may start processes of its own
             )
-            process.start()
+            _start(process, preload)
             sender.close()
             ranks.append((process, receiver))
         try:
@@ -130,6 +136,20 @@ def run(
                 process.join(max(0.0, deadline - time.monotonic()))
                 process.kill()
                 process.join()
+
+
+def _start(process: BaseProcess, preload: tuple[str, ...]) -> None:
+    """Fork a process from the server of all tests, or from one that has loaded more."""
+    usual: Any = forkserver.connect_to_new_process
+    if preload and preload not in _servers:
+        _servers[preload] = forkserver.ForkServer()
+        _servers[preload].set_forkserver_preload([*preload, *_PRELOAD])
+    chosen: Any = _servers[preload].connect_to_new_process if preload else usual
+    forkserver.connect_to_new_process = chosen
+    try:
+        process.start()
+    finally:
+        forkserver.connect_to_new_process = usual
 
 
 def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline: Deadline) -> str | None:

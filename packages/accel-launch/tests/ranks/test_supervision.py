@@ -14,7 +14,7 @@ import torch
 
 from accel_core.host.ports import get_free_port
 from accel_core.testing import limits, requires
-from accel_core.testing.programs import Program
+from accel_core.testing.programs import Program, ProgramAndRanks
 from accel_launch.supervision.orphans import find_orphans
 
 SLEEPER = """
@@ -384,7 +384,9 @@ def two_machines(
         line = [sys.executable, "-m", "accel_launch", "launch", *TWO_MACHINES, "--main-process-port", port]
         line += ["--machine-rank", rank, *options, "meet.py", *words]
         running.append(
-            Program(line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            ProgramAndRanks(
+                line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         )
     done = []
     for process in running:

@@ -558,7 +558,13 @@ def _goes_on(layouts: tuple[str, ...], folder: Path, kind: type[Experts | Listed
 
 
 @world(2)
-@pytest.mark.parametrize("layouts", [("ep2", "dp2", "ep2"), ("ep2xfsdp1", "ep2", "fsdp2", "ep2xfsdp1")])
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(("ep2", "dp2", "ep2"), marks=pytest.mark.full("another case of a grid")),
+        ("ep2xfsdp1", "ep2", "fsdp2", "ep2xfsdp1"),
+    ],
+)
 def test_a_run_goes_on_with_experts_shared_out_or_not(layouts: tuple[str, ...], tmp_path: Path) -> None:
     """Weights and optimizer states load under the next layout; saved whole, and merged, they have the model's names."""
     for kind in KINDS:

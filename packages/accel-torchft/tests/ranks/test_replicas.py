@@ -122,6 +122,7 @@ def test_the_loss_of_too_many_saves_and_asks_for_another_start(tmp_path: Path) -
     assert (tmp_path / "checkpoints" / "checkpoint_0" / "model.safetensors").exists()
 
 
+@pytest.mark.full("another case of a grid")
 def test_a_replica_that_is_silent_for_a_while_comes_back(tmp_path: Path) -> None:
     """The others go on without one that does not answer, and heal it when it answers again; it is not started again.
 

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import ClearMLTracker
 from accel_trackers.conformance import LibraryConformance
 
 
+@pytest.mark.full("every library at once")
 class TestClearML(LibraryConformance):
     """The suite every tracker passes."""
 

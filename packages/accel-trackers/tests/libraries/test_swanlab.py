@@ -2,6 +2,8 @@
 
 import struct
 
+import pytest
+
 from accel_core.testing.conformance.tracker import Stored
 from accel_trackers import SwanLabTracker
 from accel_trackers.conformance import LibraryConformance
@@ -27,6 +29,7 @@ def _records(data):
             parts = []
 
 
+@pytest.mark.full("every library at once")
 class TestSwanLab(LibraryConformance):
     """The suite every tracker passes."""
 

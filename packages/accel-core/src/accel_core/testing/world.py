@@ -26,6 +26,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
@@ -140,16 +141,13 @@ def run(
 
 def _start(process: BaseProcess, preload: tuple[str, ...]) -> None:
     """Fork a process from the server of all tests, or from one that has loaded more."""
-    usual: Any = forkserver.connect_to_new_process
-    if preload and preload not in _servers:
+    if not preload:
+        return process.start()
+    if preload not in _servers:
         _servers[preload] = forkserver.ForkServer()
         _servers[preload].set_forkserver_preload([*preload, *_PRELOAD])
-    chosen: Any = _servers[preload].connect_to_new_process if preload else usual
-    forkserver.connect_to_new_process = chosen
-    try:
+    with patch.object(forkserver, "connect_to_new_process", _servers[preload].connect_to_new_process):
         process.start()
-    finally:
-        forkserver.connect_to_new_process = usual
 
 
 def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline: Deadline) -> str | None:

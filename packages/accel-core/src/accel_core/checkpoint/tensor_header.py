@@ -119,7 +119,7 @@ def _parse(raw: bytes, room: int) -> Header:
         raise ValueError("a header of lists, where no tensor takes so few bytes")
     header = json.loads(
         raw.decode("utf-8"),
-        object_pairs_hook=each_name_once,
+        object_pairs_hook=_object,
         parse_constant=_refused,
         parse_float=_refused,
         parse_int=lambda digits: int(digits) if digits.isdecimal() else -1,
@@ -160,8 +160,12 @@ def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         raise ValueError("a name that stands there twice")
-    "".join(made).encode()  # half of a character is a ValueError
     return made
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    "".join(name for name, _ in pairs).encode()  # half of a character is a ValueError
+    return each_name_once(pairs)
 
 
 def _refused(word: str) -> object:

@@ -15,9 +15,9 @@ __all__ = ["distributions", "points_of", "version_of"]
 def _texts() -> dict[str, str]:
     """Return what each distribution says of its entry points, by its name; the first on the path counts."""
     found: dict[str, str] = {}
-    for place in dict.fromkeys(map(os.path.abspath, sys.path)):
-        with contextlib.suppress(OSError):
-            for name, text in _texts_in(place, os.stat(place).st_mtime_ns).items():
+    for place in dict.fromkeys(sys.path):
+        with contextlib.suppress(OSError):  # of a place that is not there, or a current folder that was deleted
+            for name, text in _texts_in(os.path.abspath(place), os.stat(place or ".").st_mtime_ns).items():
                 found.setdefault(name, text)
     return found
 
@@ -61,7 +61,8 @@ def version_of(distribution: str) -> str | None:
 def points_of(group: str) -> dict[str, str]:
     """Return `module:name` by the name of the entry point, in the order of names."""
     lines = [line.partition("=") for text in _texts().values() for line in _lines(text, group)]
-    found = {name.strip(): value.strip() for name, _, value in reversed(lines)}  # the first on the path counts
+    # The first on the path counts, and extras that it names are nothing to import.
+    found = {name.strip(): value.partition("[")[0].strip() for name, _, value in reversed(lines)}
     return dict(sorted(found.items()))
 
 

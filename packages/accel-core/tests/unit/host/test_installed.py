@@ -26,7 +26,7 @@ def both(group: str) -> dict[str, str]:
     found = points_of(group)
     importlib.invalidate_caches()
     points = list(importlib.metadata.entry_points(group=group))
-    assert found == {point.name: point.value for point in reversed(points)}
+    assert found == {point.name: point.value.partition("[")[0].strip() for point in reversed(points)}
     return found
 
 
@@ -52,6 +52,16 @@ def test_entry_points_are_those_of_folders_and_archives(tmp_path: Path, monkeypa
     assert {"some-name", "other", "zipped", "torch"} <= set(distributions())
     install(second, "new", "1", "[accel.tests]\nf = ten:eleven\n")
     assert both("accel.tests") == expected | {"f": "ten:eleven"}
+
+
+def test_a_current_folder_that_was_deleted_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed elsewhere is found all the same, and extras are no part of a name."""
+    install(tmp_path / "one", "some", "1", "[accel.tests]\na = b:c [extra]\n")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "one"), *filter(None, sys.path)])
+    assert points_of("accel.tests") == {"a": "b:c"}
 
 
 @pytest.mark.parametrize("group", ["accel.engines", "accel.trackers", "accel.devices", "console_scripts", "pytest11"])

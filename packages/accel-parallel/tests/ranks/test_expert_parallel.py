@@ -254,11 +254,15 @@ class Adding(Listed):
 def test_experts_that_do_not_sum_choices_are_refused_on_all_ranks() -> None:
     """What ranks would compute from single choices is another model; a list with dropout is one of sums."""
     data = batches(2, 1)[0, ensure().rank]
-    for kind in (Normalizing, Adding):
+    for kind, count in itertools.product((Normalizing, Adding), (COUNT, 2)):
         reset_all()
-        net = accelerator().prepare(made(kind=kind))
-        with pytest.raises(PreparationError, match=f"got a {kind.__name__} that makes something else of two choices"):
+        net = accelerator().prepare(made(kind=kind, count=count))
+        with pytest.raises(PreparationError, match=f"got a {kind.__name__} that makes something else of choices"):
             net(data)
+    for kind in KINDS:  # with one expert on each rank
+        reset_all()
+        plain, net = made(kind=kind, count=2), accelerator().prepare(made(kind=kind, count=2))
+        torch.testing.assert_close(net(data), plain(data))
     reset_all()
     net = made(kind=Listed)
     for block in net.blocks:

@@ -140,7 +140,7 @@ def spread_experts(
     # What it computes with here: parameters of its own, or those of the experts in its list that this rank holds.
     places = [part._parameters for part in ([each for expert in own for each in expert.modules()] or [module])]
     forward: Callable[..., torch.Tensor] = module.forward
-    proved = route is not routed or here == 1  # without numbers that are read, or a second expert, nothing is to prove
+    proved = route is not routed  # without numbers that are read nothing is to prove
 
     @functools.wraps(forward)
     def sending(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
@@ -192,28 +192,28 @@ def _prove_sums(
     weights: torch.Tensor,
     group: dist.ProcessGroup,
 ) -> None:
-    """Refuse a module that makes of two choices of a token more than the sum of what it makes of each.
+    """Refuse a module that makes of two choices more than the sum, or something of one whose weight is next to nothing.
 
     Every rank calls it, and raises if one does.
     """
     row = torch.linspace(-1, 1, tokens.shape[-1], device=tokens.device, dtype=tokens.dtype)[None]
-    factors, numbers = weights.new_tensor([[0.75, 0.5]]), torch.tensor([[0, module.num_experts - 1]], device=row.device)  # type: ignore[operator]
+    numbers = torch.tensor([[0, last := int(module.num_experts) - 1]], device=row.device)  # type: ignore[arg-type]
+    factors = weights.new_tensor([[0.75, 0.5 if last else 0.75 / 1024]])
     training = [(part, part.training) for part in module.modules()]
     module.eval()  # dropout would differ
     try:
-        both, one, other = (
-            forward(row, numbers[:, of], factors[:, of]).float() for of in (slice(2), slice(1), slice(1, 2))
-        )
+        one, other = (forward(row, numbers[:, of], factors[:, of]).float() for of in (slice(1), slice(1, 2)))
+        more = forward(row, numbers, factors).float() - one - other if last else other - one / 1024
     finally:
         for part, before in training:
             part.training = before
-    limit = max(4 * torch.finfo(tokens.dtype).eps, 5e-3) * both.norm().maximum((one + other).norm())
-    differs = ((both - one - other).norm() > limit).int()
+    limit = max(4 * torch.finfo(tokens.dtype).eps, 5e-3) * (one.norm() + other.norm())
+    differs = (more.norm() > limit).int()
     dist.all_reduce(differs, dist.ReduceOp.MAX, group=group)
     if differs:
         raise PreparationError(
             "Experts of several ranks compute the choices of a token one by one, and what they make is summed; got a "
-            f"{type(module).__name__} that makes something else of two choices than their sum. Let the layer around it "
+            f"{type(module).__name__} that makes something else of choices than their sum. Let the layer around it "
             "scale the weights of choices, and add the token itself, or set ep_size=1."
         )
 

@@ -18,7 +18,7 @@ from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointError, ConfigurationError
 from accel_core.testing.world import server as forking
 
-FEW = [
+FAULTS_BY_TIER = [
     pytest.param(fault, marks=pytest.mark.full("another case of a grid")) if fault in ("delay", "reset") else fault
     for fault in FAULTS
 ]
@@ -34,7 +34,7 @@ def requests_of_a_save(s3: FaultyProxy, address: str) -> int:
     return len(s3.seen)
 
 
-@pytest.mark.parametrize("fault", FEW)
+@pytest.mark.parametrize("fault", FAULTS_BY_TIER)
 def test_a_save_survives_the_fault_of_any_request(s3: FaultyProxy, bucket: str, fault: str) -> None:
     """A request that fails once is made again: the save returns, and what is loaded is the new one, whole."""
     count = requests_of_a_save(s3, f"{bucket}/count")
@@ -47,7 +47,7 @@ def test_a_save_survives_the_fault_of_any_request(s3: FaultyProxy, bucket: str, 
         assert stored(f"{bucket}/run") == {at + 2.0}, at
 
 
-@pytest.mark.parametrize("fault", FEW)
+@pytest.mark.parametrize("fault", FAULTS_BY_TIER)
 def test_a_load_survives_the_fault_of_any_request(s3: FaultyProxy, bucket: str, fault: str) -> None:
     """A request of a load that fails once is made again, and what is loaded is whole."""
     save_state(build(3.0), f"{bucket}/run")

@@ -11,7 +11,7 @@ from accel_trackers import ClearMLTracker
 from accel_trackers.conformance import LibraryConformance
 
 
-@pytest.mark.full("every library at once")
+@pytest.mark.full("another case of a grid")
 class TestClearML(LibraryConformance):
     """The suite every tracker passes."""
 

@@ -29,7 +29,7 @@ def _records(data):
             parts = []
 
 
-@pytest.mark.full("every library at once")
+@pytest.mark.full("another case of a grid")
 class TestSwanLab(LibraryConformance):
     """The suite every tracker passes."""
 

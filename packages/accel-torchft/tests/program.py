@@ -16,6 +16,7 @@ killed at it, or does so `aside`; where they are `pausing`, the first one stops 
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -187,7 +188,8 @@ def main() -> None:
     def pause() -> None:
         if "pausing" in sys.argv and name == "0-0" and not (folder / "paused").exists():
             (folder / "paused").touch()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # A signal for the process may reach another thread, and this one would go on until that one stops it.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     accelerator.register_save_state_pre_hook(lambda *_: die("saving"))
     if "aside" in sys.argv:

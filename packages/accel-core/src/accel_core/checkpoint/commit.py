@@ -168,7 +168,7 @@ def undo(staging: Path, target: Path) -> None:
         if staging.parent == target.parent:
             _discard(staging, target)
         else:
-            state_journal(target).clear()
+            state_journal(target).clear(staging)
 
 
 def saves_of(target: Path, shares: Iterable[tuple[int, int]] = ALL) -> list[FoundSave]:

@@ -143,9 +143,9 @@ class Journal:
             flush_folder(place)
         deferred_delete.release(held)
 
-    def clear(self) -> None:
-        """Delete everything that saves left in the hidden folder, and the folder."""
-        for path in self._entries(_WRITING, _COMMITTED, _GONE):
+    def clear(self, *own: Path) -> None:
+        """Delete what saves left in the hidden folder, or of that one's own, and the folder when it is empty."""
+        for path in own or self._entries(_WRITING, _COMMITTED, _GONE):
             gone = path.with_suffix(_GONE)
             if path != gone:
                 # From the first moment of its deletion on, nothing takes it for a commit.

@@ -18,7 +18,7 @@ from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Entry, Manifest, found_save
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
-from accel_core.checkpoint.save import save_state
+from accel_core.checkpoint.save import Transaction, save_state
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
 
@@ -306,6 +306,41 @@ def test_nothing_is_deleted_under_a_name_that_is_read(
     first = run.project.iteration - 2
     assert deleted == [".gone", f".gone-checkpoint_{first}"]
     assert os.listdir(tmp_path / "checkpoints") == [f"checkpoint_{first + 1}"]
+
+
+@pytest.mark.parametrize("stands", [False, True])
+@pytest.mark.parametrize("silent", ["finish", "_publish"])
+def test_a_save_that_another_overtook_takes_no_place(
+    silent: str, stands: bool, make_run: Callable[..., BareRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process that is silent in a save, while another one saves there, the older state is refused in the end."""
+    ckpt, go_on = tmp_path / "ckpt", getattr(Transaction, silent)
+    if stands:
+        save_state(make_run(3), ckpt)
+
+    def late(*args: Any, **kwargs: Any) -> object:
+        monkeypatch.undo()
+        save_state(make_run(2), ckpt)
+        return go_on(*args, **kwargs)
+
+    monkeypatch.setattr(Transaction, silent, late)
+    with pytest.raises(CheckpointError, match=r"got its folder cleared away|could not be committed"):
+        save_state(make_run(1), ckpt)
+    loaded = make_run(9)
+    load_state(loaded, ckpt)
+    assert loaded.step == 2
+    assert os.listdir(tmp_path) == ["ckpt"]
+    assert not list((ckpt / names.JOURNAL_NAME).glob("*"))
+
+
+def test_what_a_failed_save_leaves_alone(make_run: Callable[..., BareRun], tmp_path: Path) -> None:
+    """A save that fails deletes what is its own, and nothing of another one that has begun in the same folder."""
+    ckpt = tmp_path / "ckpt"
+    save_state(make_run(1), ckpt)
+    own, other = (commit.stage(ckpt, identity) for identity in ("abcdefghijkl", "abcdefghijkm"))
+    commit.undo(own, ckpt)
+    assert not own.exists()
+    assert other.is_dir()
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from accel_core.checkpoint import rng
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.samplers import BatchSamplerShard
 from accel_core.data.shard import StepCounts
@@ -101,6 +102,7 @@ class Reader:
 
     def _pass(self, loader: PreparedLoader, epoch: int) -> Iterator[Any]:
         """Yield one batch of an epoch that is over, for scripts that look at their last one; no step is made of it."""
+        random = rng.collect(self._runtime.world)  # which may be taken over already, and go on from here
         loader.cursor.rewind()
         loader.set_epoch(epoch)
         self._divide(loader, *self._runtime.replicas.place, trains=True)
@@ -114,6 +116,7 @@ class Reader:
             self.is_passing = False
             stream.close()
             loader.cursor.rewind()
+            rng.restore(random, self._runtime.world)
 
     def _train(self, loader: PreparedLoader, number: int, epoch: int) -> Iterator[Any]:
         replicas = self._runtime.replicas

@@ -23,7 +23,7 @@ ASKS = 4.0  # seconds in which a replica that was stopped asks who is there
 
 def test_no_sample_is_lost_or_repeated_where_a_replica_dies_twice(tmp_path: Path) -> None:
     """A replica dies before its gradients are exchanged and behind a step: the other one does not start again."""
-    found = launched(tmp_path, "1:0:3:before,1:1:2:behind")
+    found = launched(tmp_path, "1:0:3:before,1:1:4:behind")
     report = found["report"]
     assert "replica 1 ended: killed by SIGKILL" in report
     assert "was made without 1, " in report

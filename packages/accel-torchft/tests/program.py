@@ -1,16 +1,17 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
     program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [brief] [saving] [pausing] [once]
-        [fp16] [tracking] [aside]
+        [fp16] [tracking] [aside] SLOWNESS
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. With `giving` for the step,
 the first replica dies that gives its state to another one behind the start. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
-A `hasty` one waits 3 s for others, and begins where its latest checkpoint is; one that is `brief` exchanges for 4 s at
-most. One that is `tracking` logs each step that is made. One that is `saving` saves its state every 4 steps, and may be
-killed at it, or does so `aside`; where they are `pausing`, the first one stops itself in its first save. One that lives
-`once` does not come back. Where there is a file `hold`, the first one waits between two epochs until it is gone.
+A `hasty` one waits 3 s for others once all have started, and begins where its latest checkpoint is; one that is `brief`
+exchanges for 4 s at most, others for 10 s on a quiet machine. One that is `tracking` logs each step that is made. One
+that is `saving` saves its state every 4 steps, and may be killed at it, or does so `aside`; where they are `pausing`,
+the first one stops itself in its first save. One that lives `once` does not come back. Where there is a file `hold`,
+the first one waits between two epochs until it is gone.
 """
 
 import os
@@ -149,7 +150,9 @@ def main() -> None:
     hasty = "hasty" in sys.argv
     handlers: list[Any] = [
         FaultToleranceKwargs(
-            timeout=4 if "brief" in sys.argv else 10, quorum_timeout=3 if hasty else 60, heal="once" not in sys.argv
+            timeout=4 if "brief" in sys.argv else 10 * float(sys.argv[-1]),
+            quorum_timeout=3 if hasty else 60,
+            heal="once" not in sys.argv,
         )
     ]
     accelerator = Accelerator(
@@ -208,6 +211,8 @@ def main() -> None:
 
     if rank == 0:
         (folder / f"start-{replicas.number}-{replicas.life}").write_text(str(os.getpid()))
+    while hasty and not all(map(starts, range(replicas.size))):
+        time.sleep(LOOK)
     started: dict[int, int] = {}
     for _ in range(epochs):
         for index in loader:

@@ -22,7 +22,7 @@ SAMPLES = 61  # neither a multiple of the batch size, nor of the batches of two 
 def command_of(folder: Path, *words: str, ranks: int = 1, replicas: int = 2, epochs: int = 3) -> list[str]:
     """Return the command that runs the program under replicas."""
     flags = ["--cpu", "-n", ranks, "--replicas", replicas, *(word for word in words if word.startswith("--"))]
-    rest = [folder, SAMPLES, epochs, *(word for word in words if not word.startswith("--"))]
+    rest = [folder, SAMPLES, epochs, *(word for word in words if not word.startswith("--")), limits.slowness()]
     return [*map(str, [sys.executable, "-m", "accel_launch", "launch", *flags, PROGRAM, *rest])]
 
 
@@ -98,7 +98,7 @@ def check(
     report = found.pop("report")
     first = found["0-0"]
     weights, steps = plain(folder, ranks)
-    assert sorted(itertools.chain(*steps.values())) == sorted([*range(SAMPLES)] * epochs)
+    assert sorted(itertools.chain(*steps.values())) == sorted([*range(SAMPLES)] * epochs), report
     assert first["samples"] == SAMPLES * epochs
     assert first["weights"]["times"].tolist() == [epochs] * SAMPLES
     torch.testing.assert_close(first["sums"].sum(), torch.tensor(float(len(steps)), dtype=torch.float64))

@@ -357,8 +357,8 @@ class Transaction:
     def _complete(self, manifest: Manifest) -> None:
         if self.upload is None and commit.staged(self.target, self.identity) is None:  # parts made it anew
             raise CheckpointError(
-                f"Another writer saved to {str(self.target)!r} since this save began; got its folder cleared away. "
-                "That checkpoint stands, and this one was not committed. Let one run at a time save there."
+                f"The folder that a save to {str(self.target)!r} was written into is gone; got one that another save "
+                "to the same place, or a hook, cleared away. What stood there stands. Let one run at a time save there."
             )
         self.upload.complete(manifest) if self.upload else commit.complete(self.staging, self.target, manifest)
 

@@ -324,7 +324,7 @@ def test_a_save_that_another_overtook_takes_no_place(
         return go_on(*args, **kwargs)
 
     monkeypatch.setattr(Transaction, silent, late)
-    with pytest.raises(CheckpointError, match=r"got its folder cleared away|could not be committed"):
+    with pytest.raises(CheckpointError, match=r"got one that another save to the same|could not be committed"):
         save_state(make_run(1), ckpt)
     loaded = make_run(9)
     load_state(loaded, ckpt)

@@ -151,7 +151,7 @@ def main() -> None:
     handlers: list[Any] = [
         FaultToleranceKwargs(
             timeout=4 if "brief" in sys.argv else 10 * float(sys.argv[-1]),
-            quorum_timeout=3 if hasty else 60,
+            quorum_timeout=3 if hasty else 60 * float(sys.argv[-1]),
             heal="once" not in sys.argv,
         )
     ]

@@ -171,11 +171,12 @@ def test_a_run_ends_with_the_launcher_of_machine_0(sent: signal.Signals, tmp_pat
     if sent == signal.SIGKILL:
         assert runs[1].returncode == 1, second
         assert "The launcher of machine 0 keeps what replicas tell each other; got no answer at 127.0.0.1:" in second
+        # Where a rank comes to it before its launcher does, it raises the same error.
+        assert second.count("Traceback") == second.count("LaunchError: The launcher of machine 0 keeps")
     else:
         assert [run.returncode for run in runs] == [128 + signal.SIGTERM] * 2, first + second
         assert "0 of 2 replicas came to the end of the script" in first
-    # Where a rank comes to it before its launcher does, it raises the same error.
-    assert second.count("Traceback") == second.count("LaunchError: The launcher of machine 0 keeps")
+        assert "Traceback" not in second
     assert not any((Path("/proc") / path.read_text()).exists() for path in tmp_path.glob("start-*"))
 
 

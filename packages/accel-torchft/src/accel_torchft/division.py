@@ -102,7 +102,7 @@ class Reader:
 
     def _pass(self, loader: PreparedLoader, epoch: int) -> Iterator[Any]:
         """Yield one batch of an epoch that is over, for scripts that look at their last one; no step is made of it."""
-        random = rng.collect(self._runtime.world)  # which may be taken over already, and go on from here
+        random = rng.collect(self._runtime.world)  # where a state was taken over, it goes on from here
         loader.cursor.rewind()
         loader.set_epoch(epoch)
         self._divide(loader, *self._runtime.replicas.place, trains=True)

@@ -144,7 +144,7 @@ class Journal:
         deferred_delete.release(held)
 
     def clear(self, *own: Path) -> None:
-        """Delete what saves left in the hidden folder, or of that one's own, and the folder when it is empty."""
+        """Delete what saves left in the hidden folder, or only the given parts, and that folder once it is empty."""
         for path in own or self._entries(_WRITING, _COMMITTED, _GONE):
             gone = path.with_suffix(_GONE)
             if path != gone:

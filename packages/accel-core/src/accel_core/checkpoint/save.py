@@ -355,7 +355,7 @@ class Transaction:
             )
 
     def _complete(self, manifest: Manifest) -> None:
-        if self.upload is None and commit.staged(self.target, self.identity) is None:  # parts made it anew
+        if self.upload is None and commit.staged(self.target, self.identity) is None:  # what is there, parts made anew
             raise CheckpointError(
                 f"The folder that a save to {str(self.target)!r} was written into is gone; got one that another save "
                 "to the same place, or a hook, cleared away. What stood there stands. Let one run at a time save there."

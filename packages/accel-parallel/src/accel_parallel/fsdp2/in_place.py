@@ -48,11 +48,13 @@ def shard(
     if world.is_main:
         plan.log(model, plugin.mixed_precision_policy)
     arguments = arguments_of(plugin, mesh, world.device)
+    policy = arguments.pop("mp_policy")
+    exact = MixedPrecisionPolicy(param_dtype=torch.float32, cast_forward_inputs=False)
     made_here = empty.seed_of(model) is not None
     if from_main is None:
         from_main = not made_here and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
     with in_step(world, "prepare: fully_shard", views_of(model)), as_one():
-        for block in (*(block for _, block in (*plan.blocks, *plan.heads)), model):
+        for block in (*(block for _, block in plan.groups()), model):
             handover = None
             if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():
                 handover = Handover(block, mesh, plan.whole(model))
@@ -61,7 +63,8 @@ def shard(
                 receive(block.modules(), world.device, () if handover is None else handover.parameters)
             # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
             ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}
-            sharded = fully_shard(block, **ignored, **arguments)
+            own = exact if plan.keeps(block) else policy
+            sharded = fully_shard(block, mp_policy=own, **ignored, **arguments)
             if gloo_reduces(world.device):
                 sharded.set_force_sum_reduction_for_comms(True)
             if handover is not None:

@@ -31,6 +31,7 @@ from accel_parallel.averaging import Averaging, groups_of, reading_groups
 from accel_parallel.context.strategy import SequenceStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients, wrapping
+from accel_parallel.sharding.exact import compute_exactly
 from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.guards import (
     refuse_copies,
@@ -172,7 +173,9 @@ class ShardedStrategy(SequenceStrategy):
         """Leave a model where it is: it may fit on no single device, and sharding moves it block by block."""
 
     def split(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Let blocks compute again in the backward pass what they would have kept for it, if the plugin says so."""
+        """Let blocks compute again what they would have kept for backward, if the plugin says so, or in 32 bits."""
+        for _, module in self.plans[model].kept:
+            compute_exactly(module, self.world.device.type, self.plugin.mixed_precision_policy)
         if self.plugin.activation_checkpointing:
             blocks = (block for _, block in self.plans[model].blocks)
             recompute(blocks, offload=bool(self.plugin.activation_checkpointing_offload))
@@ -249,7 +252,7 @@ class ShardedStrategy(SequenceStrategy):
         """Refuse what parameters that are about to be sharded lose, or cannot have in one block."""
         kept = {id(parameter) for parameter in plan.whole(model)}
         refuse_hooks((name, p) for name, p in model.named_parameters() if id(p) not in kept)
-        for name, block in (*plan.blocks, ("", model)):
+        for name, block in (*plan.groups(), ("", model)):
             own = [(n, p) for n, p in block.named_parameters() if id(p) not in kept]
             kept |= {id(parameter) for _, parameter in own}
             self._refuse_mixed(name or type(model).__name__, own)

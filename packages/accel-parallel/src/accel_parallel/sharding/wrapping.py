@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
@@ -23,6 +24,10 @@ __all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "repeated_blo
 _logger = logging.getLogger(__name__)
 
 _Policy = Callable[..., bool]
+_HALF = (torch.float16, torch.bfloat16)
+_MARKS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+_READ = (nn.Embedding, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers whose weights other code reads without calling them, as kernels and encoders of positions do."""
 
 
 @record(frozen=True)
@@ -34,11 +39,24 @@ class WrapPlan:
             which takes what is left, is not among them.
         replicated: Names of the parameters that are not sharded: each rank keeps a whole copy, or its own experts.
         heads: A head that is sharded on its own as well, and is no block in which activations are computed again.
+        kept: Modules that compute in 32 bits where the others do not, because the model says so.
+        cast: Names of parameters and buffers of which it says so too, and that are cast nevertheless.
     """
 
     blocks: tuple[tuple[str, nn.Module], ...]
     replicated: tuple[str, ...]
     heads: tuple[tuple[str, nn.Module], ...] = ()
+    kept: tuple[tuple[str, nn.Module], ...] = ()
+    cast: tuple[str, ...] = ()
+
+    def groups(self) -> list[tuple[str, nn.Module]]:
+        """Return what FSDP2 shards one by one, with its names; modules inside others come first."""
+        named = {id(module): (name, module) for name, module in (*self.blocks, *self.heads, *self.kept)}
+        return sorted(named.values(), key=lambda each: -each[0].count("."))
+
+    def keeps(self, module: nn.Module) -> bool:
+        """Return whether a module, or one that it is part of, computes in 32 bits where others do not."""
+        return any(module is part for _, each in self.kept for part in each.modules())
 
     def found_in(self, model: nn.Module) -> WrapPlan:
         """Return the plan with the modules that now stand under the names of its blocks."""
@@ -46,11 +64,11 @@ class WrapPlan:
         def now(parts: Iterable[tuple[str, nn.Module]]) -> tuple[tuple[str, nn.Module], ...]:
             return tuple((name, model.get_submodule(name)) for name, _ in parts)
 
-        return replace(self, blocks=now(self.blocks), heads=now(self.heads))
+        return replace(self, blocks=now(self.blocks), heads=now(self.heads), kept=now(self.kept))
 
     def with_head(self, model: nn.Module, head: nn.Module) -> WrapPlan:
         """Return the plan with a head on its own, where nothing else has its parameters, and nothing sees its calls."""
-        taken = {id(part) for _, block in self.blocks for part in block.modules()}
+        taken = {id(part) for _, block in self.groups() for part in block.modules()}
         kept = {id(parameter) for parameter in self.whole(model)}
         if id(head) in taken or has_forward_hooks(head) or any(id(each) in kept for each in head.parameters()):
             return self
@@ -83,6 +101,13 @@ class WrapPlan:
             )
         if self.replicated:
             _logger.info("%s keeps %s unsharded.", name, ", ".join(self.replicated))
+        if self.cast:
+            _logger.warning(
+                "FSDP casts what %s says it keeps in 32 bits, unless it is a whole module that FSDP can keep so; got "
+                "%s. Name the modules around parameters in ignored_modules, and leave buffer_dtype out of the policy.",
+                name,
+                ", ".join(self.cast),
+            )
         held = Counter[str]()
         for parameter in model.parameters():
             held[_word(parameter.dtype)] += parameter.numel()
@@ -110,13 +135,48 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     inside = {id(part) for module in ignored for part in module.modules()}
     policy = wrap_policy(model, plugin)
     found = list(_repeated("", model, inside) if policy is None else _chosen(model, policy, inside))
-    kept = {id(parameter) for module in ignored for parameter in module.parameters()}
+    formats = plugin.mixed_precision_policy
+    exact = {name: each for name, each in _in_float32(model, formats).items() if name not in left_out}
+    kept = _modules_of(model, exact)
+    if plugin.fsdp_version == 2:
+        kept = list(_without_ties(model, [(name, each) for name, each in kept if not isinstance(each, _READ)]))
+    elif getattr(formats, "param_dtype", None) is torch.float16:  # whose scaler wants all gradients sharded
+        kept = []
+    else:  # of which a parameter that is not sharded is not cast
+        left_out = {*left_out, *(name for name, each in exact.items() if isinstance(each, nn.Parameter))}
+    whole = {id(parameter) for module in ignored for parameter in module.parameters()}
     # A scalar has no dim to shard.
-    replicated = [n for n, p in model.named_parameters() if id(p) in kept or p.dim() == 0 or n in left_out]
+    replicated = [n for n, p in model.named_parameters() if id(p) in whole or p.dim() == 0 or n in left_out]
     # Of what another axis spreads there is nothing to shard: experts of a list are no blocks.
     spread = {id(model.get_parameter(name)) for name in left_out}
     found = [(name, each) for name, each in found if not spread or any(id(p) not in spread for p in each.parameters())]
-    return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated))
+    safe = {id(each) for _, module in kept for each in module.parameters()} | spread | whole
+    cast = tuple(name for name, each in exact.items() if id(each) not in safe)
+    return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated), kept=tuple(kept), cast=cast)
+
+
+def _in_float32(model: nn.Module, policy: Any) -> dict[str, torch.Tensor]:
+    """Return what a model says it keeps in 32 bits and a policy casts, by name: parameters, and buffers under FSDP1."""
+    found: dict[str, torch.Tensor] = {}
+    for prefix, module in model.named_modules() if getattr(policy, "param_dtype", None) in _HALF else ():
+        patterns = [each for mark in _MARKS for each in getattr(module, mark, None) or ()]
+        if patterns:
+            wanted = re.compile(rf"(^|\.)({'|'.join(patterns)})(\.|$)")  # on whole words of names, as transformers 4
+            cast = module.named_buffers() if getattr(policy, "buffer_dtype", None) in _HALF else ()
+            named = ((name, each) for name, each in (*module.named_parameters(), *cast) if wanted.search(name))
+            found |= {f"{prefix}.{name}".lstrip("."): each for name, each in named if each.dtype is torch.float32}
+    return found
+
+
+def _modules_of(model: nn.Module, tensors: dict[str, torch.Tensor]) -> list[tuple[str, nn.Module]]:
+    """Return the outermost modules, without the model, that compute with no other parameters than the given ones."""
+    given, found = {id(each) for each in tensors.values()}, dict[str, nn.Module]()
+    for name, module in model.named_modules():
+        own = [id(parameter) for parameter in module.parameters()]
+        fits = own and given.issuperset(own) and _can_run(module) and module is not model
+        if fits and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = module
+    return list(found.items())
 
 
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:

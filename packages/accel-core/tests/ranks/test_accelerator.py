@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,44 @@ def test_gradients_of_what_was_unfrozen_are_refused(frozen: str) -> None:
             accelerator.backward(prepared(batch).sum())
         model.zero_grad()
     with pytest.raises(PreparationError, match=r"that were frozen then: 0\.weight, 0\.bias"):
+        accelerator.backward(prepared(batch).sum())
+
+
+class _Layers(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x.to(layer.weight.dtype))
+        return x.float()
+
+
+_CASTS: dict[str, Callable[[nn.Module], object]] = {
+    "double": nn.Module.double,
+    "half": nn.Module.half,
+    "a layer": lambda model: model[1].to(torch.float64),  # type: ignore[index]
+    "there and back": lambda model: model.double().float(),
+}
+
+
+@pytest.mark.parametrize("finds_unused", [False, True])
+@pytest.mark.parametrize("cast", _CASTS)
+@world(2)
+def test_gradients_of_what_was_cast_are_refused(cast: str, finds_unused: bool) -> None:
+    """DDP no longer averages them. A cast alone, another model's pass and one under no_sync are not refused."""
+    arguments = DistributedDataParallelKwargs(find_unused_parameters=finds_unused)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[arguments])
+    model, other = _Layers(nn.Linear(3, 3), nn.Linear(3, 1)), _model()
+    prepared, trained = accelerator.prepare(model, other)
+    batch = torch.full((2, 3), 1.0 + accelerator.process_index)
+    model.to(torch.float32)
+    accelerator.backward(prepared(batch).sum())
+    assert _same_everywhere(accelerator, model[0].weight.grad)
+    model.zero_grad()
+    _CASTS[cast](model)
+    accelerator.backward(trained(batch).sum())
+    with accelerator.no_sync(prepared):
+        accelerator.backward(prepared(batch).sum())
+    first = "1" if cast == "a layer" else "0"
+    with pytest.raises(PreparationError, match=rf"format or device since: {first}\.weight, .* Cast and move"):
         accelerator.backward(prepared(batch).sum())
 
 

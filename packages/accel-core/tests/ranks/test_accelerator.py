@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,27 @@ def test_gradients_of_what_was_cast_are_refused(cast: str, finds_unused: bool) -
     first = "1" if cast == "a layer" else "0"
     with pytest.raises(PreparationError, match=rf"format or device since: {first}\.weight, .* Cast and move"):
         accelerator.backward(prepared(batch).sum())
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@world(2)
+def test_a_static_graph_averages_in_every_pass(explicit: bool) -> None:
+    """Gradients that add up over batches are those of a graph that may change; one warning says why that takes more."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("accel_core.strategies.ddp").addHandler(handler)
+    arguments = DistributedDataParallelKwargs(static_graph=True)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[arguments], gradient_accumulation_steps=1 if explicit else 2)
+    model = accelerator.prepare(_model())
+    for _ in range(2):
+        for number in range(2):
+            context = accelerator.no_sync(model) if number == 0 else nullcontext()
+            with context if explicit else accelerator.accumulate(model):
+                accelerator.backward(model(torch.full((1, 3), float(accelerator.process_index + number))).sum())
+        torch.testing.assert_close(model.module.weight.grad, torch.full((1, 3), 2.0 if explicit else 1.0))
+        model.zero_grad()
+    assert [line[:23] for line in lines] == ["[RANK 0] A static graph"] * accelerator.is_main_process
 
 
 @world(2)

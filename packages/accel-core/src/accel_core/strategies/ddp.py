@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_core.comm.control import in_step
 from accel_core.errors import PartView, PreparationError
 from accel_core.host import environ
+from accel_core.logging import get_logger
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.strategies.bundle import Bundle
@@ -25,6 +26,8 @@ from accel_core.strategies.placement import devices_of, is_spread, refuse_sharde
 from accel_core.strategies.strategy import Strategy
 
 __all__ = ["DataParallelStrategy"]
+
+_logger = get_logger(__name__)
 
 
 class DataParallelStrategy(Strategy):
@@ -160,7 +163,13 @@ class DataParallelStrategy(Strategy):
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return DDP's `no_sync`, or a null context for a model that DDP does not wrap (a frozen one)."""
         wrapper = _ddp_of(model)
-        return nullcontext() if wrapper is None else wrapper.no_sync()
+        if wrapper is not None and wrapper.static_graph:  # its first pass decides which gradients come in all others
+            _logger.warning_once(
+                "A static graph averages gradients in every backward pass; got a pass that leaves them apart, as in "
+                "gradient accumulation or no_sync(). They are averaged all the same. Set static_graph=False to save "
+                "this exchange."
+            )
+        return nullcontext() if wrapper is None or wrapper.static_graph else wrapper.no_sync()
 
     @contextmanager
     def sync_next_backward(self, model: torch.nn.Module) -> Iterator[None]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import AccelError, ConfigurationError, UnsupportedTypeError, expect
+from accel_core.errors import AccelError, CheckpointError, ConfigurationError, UnsupportedTypeError, expect
 from accel_core.options.enums import RNGType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
@@ -54,6 +54,25 @@ class Silent(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Store nothing."""
+
+
+def test_loading_in_inference_mode_is_refused(tmp_path: Path) -> None:
+    """Nothing is changed by it; under no_grad the same state is loaded."""
+    accelerator = Accelerator(cpu=True)
+    net = Net()
+    model, _ = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
+    accelerator.save_state(tmp_path)
+    saved = model.layer.weight.detach().clone()
+    model.layer.weight.data.zero_()
+    with (
+        torch.inference_mode(),
+        pytest.raises(CheckpointError, match=r"got load_state under torch\.inference_mode\(\)"),
+    ):
+        accelerator.load_state(tmp_path)
+    assert not model.layer.weight.any()
+    with torch.no_grad():
+        accelerator.load_state(tmp_path)
+    assert torch.equal(model.layer.weight, saved)
 
 
 def test_a_save_inside_of_an_accumulation_window_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

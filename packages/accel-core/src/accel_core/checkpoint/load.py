@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from accel_core._records import record
 from accel_core.checkpoint import background, commit, names, selection, stateful
 from accel_core.checkpoint.address import Address
@@ -170,6 +172,11 @@ def _select(request: LoadRequest) -> Reading:
     """Agree on the save that is loaded, and see which format it is in."""
     ranks = request.ranks
     with ranks.together(f"Opening the checkpoint {str(request.input_dir)!r}"):
+        if torch.is_inference_mode_enabled():
+            raise CheckpointError(
+                "Tensors that are made in inference mode can never train; got load_state under torch.inference_mode(). "
+                "Call it outside of that block, or use torch.no_grad()."
+            )
         _check_keywords(request)
         given = request.folder()
     copy: Download | None = None

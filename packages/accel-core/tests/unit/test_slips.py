@@ -17,8 +17,15 @@ from torch.utils.data import DataLoader, Dataset
 from accel_core.accelerator import Accelerator
 from accel_core.errors import AccelError, CheckpointError, ConfigurationError, UnsupportedTypeError, expect
 from accel_core.options.enums import RNGType
-from accel_core.plugins.handlers import DistributedDataParallelKwargs
+from accel_core.plugins.compilation import TorchDynamoPlugin
+from accel_core.plugins.handlers import DistributedDataParallelKwargs, GradScalerKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
+from accel_core.plugins.parallelism import (
+    DeepSpeedSequenceParallelConfig,
+    ParallelismConfig,
+    TorchTensorParallelConfig,
+    TorchTensorParallelPlugin,
+)
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.random import set_seed
 from accel_core.tracking.tracker import GeneralTracker
@@ -54,6 +61,12 @@ class Silent(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Store nothing."""
+
+
+@pytest.mark.parametrize("mode", torch._inductor.list_mode_options())
+def test_modes_of_torch_are_taken(mode: str) -> None:
+    """What torch.compile knows is not refused, also where Accelerate's documentation does not list it."""
+    assert TorchDynamoPlugin(mode=mode).mode == mode
 
 
 def test_loading_in_inference_mode_is_refused(tmp_path: Path) -> None:
@@ -211,6 +224,26 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
         UnsupportedTypeError,
         r"find_unused_parameters is True or False; got 'no'",
     ),
+    (
+        "a number of DDP",
+        lambda _: DistributedDataParallelKwargs(bucket_cap_mb="many"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"bucket_cap_mb is a number; got 'many' \(str\)\. Write the number",
+    ),
+    ("a number of the scaler", lambda _: GradScalerKwargs(init_scale="2e4"), UnsupportedTypeError, r"got '2e4'"),  # type: ignore[arg-type]
+    ("a number of loaders", lambda _: DataLoaderConfiguration(data_seed="one"), UnsupportedTypeError, r"got 'one'"),  # type: ignore[arg-type]
+    ("a number of projects", lambda _: ProjectConfiguration(iteration="2"), UnsupportedTypeError, r"got '2'"),  # type: ignore[arg-type]
+    ("a size of an axis", lambda _: ParallelismConfig(pp_size="two"), UnsupportedTypeError, r"pp_size.*got 'two'"),  # type: ignore[arg-type]
+    ("a size of tensor parallel", lambda _: TorchTensorParallelPlugin("two"), UnsupportedTypeError, r"got 'two'"),  # type: ignore[arg-type]
+    (
+        "a length of sequences",
+        lambda _: DeepSpeedSequenceParallelConfig("long"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"got 'long'",
+    ),
+    ("a flag of tensor parallel", lambda _: TorchTensorParallelConfig("no"), UnsupportedTypeError, r"got 'no'"),  # type: ignore[arg-type]
+    ("a mode of the compiler", lambda _: TorchDynamoPlugin(mode="fastest"), ConfigurationError, r"'fastest'.*'lite'"),
+    ("a flag of the compiler", lambda _: TorchDynamoPlugin(fullgraph="no"), UnsupportedTypeError, r"got 'no'"),  # type: ignore[arg-type]
     (
         "rng_types",
         lambda _: Accelerator(cpu=True, rng_types=["numpy"]),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.host import environ
-from accel_core.options.option import Option, option_named, options_of
+from accel_core.options.option import Option, boolean, option_named, options_of
 from accel_parallel import plugin_policies as policies
 from accel_parallel.options import FSDP2_STATE_DICT_TYPE, FsdpOptions
 
@@ -144,6 +144,7 @@ class FullyShardedDataParallelPlugin:
             self.fsdp_version = _option("fsdp_version").read()
         # First, as all others depend on it.
         self.fsdp_version = _option("fsdp_version").parse(str(self.fsdp_version), "the argument fsdp_version")
+        self._read_texts()
         if self.cpu_ram_efficient_loading is not None:
             # transformers reads it where it loads.
             environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", self.cpu_ram_efficient_loading)
@@ -162,6 +163,15 @@ class FullyShardedDataParallelPlugin:
     @property
     def _second(self) -> bool:
         return self.fsdp_version == 2
+
+    def _read_texts(self) -> None:
+        """Read texts that stand where a number, or true or false, belongs, as those of the environment are read."""
+        for option in options_of(FsdpOptions):
+            value = getattr(self, option.field)
+            strategy = option.field == "reshard_after_forward" and not self._second
+            if isinstance(value, str) and option.parser in (int, boolean) and not strategy:
+                setattr(self, option.field, option.parse(value, f"the argument {option.field}"))
+        expect_flags(type(self), vars(self))
 
     def _read_environment(self) -> None:
         """Read the version's fields that are left open from their environment variables."""
@@ -208,10 +218,6 @@ class FullyShardedDataParallelPlugin:
         if self.sharding_strategy is not None:
             _logger.warning("FSDP2 has no sharding_strategy; it is ignored. Use reshard_after_forward.")
             self.sharding_strategy = None
-        if isinstance(self.reshard_after_forward, str):
-            self.reshard_after_forward = _option("reshard_after_forward").parse(
-                self.reshard_after_forward, "the argument reshard_after_forward"
-            )
         if not isinstance(self.reshard_after_forward, bool):
             raise ConfigurationError(
                 f"FSDP2 needs True or False as reshard_after_forward; got {self.reshard_after_forward!r}. "

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, UnsupportedTypeError
 from accel_core.plugins.blocks import get_module_class_from_name
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
@@ -108,6 +108,10 @@ def test_words_and_environment_say_the_same(
         ({"activation_checkpointing_offload": True}, r"activation_checkpointing=False"),
         ({"activation_checkpointing": True, "activation_checkpointing_offload": True}, r"fsdp_version=2"),
         ({"mixed_precision_policy": "fp7"}, r"'fp7'.*bf16"),
+        ({"min_num_params": "many"}, r"min_num_params cannot be read; got 'many'"),
+        ({"fsdp_version": 2, "min_num_params": "many"}, r"min_num_params cannot be read; got 'many'"),
+        ({"use_orig_params": "many"}, r"use_orig_params cannot be read; got 'many'"),
+        ({"cpu_ram_efficient_loading": "many"}, r"cpu_ram_efficient_loading cannot be read; got 'many'"),
         ({"mixed_precision_policy": {"param_type": "bf16"}}, r"param_type.*buffer_dtype"),
         ({"mixed_precision_policy": fsdp.MixedPrecisionPolicy()}, r"FSDP1.*MixedPrecision"),
         ({"fsdp_version": 2, "mixed_precision_policy": fsdp.MixedPrecision()}, r"FSDP2.*MixedPrecisionPolicy"),
@@ -151,6 +155,14 @@ def test_wrapping_binds_to_the_model() -> None:
     sized = FullyShardedDataParallelPlugin(auto_wrap_policy="size_based_wrap", min_num_params=7)
     sized.set_auto_wrap_policy(model)
     assert sized.auto_wrap_policy.keywords == {"min_num_params": 7}  # type: ignore[union-attr]
+
+
+def test_texts_are_read_as_those_of_the_environment() -> None:
+    """A number or a flag may come from a file of texts."""
+    plugin = FullyShardedDataParallelPlugin(min_num_params="7", use_orig_params="false", forward_prefetch="yes")  # type: ignore[arg-type]
+    assert (plugin.min_num_params, plugin.use_orig_params, plugin.forward_prefetch) == (7, False, True)
+    with pytest.raises(UnsupportedTypeError, match="limit_all_gathers is True or False"):
+        FullyShardedDataParallelPlugin(limit_all_gathers="no")  # type: ignore[arg-type]
 
 
 def test_a_missing_class_is_named() -> None:

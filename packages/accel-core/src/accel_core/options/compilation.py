@@ -31,6 +31,7 @@ class CompilationOptions:
         str,
         "default",
         "Optimization mode of torch.compile.",
+        choices=(*TORCH_DYNAMO_MODES, "max-autotune-no-cudagraphs", "lite"),
         field="mode",
         launch_choices=tuple(TORCH_DYNAMO_MODES),
         prompt=Prompt(),

@@ -75,11 +75,11 @@ class GradientAccumulationPlugin(KwargsHandler):
 
     def __post_init__(self) -> None:
         """Refuse a window that never ends, and an unknown divisor."""
-        super().__post_init__()
         if self.num_steps is not None and (not isinstance(self.num_steps, Integral) or self.num_steps < 1):
             raise ConfigurationError(
                 f"Gradients are accumulated over a whole number of batches; got num_steps={self.num_steps!r}. "
                 "Use 1 or more."
             )
+        super().__post_init__()
         if self.short_window is not None:
             _check(self.short_window)

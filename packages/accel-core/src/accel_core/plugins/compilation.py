@@ -8,7 +8,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.options.compilation import CompilationOptions
 from accel_core.options.enums import DynamoBackend
-from accel_core.options.option import options_of
+from accel_core.options.option import option_named, options_of
 from accel_core.plugins.handlers import KwargsHandler
 
 __all__ = ["TorchDynamoPlugin"]
@@ -20,7 +20,7 @@ class TorchDynamoPlugin(KwargsHandler):
 
     Args:
         backend: The compiler, by name in any case or as a `DynamoBackend`.
-        mode: "default", "reduce-overhead" or "max-autotune".
+        mode: "default", "reduce-overhead", "max-autotune", or another of torch's.
         fullgraph: Fail rather than break the model into several graphs.
         dynamic: Compile for shapes that change; `None` lets torch find out.
         options: Options of the compiler.
@@ -28,7 +28,8 @@ class TorchDynamoPlugin(KwargsHandler):
         use_regional_compilation: Compile repeated blocks once, instead of the whole model.
 
     Raises:
-        ConfigurationError: The backend is unknown, or an environment variable cannot be read.
+        ConfigurationError: The backend or the mode is unknown, or an environment variable cannot be read.
+        UnsupportedTypeError: A text stands where true or false belongs.
 
     Examples:
         >>> plugin = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
@@ -48,6 +49,8 @@ class TorchDynamoPlugin(KwargsHandler):
         for option in options_of(CompilationOptions):
             if getattr(self, option.field) is None:
                 setattr(self, option.field, option.read())
+        super().__post_init__()
+        option_named(CompilationOptions, "mode").check(self.mode, "the argument mode")
         name = str(self.backend).upper()
         if name not in DynamoBackend:
             raise ConfigurationError(

@@ -7,7 +7,7 @@ from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.mesh.layout import GROUPS, MESH_AXES
 from accel_core.mesh.named import lay_out
 from accel_core.options.option import option_named
@@ -101,6 +101,7 @@ class DeepSpeedSequenceParallelConfig:
         for name in ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):
             if getattr(self, name) is None:
                 setattr(self, name, _read(name))
+        expect_flags(type(self), vars(self))
         asked = self.sp_attn_implementation
         if asked is not None and not is_shared(asked):
             raise ConfigurationError(
@@ -139,6 +140,7 @@ class TorchTensorParallelConfig:
 
     def __post_init__(self) -> None:
         """Refuse what is not a plan."""
+        expect_flags(type(self), vars(self))
         if self.tp_plan != "auto" and not (isinstance(self.tp_plan, Mapping) and self.tp_plan):
             raise ConfigurationError(
                 "A plan of tensor parallel maps patterns of module names to styles; got "
@@ -161,6 +163,10 @@ class TorchTensorParallelPlugin:
 
     tp_size: int = 1
     torch_device_mesh: DeviceMesh | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a text where a number belongs."""
+        expect_flags(type(self), vars(self))
 
 
 @record
@@ -215,6 +221,7 @@ class ParallelismConfig:
         for name in (*(f"{axis}_size" for axis in MESH_AXES), "cp_backend", "sp_backend"):
             if getattr(self, name) is None:
                 setattr(self, name, _read(name))
+        expect_flags(type(self), vars(self))
         for name in ("cp_backend", "sp_backend"):
             option_named(ParallelismOptions, name).check(getattr(self, name), f"the argument {name}")
         for axis, size in self.sizes.items():

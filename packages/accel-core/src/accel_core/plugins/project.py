@@ -45,12 +45,12 @@ class ProjectConfiguration:
 
     def __post_init__(self) -> None:
         """Fill the logging folder."""
-        expect_flags(type(self), vars(self))
         limit = self.total_limit
         if limit is not None and not (hasattr(limit, "__index__") and limit >= 0):
             raise ConfigurationError(
                 f"total_limit must be a non-negative integer; got total_limit={limit!r}. Write None to keep all."
             )
+        expect_flags(type(self), vars(self))
         self.run_id = os.urandom(8).hex()
         """Which run writes its checkpoints to an address; a load from one continues the run that saved there."""
         self.set_directories(self.project_dir)

@@ -54,6 +54,7 @@ class PipelineKwargs(KwargsHandler):
 
     def __post_init__(self) -> None:
         """Refuse what no pipeline can do."""
+        super().__post_init__()
         if self.schedule not in SCHEDULES:
             raise ConfigurationError(
                 f"A pipeline runs one of the schedules {', '.join(SCHEDULES)}; got schedule={self.schedule!r}. Use one "

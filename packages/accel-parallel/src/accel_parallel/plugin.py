@@ -144,15 +144,16 @@ class FullyShardedDataParallelPlugin:
             self.fsdp_version = _option("fsdp_version").read()
         # First, as all others depend on it.
         self.fsdp_version = _option("fsdp_version").parse(str(self.fsdp_version), "the argument fsdp_version")
-        self._read_texts()
-        if self.cpu_ram_efficient_loading is not None:
+        given = self.cpu_ram_efficient_loading is not None
+        self._read_environment()
+        if given:
             # transformers reads it where it loads.
             environ.write("FSDP_CPU_RAM_EFFICIENT_LOADING", self.cpu_ram_efficient_loading)
-        self._read_environment()
         if self._second:
             self._check_second_version()
         else:
             self._check_first_version()
+        expect_flags(type(self), vars(self))
         self._set_wrapping()
         self._check_activation_checkpointing()
         self.set_cpu_offload()
@@ -164,21 +165,14 @@ class FullyShardedDataParallelPlugin:
     def _second(self) -> bool:
         return self.fsdp_version == 2
 
-    def _read_texts(self) -> None:
-        """Read texts that stand where a number, or true or false, belongs, as those of the environment are read."""
-        for option in options_of(FsdpOptions):
-            value = getattr(self, option.field)
-            strategy = option.field == "reshard_after_forward" and not self._second
-            if isinstance(value, str) and option.parser in (int, boolean) and not strategy:
-                setattr(self, option.field, option.parse(value, f"the argument {option.field}"))
-        expect_flags(type(self), vars(self))
-
     def _read_environment(self) -> None:
-        """Read the version's fields that are left open from their environment variables."""
+        """Read the fields that are left open from their variables, and texts for numbers and flags as those."""
         for option in options_of(FsdpOptions):
-            name = option.field
-            is_ours = _VERSION_OF.get(name, self.fsdp_version) == self.fsdp_version and name not in _READ_IF_NEEDED
-            if is_ours and getattr(self, name) is None:
+            name, value = option.field, getattr(self, option.field)
+            is_ours = _VERSION_OF.get(name, self.fsdp_version) == self.fsdp_version
+            if is_ours and isinstance(value, str) and option.parser in (int, boolean):
+                setattr(self, name, option.parse(value, f"the argument {name}"))
+            elif is_ours and value is None and name not in _READ_IF_NEEDED:
                 setattr(self, name, option.read())
 
     def _check_first_version(self) -> None:

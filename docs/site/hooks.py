@@ -75,7 +75,10 @@ def _packages() -> list[Any]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that do not lie in docs/."""
+    """Add the pages that do not lie in docs/, and mend the theme's search."""
+    for file in files:
+        if re.fullmatch(r"assets/javascripts/workers/search\.\w+\.min\.js", file.src_uri):
+            file.content_string = searches.mended(file.content_string)
     _sources.clear()
     for source, page in PAGES.items():
         text = (ROOT / source).read_text()
@@ -177,8 +180,10 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Warn of what readers search for and do not find first."""
-    for problem in searches.problems(Path(config.site_dir) / "search" / "search_index.json"):
+    """Rank what the search finds; warn of what readers search for and do not find."""
+    exported = {name for names in reference.flat_names().values() for name in names}
+    searches.rank_api(Path(config.site_dir) / "search" / "search_index.json", exported)
+    for problem in searches.problems(Path(config.site_dir)):
         log.warning(problem)
 
 
@@ -188,9 +193,9 @@ def _search(page: str) -> dict[str, Any]:
         return {"exclude": True}
     boosts = {
         "guides/how-do-i": 4.0,
+        "guides/continuing": 3.0,  # "checkpoint"
         "guides/": 2.0,
         "tutorials/": 1.5,
-        "reference/api/": 0.3,
         "reference/launchers": 0.3,
     }
     return {"boost": next((boost for start, boost in boosts.items() if page.startswith(start)), 1.0)}

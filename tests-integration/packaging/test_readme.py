@@ -64,6 +64,14 @@ def test_there_are_three_ways_to_install() -> None:
     assert all(words in lines for words in ("-r requirements.txt", "./packages/accel-bigmodel", "--no-index"))
 
 
+def test_the_default_torch_is_the_tested_one() -> None:
+    """The requirements and the pages install the minor version of torch that the tests run with."""
+    tested = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert tested is not None
+    for name in ("requirements.txt", "README.md", "docs/installation.md"):
+        assert f"torch=={tested[1]}.*" in (ROOT / name).read_text(), name
+
+
 def test_the_figures_are_those_that_were_measured() -> None:
     """Each figure of the README's table stands in the section of the benchmark that the row names."""
     text = (ROOT / "README.md").read_text()

@@ -65,7 +65,7 @@ def _public_names(path: Path) -> list[str]:
 
 def navigation() -> list[Any]:
     """Return the reference's part of the navigation."""
-    entries: list[Any] = [{"accel": "reference/api/accel.md"}]
+    entries: list[Any] = [{"Names of accel": "reference/api/accel.md"}]
     entries += [{package: [{part: page_of(package, part)} for part in parts(package)]} for package in PACKAGES]
     return [*entries, {"accelerate": "reference/api/accelerate.md"}]
 

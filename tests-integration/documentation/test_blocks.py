@@ -201,6 +201,13 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     assert [line for line in printed.splitlines() if line.startswith("ran ")] == [f"ran {title}" for title, _ in wanted]
 
 
+@pytest.mark.parametrize("page", [page for page in OTHERS if page.startswith("packages/") and blocks(page, "python")])
+def test_the_first_box_of_a_package_stands_alone(page: str, tmp_path: Path) -> None:
+    """It runs in an empty folder with nothing before it."""
+    first = blocks(page, "python")[:1]
+    _run(scene.run_session, [block for block in first if not _elsewhere(block[1])], tmp_path)
+
+
 @pytest.mark.parametrize("page", [page for page in GUIDES if blocks(page, "python")])
 def test_a_guide_can_be_pasted(page: str, tmp_path: Path) -> None:
     """Blocks run one after the other in one interpreter with nothing before them, and those that are files alone."""

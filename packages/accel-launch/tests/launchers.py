@@ -18,9 +18,11 @@ from pathlib import Path
 
 HEAD = """# Launchers
 
+<!-- Written by packages/accel-launch/tests/launchers.py. -->
+
 How `accel launch` starts a run, and what `--dry-run` prints for each way. The first launcher of this table that takes a
 run starts it; those of [other packages](../extend/entry-points.md) are asked before. What has run where is listed under
-[Hardware](hardware.md). This page is generated from the launchers; do not edit it.
+[Hardware](hardware.md).
 
 | launcher | what it is | takes | options |
 |---|---|---|---|"""

@@ -14,10 +14,11 @@ from accel_launch.settings.table import ALL
 
 HEAD = """# Options
 
+<!-- Written by packages/accel-launch/tests/reference.py. -->
+
 Every option of `accel launch`. Give it as a flag, an environment variable or a key of the configuration file; a flag
 overrides a variable, and a variable overrides the file ([Launch a run](../guides/launching.md)). A default in
-parentheses is the training process's own, which applies if the launcher passes nothing. This page is generated from the
-option tables; do not edit it.
+parentheses is the training process's own, which applies if the launcher passes nothing.
 """
 
 

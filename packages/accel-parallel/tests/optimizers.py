@@ -13,10 +13,12 @@ from accel_parallel.sharding.optimizers import EQUAL, IN_BLOCKS, REFUSED
 
 HEAD = """# Optimizers
 
+<!-- Written by packages/accel-parallel/tests/optimizers.py. -->
+
 Which optimizer trains what one process trains, where ranks hold copies of a model (data parallel), shards of it (FSDP2,
 FSDP1), or parts that tensor parallel makes. "equal" was measured step by step against one process, to 1e-6, with each
 way to step (`foreach`, `fused`) that an optimizer has, and "refused" is what `prepare` does, for subclasses too, before
-anything is changed. This page is generated from the tables that the tests prove; do not edit it.
+anything is changed.
 
 | optimizer | data parallel | FSDP2 | tensor parallel | FSDP2 and tensor parallel | FSDP1 | why, and what to use |
 |---|---|---|---|---|---|---|"""

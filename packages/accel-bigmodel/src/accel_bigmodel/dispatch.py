@@ -362,9 +362,7 @@ def _dispatch(
         settings.attach_on_blocks(model, "", placement.compute, placement.away)
         if any(placement.away.values()):
             empty = [place for place in ("cpu", "disk") if placement.waits_on(place)]
-            logger.warning(
-                "Some parameters are on the meta device because they were offloaded to the %s.", " and ".join(empty)
-            )
+            logger.info("Weights wait on the %s until their block runs; the model shows meta tensors.", " and ".join(empty))
         retie_parameters(model, placement.tied)  # hooks gave each name a tensor of its own
         for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
             if hasattr(model, method):

@@ -86,8 +86,10 @@ def saved(tmp_path: Path) -> tuple[Model, Path]:
 TOKENS = torch.arange(11).reshape(1, 11)
 
 
-def test_cpu_and_disk_parts_give_bit_equal_outputs(saved: tuple[Model, Path], tmp_path: Path) -> None:
-    """A map with both "cpu" and "disk" computes what the model in memory does, and writes nothing."""
+def test_cpu_and_disk_parts_give_bit_equal_outputs(
+    saved: tuple[Model, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A map with both "cpu" and "disk" computes what the model in memory does, writes nothing and warns of nothing."""
     model, folder = saved
     with init_empty_weights():
         empty = Model()
@@ -100,6 +102,7 @@ def test_cpu_and_disk_parts_give_bit_equal_outputs(saved: tuple[Model, Path], tm
     for _ in range(2):
         assert torch.equal(loaded(TOKENS), model(TOKENS))
     assert sorted(tmp_path.rglob("*")) == before
+    assert caplog.text == ""
     on_disk = [name for name, p in loaded.named_parameters() if p.is_meta]
     assert on_disk
     assert all(p.is_meta for name, p in loaded.named_parameters() if name in on_disk)

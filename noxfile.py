@@ -291,13 +291,6 @@ def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
     return [PACKAGES[name] for name in names or PACKAGES], rest
 
 
-def single_package(session: nox.Session) -> Package:
-    """Return the one package that a session was given, or stop with the list of names."""
-    if len(session.posargs) < 1 or session.posargs[0] not in PACKAGES:
-        session.error(f"name a package: nox -s {session.name} -- {{{','.join(PACKAGES)}}}")
-    return PACKAGES[session.posargs[0]]
-
-
 def pytest(
     environment: Environment, title: str, *args: object, env: dict[str, str] | None = None, **options: object
 ) -> None:
@@ -747,20 +740,25 @@ def casts(session: nox.Session) -> None:
 def release(session: nox.Session) -> None:
     """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`.
 
-    Without arguments nothing is bumped: every wheel and sdist is built as for a release, and twine checks them.
+    Without arguments nothing is bumped: every wheel and sdist is built into `dist/index`, which pip takes for
+    `--index-url`, twine checks them, and the documentation is built into `dist/site`.
     """
     if not session.posargs:
-        folder = WORKSHOP / "release"
+        folder = ROOT / "dist" / "index"
         shutil.rmtree(folder, ignore_errors=True)
         environment = Environment(session, "build").provide(GROUPS["build"], [])
-        for package in PACKAGES.values():
+        for name, package in PACKAGES.items():
             with session.chdir(package.folder):
-                environment.run("hatch", "build", folder, silent=True)
-        environment.run("twine", "check", "--strict", *sorted(folder.iterdir()))
+                environment.run("hatch", "build", folder / name, silent=True)
+            links = (f'<a href="{path.name}">{path.name}</a>\n' for path in sorted((folder / name).iterdir()))
+            (folder / name / "index.html").write_text("".join(links))
+        environment.run("twine", "check", "--strict", *sorted(folder.glob("*/accel*")))
+        taken = ("download", "-qq", "--no-deps", "--index-url", folder.as_uri(), "-d", session.create_tmp(), *PACKAGES)
+        session.run(str(installer(session)), "-m", "pip", *taken, external=True)
+        session.notify("docs")
         if any("https://accel.invalid" in path.read_text() for path in (ROOT / "packages").glob("*/pyproject.toml")):
             session.warn("Not to be uploaded: URLs of packages begin with https://accel.invalid, which is no address.")
         return
-    single_package(session)
     environment = Environment(session, "release").provide(["packaging"], [])
     environment.run("python", ROOT / ".ci" / "release.py", *session.posargs, "--root", ROOT)
 

@@ -362,7 +362,7 @@ def _dispatch(
         settings.attach_on_blocks(model, "", placement.compute, placement.away)
         if any(placement.away.values()):
             empty = [place for place in ("cpu", "disk") if placement.waits_on(place)]
-            logger.info("Weights wait on the %s until their block runs; the model shows meta tensors.", " and ".join(empty))
+            logger.info("Weights wait on the %s, as meta tensors, until their block runs.", " and ".join(empty))
         retie_parameters(model, placement.tied)  # hooks gave each name a tensor of its own
         for method in ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"):
             if hasattr(model, method):

@@ -28,6 +28,7 @@ __all__ = [
     "PrivateName",
     "after_gradients",
     "all_gather_single",
+    "call_hooks",
     "connect_again",
     "counters_of",
     "ddp_figures",
@@ -38,7 +39,6 @@ __all__ = [
     "foreach_lerp_",
     "foreach_mul_",
     "group_gather",
-    "has_forward_hooks",
     "has_gradient_hooks",
     "is_in_backward",
     "pin_memory",
@@ -76,9 +76,10 @@ def run_gradient_hooks(parameter: torch.Tensor) -> None:
         hook(parameter)
 
 
-def has_forward_hooks(module: torch.nn.Module, others: int = 0) -> bool:
-    """Return whether functions of a user see the calls of a module, beside so many before and after."""
-    return max(len(module._forward_pre_hooks), len(module._forward_hooks)) > others
+def call_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Return the functions that see the calls of a module, or what comes back through them."""
+    kinds = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return [hook for hooks in kinds for hook in hooks.values()]
 
 
 def ddp_figures(wrapper: DistributedDataParallel) -> dict[str, object]:

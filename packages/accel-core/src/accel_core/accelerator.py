@@ -893,9 +893,14 @@ class Accelerator(FunctionControl):
         what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight; a
         head that is sharded on its own is gathered slice by slice, in forward and in backward, and never whole.
 
+        Any other head is called on some tokens at a time, and once more in backward: one with an adapter, with hooks,
+        with a forward of its own, or of several layers. Its logits of a token have to follow from what enters for that
+        token, and to be the same in both calls.
+
         Args:
             hidden: What enters the head, shape (..., features).
-            head: The linear layer, with or without bias; its weight may be tied to an embedding.
+            head: The linear layer, with or without bias, whose weight may be tied to an embedding; or any other module
+                that makes logits, of shape (..., words).
             labels: The number of the right row for each token, shape (...).
             ignore_index: The label of tokens that do not count. Where none counts, the loss is 0.
             reduction: `"mean"` of the tokens that count, or `"sum"`.
@@ -922,14 +927,15 @@ class Accelerator(FunctionControl):
         """Let a language model of transformers compute its loss by `linear_cross_entropy` once it is prepared.
 
         In a call with `labels`, its output has the loss and no logits; other calls are as before. Called before
-        `prepare`, it has the head sharded on its own, where nothing else has its weight.
+        `prepare`, it has the head sharded on its own, where nothing else has its weight. A model of PEFT is its base
+        model with the adapters that it has, also on the head.
 
         Args:
             model: The model, prepared or not.
             chunk: As in `linear_cross_entropy`.
 
         Raises:
-            PreparationError: It is no causal language model of transformers.
+            PreparationError: It is not a causal language model of transformers, or its forward has a loss of its own.
 
         Examples:
             >>> from transformers import GPT2Config, GPT2LMHeadModel

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from accel_core._torch import has_forward_hooks
+from accel_core._torch import call_hooks
 from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.mesh.tensor import is_spread
 
@@ -26,6 +28,7 @@ __all__ = [
     "apply_where_asked",
     "ask",
     "asked_head",
+    "is_plain",
     "linear_cross_entropy",
     "logits_of",
 ]
@@ -35,6 +38,8 @@ _How = tuple[int, dist.ProcessGroup | None, int, float | None, int]
 LEAST = 64  # tokens whose logits exist at a time, at least
 SHARDED, _ASKED = "_accel_sharded_loss", "_accel_chunk_logits"
 """Names of what computes the loss of a head that is sharded on its own, and of what was asked for before `prepare`."""
+_ENGINES = ("accel_bigmodel.", "accel_parallel.", "deepspeed.", "torch.distributed.", "torch.nn.parallel.")
+"""Where hooks and classes come from by which ranks exchange weights around calls of a module."""
 
 
 def linear_cross_entropy(
@@ -48,32 +53,69 @@ def linear_cross_entropy(
     chunk: int | None,
 ) -> Tensor:
     """Return the loss; see `Accelerator.linear_cross_entropy`."""
-    weight, bias = cast(Tensor, head.weight), cast("Tensor | None", head.bias)
-    # An error would wait for a device; tensors without data and compiled graphs have no values to look at.
-    known = labels.device.type == "cpu" and type(labels) is Tensor and not torch.compiler.is_compiling()
-    lost = _lost(hidden, weight, labels, ignore_index, known)
-    rows, wanted = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    sharded: Callable[..., Tensor] | None = getattr(head, SHARDED, None)
-    if sharded is None:
-        total = _total(rows, weight, bias, wanted, ignore_index, softcap, chunk)
-    else:
-        total = sharded(head, rows, wanted, ignore_index, softcap, chunk)
-    if not known:
-        total = total.masked_fill(lost.any(), torch.nan)
+    if hidden.shape[:-1].numel() != labels.numel():
+        raise StateError(
+            f"Each token has one label; got hidden states of shape {tuple(hidden.shape)} and labels of shape "
+            f"{tuple(labels.shape)}. Shift and cut both in the same way before."
+        )
+    wanted = labels.reshape(-1)
+    compute = _computed if is_plain(head) else _called
+    total = compute(head, hidden, wanted, ignore_index, softcap, chunk)
     # Where all labels are ignored, nothing is learned; a mean of none would be NaN.
     return total if reduction == "sum" else total / (wanted != ignore_index).sum().clamp(min=1)
 
 
-def _total(
-    rows: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    wanted: Tensor,
-    ignore_index: int,
-    softcap: float | None,
-    chunk: int | None,
+def is_plain(head: nn.Module) -> bool:
+    """Return whether the logits of a head follow from its weight and bias alone: no hook or forward changes them."""
+    own = type(head).forward is nn.Linear.forward and "forward" not in vars(head)
+    return own and all(_is_of_engine(hook) for hook in call_hooks(head))
+
+
+def _is_of_engine(part: object) -> bool:
+    return str(part.__module__).startswith(_ENGINES)
+
+
+def _called(
+    head: nn.Module, hidden: Tensor, wanted: Tensor, ignore_index: int, softcap: float | None, chunk: int | None
 ) -> Tensor:
-    """Return the sum of losses, of a head that is whole or whose rows tensor parallel shares out."""
+    """Return the sum of losses, of a head that is called: on some rows at a time, and once more for the gradients."""
+    width = hidden.shape[-1]
+
+    def loss(part: Tensor, labels: Tensor) -> Tensor:
+        logits: Tensor = head(part.reshape(*(1,) * (hidden.dim() - 2), -1, width)).flatten(0, -2)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if softcap is not None:
+            logits = (logits / softcap).tanh() * softcap
+        lost = _lost(labels, logits.shape[-1], ignore_index)
+        labels = labels.masked_fill(lost, ignore_index)
+        total = functional.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
+        return total.masked_fill(lost.any(), torch.nan)
+
+    rows = hidden.reshape(-1, width)
+    # Ranks that exchange weights around each call make the same number of calls, whatever their numbers of tokens are.
+    if any(_is_of_engine(part) for module in head.modules() for part in (type(module), *call_hooks(module))):
+        return loss(rows, wanted)
+    largest = max((each.numel() for each in head.parameters()), default=0)  # most likely has a row for each word
+    size = chunk or max(LEAST, rows.numel() * width // max(1, largest))
+    pairs = zip(rows.split(size), wanted.split(size), strict=True)
+    return torch.stack([cast(Tensor, checkpoint(loss, *pair, use_reentrant=False)) for pair in pairs]).sum()
+
+
+def _computed(
+    head: nn.Module, hidden: Tensor, wanted: Tensor, ignore_index: int, softcap: float | None, chunk: int | None
+) -> Tensor:
+    """Return the sum of losses, of a head that is a weight and a bias."""
+    weight, bias = cast(Tensor, head.weight), cast("Tensor | None", head.bias)
+    if weight.dim() != 2:
+        raise StateError(
+            "The weight of a head is a matrix while its loss is computed; got one of shape "
+            f"{tuple(weight.shape)}, as engines keep weights outside of a layer's own forward. Leave the head to the "
+            "model's outermost shard, or compute the loss from logits."
+        )
+    rows, lost = hidden.reshape(-1, hidden.shape[-1]), _lost(wanted, len(weight), ignore_index).any()
+    sharded: Callable[..., Tensor] | None = getattr(head, SHARDED, None)
+    if sharded is not None:
+        return sharded(head, rows, wanted, ignore_index, softcap, chunk).masked_fill(lost, torch.nan)
     start, group = 0, cast("dist.ProcessGroup | None", None)
     if is_spread(weight):
         start, group = _place(cast("DTensor", weight))
@@ -87,38 +129,22 @@ def _total(
     exact = rows.dtype == weight.dtype and rows.dtype.itemsize >= torch.float32.itemsize
     alone = exact and group is None and softcap is None and type(rows) is Tensor
     if options is not None and alone:
-        total = functional.linear_cross_entropy(
-            rows,
-            weight,
-            wanted,
-            linear_bias=bias,
-            reduction="sum",
-            ignore_index=ignore_index,
-            options=options(batch_chunk_size=size),
-        )
+        given = {"linear_bias": bias, "ignore_index": ignore_index, "options": options(batch_chunk_size=size)}
+        total = functional.linear_cross_entropy(rows, weight, wanted, reduction="sum", **given)
     else:
         how = start, group, ignore_index, softcap, size
         total = _Chunked.apply(rows, weight, bias, wanted, how)  # type: ignore[no-untyped-call]
-    return total
+    return total.masked_fill(lost, torch.nan)
 
 
-def _lost(hidden: Tensor, weight: Tensor, labels: Tensor, ignore_index: int, known: bool) -> Tensor:
-    """Return for each label whether it is wrong; refuse what has no loss, and labels whose values are known."""
-    if weight.dim() != 2:
-        raise StateError(
-            "The weight of a head is a matrix while its loss is computed; got one of shape "
-            f"{tuple(weight.shape)}, as engines keep weights outside of a layer's own forward. Leave the head to the "
-            "model's outermost shard, or compute the loss from logits."
-        )
-    if hidden.shape[:-1].numel() != labels.numel():
-        raise StateError(
-            f"Each token has one label; got hidden states of shape {tuple(hidden.shape)} and labels of shape "
-            f"{tuple(labels.shape)}. Shift and cut both in the same way before."
-        )
-    lost = ((labels < 0) | (labels >= len(weight))) & (labels != ignore_index)
+def _lost(labels: Tensor, words: int, ignore_index: int) -> Tensor:
+    """Return for each label whether it is wrong; refuse labels whose values are known."""
+    lost = ((labels < 0) | (labels >= words)) & (labels != ignore_index)
+    # An error would wait for a device; tensors without data and compiled graphs have no values to look at.
+    known = labels.device.type == "cpu" and type(labels) is Tensor and not torch.compiler.is_compiling()
     if known and lost.any():
         raise DataError(
-            f"A label is a row of the head, from 0 to {len(weight) - 1}, or {ignore_index} where none counts; got "
+            f"A label is a row of the head, from 0 to {words - 1}, or {ignore_index} where none counts; got "
             f"{int(labels[lost][0])}. Correct the labels, or pass ignore_index."
         )
     return lost
@@ -203,122 +229,107 @@ class _Chunked(torch.autograd.Function):
         return *(None if each is None else each.mul_(gradient) for each in ctx.saved_tensors), None, None
 
 
+class _Entrance(nn.Module):
+    """Takes the place of a head in calls that have labels: it passes on what enters."""
+
+    entered: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Note what enters."""
+        self.entered = hidden
+        return hidden
+
+
 class _Switch:
     """Lets a model of transformers compute its loss from what enters its head, in calls that have labels."""
 
-    def __init__(self, model: nn.Module, head: nn.Module, chunk: int | None) -> None:
-        self._model, self._head, self._chunk = model, head, chunk
-        self._plain, self.is_on = head.forward, False
-        self._entered: Tensor | None = None
-        self._config: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-        self._softcap: float | None = None
+    def __init__(self, base: Any, chunk: int | None) -> None:
+        self._base, self._chunk, head = base, chunk, base.get_output_embeddings()
+        (path, *_) = (name for name, module in base.named_modules() if module is head)
+        owner, _, self._place = path.rpartition(".")
+        self._modules = base.get_submodule(owner)._modules  # set there, as what joins a model is noted
+        self._head: nn.Module | None = None
+        self._entrance = _Entrance()
+        self._config, self._softcap = base.config.get_text_config(), None
 
     def before(self, _: object, args: object, kwargs: dict[str, Any]) -> None:
-        """Look whether the call has labels, and leave a soft cap to the loss."""
-        self.is_on = kwargs.get("labels") is not None
-        if self.is_on and hasattr(self._config, "final_logit_softcapping"):
-            self._softcap, self._config.final_logit_softcapping = self._config.final_logit_softcapping, None
+        """Take the head, and the soft cap, out of a call that has labels."""
+        self.after()  # of a call that was interrupted
+        if kwargs.get("labels") is not None:
+            self._head, self._modules[self._place] = self._modules[self._place], self._entrance
+            self._softcap = getattr(self._config, "final_logit_softcapping", None)
+            if self._softcap is not None:
+                self._config.final_logit_softcapping = None
 
-    def after(self, _: object, args: object, output: object) -> None:
-        """Return no logits, as there are none."""
-        if self.is_on and hasattr(self._config, "final_logit_softcapping"):
+    def after(self, _: object = None, args: object = None, output: object = None) -> None:
+        """Put them back, and return no logits, as there are none."""
+        if self._head is None:
+            return
+        self._modules[self._place] = self._head
+        if self._softcap is not None:
             self._config.final_logit_softcapping = self._softcap
-        if self.is_on and isinstance(output, dict):
+        self._head = self._entrance.entered = None
+        if isinstance(output, dict):
             output["logits"] = None
-        self.is_on, self._entered = False, None
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Return what enters the head."""
-        return hidden if self.is_on else self._plain(hidden)
-
-    def keep(self, _: object, args: object, output: Tensor) -> None:
-        """Note what leaves the head."""
-        self._entered = output
-
-    def loss(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        vocab_size: int,
-        num_items_in_batch: Tensor | int | None = None,
-        ignore_index: int = -100,
-        shift_labels: Tensor | None = None,
-        **_: object,
-    ) -> Tensor:
+    def loss(self, logits: Tensor, labels: Tensor, vocab_size: int, **given: Any) -> Tensor:
         """Return the loss of the next tokens, as transformers' own."""
-        weight = cast(Tensor, self._head.weight)
-        if logits is not self._entered or (weight.dim() == 2 and logits.shape[-1] != weight.shape[1]):
+        if self._head is None or logits is not self._entrance.entered:
             raise StateError(
-                f"Logits go from a head to the loss as they are; got {type(self._model).__name__}, which changes them "
+                f"Logits go from a head to the loss as they are; got {type(self._base).__name__}, which changes them "
                 "in between. Call accelerator.linear_cross_entropy in a forward of your own."
             )
-        if shift_labels is None:
-            shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-        whole = num_items_in_batch is None
-        loss = linear_cross_entropy(
-            logits,
-            self._head,
-            shift_labels.to(logits.device),
-            ignore_index=ignore_index,
-            reduction="mean" if whole else "sum",
-            softcap=self._softcap,
-            chunk=self._chunk,
-        )
-        return loss if whole else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
-
-
-class _Unhooked:
-    """Mixed into the class of a head that is sharded on its own: hooks of its calls would gather it for nothing."""
-
-    _accel_switch: _Switch
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        if not self._accel_switch.is_on:
-            return super().__call__(hidden)  # type: ignore[misc, no-any-return]
-        self._accel_switch.keep(self, (), hidden)
-        return hidden
+        ignored, shifted, items = (given.get(name) for name in ("ignore_index", "shift_labels", "num_items_in_batch"))
+        how: dict[str, Any] = {"ignore_index": -100 if ignored is None else ignored, "softcap": self._softcap}
+        if shifted is None:
+            shifted = functional.pad(labels, (0, 1), value=how["ignore_index"])[..., 1:]
+        how |= {"reduction": "mean" if items is None else "sum", "chunk": self._chunk}
+        loss = linear_cross_entropy(logits, self._head, shifted.to(logits.device), **how)
+        return loss if items is None else loss / torch.as_tensor(items, device=loss.device)
 
 
 def ask(model: nn.Module, chunk: int | None) -> None:
     """Let a bare model of transformers compute its loss this way once it is prepared."""
-    _head_of(model)
-    model.__dict__[_ASKED] = chunk
+    _checked_base_of(model).__dict__[_ASKED] = chunk
 
 
 def asked_head(model: nn.Module) -> nn.Module | None:
-    """Return the head of a model that is to compute its loss this way once it is prepared."""
-    return _head_of(model) if _ASKED in model.__dict__ else None
+    """Return the plain head of a model that is to compute its loss this way once it is prepared."""
+    base = _base_of(model)
+    head: nn.Module | None = base.get_output_embeddings() if _ASKED in base.__dict__ else None
+    return head if head is not None and is_plain(head) else None
 
 
 def apply_where_asked(model: nn.Module) -> None:
     """Do for a bare model that was just prepared what was asked for before."""
-    if _ASKED in model.__dict__:
-        apply_to_head(model, model.__dict__.pop(_ASKED))
+    asked = _base_of(model).__dict__
+    if _ASKED in asked:
+        apply_to_head(model, asked.pop(_ASKED))
 
 
-def _head_of(model: nn.Module) -> nn.Module:
-    """Return the head of a causal language model of transformers; refuse others."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    loss = getattr(model, "loss_function", None)
-    if not isinstance(head, nn.Module) or getattr(loss, "__name__", "") != "ForCausalLMLoss":
+def _base_of(model: nn.Module) -> Any:
+    """Return the model inside one of PEFT, with its adapters, or the model itself."""
+    return getattr(model, "get_base_model", lambda: model)()
+
+
+def _checked_base_of(model: nn.Module) -> Any:
+    """Return a causal language model of transformers; refuse others, and those that compute a loss of their own."""
+    base = _base_of(model)
+    head = getattr(base, "get_output_embeddings", lambda: None)()
+    loss = getattr(base, "loss_function", None)
+    calls_it = "loss_function" in inspect.unwrap(type(base).forward).__code__.co_names
+    if not isinstance(head, nn.Module) or getattr(loss, "__name__", "") != "ForCausalLMLoss" or not calls_it:
         raise PreparationError(
             "The head of a causal language model of transformers computes its loss by parts; got a "
-            f"{type(model).__name__}. Call accelerator.linear_cross_entropy in its forward."
+            f"{type(base).__name__}. Call accelerator.linear_cross_entropy in its forward."
         )
-    return head
+    return base
 
 
 def apply_to_head(model: nn.Module, chunk: int | None) -> None:
     """Let a bare model of transformers compute its loss this way; see `Accelerator.chunk_logits`."""
-    head = _head_of(model)
-    switch = _Switch(model, head, chunk)
+    base = _checked_base_of(model)
+    switch = _Switch(base, chunk)
     model.register_forward_pre_hook(switch.before, with_kwargs=True)
     model.register_forward_hook(switch.after, always_call=True, prepend=True)  # before hooks that warn of views
-    if hasattr(head, SHARDED) and not has_forward_hooks(head, others=1):  # one is of sharding
-        kind = type(head)
-        own = {"__module__": kind.__module__, "_accel_switch": switch}
-        head.__class__ = type(kind.__name__, (_Unhooked, kind), own)
-    else:
-        head.forward = switch.head
-        head.register_forward_hook(switch.keep)
-    model.loss_function = switch.loss  # type: ignore[assignment]
+    base.loss_function = switch.loss

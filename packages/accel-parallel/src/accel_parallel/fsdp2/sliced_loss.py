@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from accel_core._torch import all_gather_single, reduce_scatter_single, run_gradient_hooks, shard_groups
 from accel_core.mesh.tensor import local_memory, spread_over
-from accel_core.modules.linear_loss import LEAST, SHARDED, add_product, logits_of
+from accel_core.modules.linear_loss import LEAST, SHARDED, add_product, is_plain, logits_of
 from accel_parallel.fsdp2.in_place import overlaps
 from accel_parallel.fsdp2.participation import follower_of
 
@@ -39,7 +39,7 @@ def slice_heads(model: nn.Module, policy: object) -> None:
     """Let losses of the linear layers that are sharded on their own be computed from slices of them."""
     for module in model.modules():
         own = dict(module.named_parameters())
-        if isinstance(module, FSDPModule) and isinstance(module, nn.Linear) and own.keys() <= {"weight", "bias"}:
+        if isinstance(module, FSDPModule) and is_plain(module) and own.keys() <= {"weight", "bias"}:
             module.reshard()
             if all(isinstance(each, DTensor) and each.is_floating_point() for each in module.parameters()):
                 setattr(module, SHARDED, _SlicedHead(module, policy))

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from accel_core._records import record
-from accel_core._torch import has_forward_hooks
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
@@ -67,10 +66,10 @@ class WrapPlan:
         return replace(self, blocks=now(self.blocks), heads=now(self.heads), kept=now(self.kept))
 
     def with_head(self, model: nn.Module, head: nn.Module) -> WrapPlan:
-        """Return the plan with a head on its own, where nothing else has its parameters, and nothing sees its calls."""
+        """Return the plan with a head on its own, where nothing else has its parameters."""
         taken = {id(part) for _, block in self.groups() for part in block.modules()}
         kept = {id(parameter) for parameter in self.whole(model)}
-        if id(head) in taken or has_forward_hooks(head) or any(id(each) in kept for each in head.parameters()):
+        if id(head) in taken or any(id(each) in kept for each in head.parameters()):
             return self
         named = [(name, module) for name, module in model.named_modules() if module is head]
         return replace(self, heads=tuple(_without_ties(model, named)))

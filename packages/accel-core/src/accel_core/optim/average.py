@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ __all__ = ["AverageState", "ModelAverage", "check_settings"]
 _AVERAGE = "average"
 _SHOWN = 5
 Buffers = Literal["copy", "average"]
+_applied: MutableMapping[nn.Module, ModelAverage] = WeakKeyDictionary()
 
 
 class ModelAverage:
@@ -102,24 +104,31 @@ class ModelAverage:
         """
         self.refuse_applied("applied()")
         self._check()
-        kept: list[Tensor | None] = []
+        kept: list[tuple[Tensor, Tensor | None]] = []
         self._is_applied = True
+        modules = dict.fromkeys(self.model.modules(), self)
+        _applied.update(modules)
+        hooks = [each.register_load_state_dict_pre_hook(_refuse_loading) for each in modules]
         try:
             with torch.no_grad():
                 for weight, average in self._pairs(self.state.averages):
-                    kept.append(_exchanged(weight, average))
+                    shown = weight.detach()  # the memory of the average from now on, wherever a cast takes the weight
+                    kept.append((shown, _exchanged(weight, average, shown)))
             torch.clear_autocast_cache()  # an autocast block around this one keeps weights that it has cast
             yield self.model
         finally:
             self._held()  # an evaluation may have left gathered averages, with which the next pass would go on
             with torch.no_grad():
                 # Fewer were exchanged where memory ran out.
-                for (weight, average), before in zip(self._pairs(self.state.averages), kept, strict=False):
+                for (weight, average), (shown, before) in zip(self._pairs(self.state.averages), kept, strict=False):
                     if before is None:
-                        _exchanged(weight, average)
+                        _exchanged(weight, average, shown)
                     else:
                         weight.copy_(before)
             torch.clear_autocast_cache()
+            for hook, module in zip(hooks, modules, strict=True):
+                hook.remove()
+                _applied.pop(module, None)
             self._is_applied = False
 
     @torch.no_grad()
@@ -186,7 +195,7 @@ class AverageState(torch.optim.Optimizer):
         device: torch.device | None,
         check: Callable[[], None],
     ) -> None:
-        super().__init__([tensor for tensor in tensors if tensor.is_floating_point()], {"steps": {}})
+        super().__init__([tensor for tensor in tensors if _is_number(tensor)], {"steps": {}})
         self.averages = {tensor: _copied(local_memory(tensor.detach()), device) for tensor in averaged}
         self._places = {tensor: place for place, tensor in enumerate(self.param_groups[0]["params"])}
         self._check = check
@@ -253,7 +262,11 @@ def check_settings(decay: object, every: object, device: object, buffers: object
 def _is_averaged(tensor: Tensor) -> bool:
     """Return whether a parameter trains, or a buffer holds numbers; of an empty part, nothing is averaged."""
     trains = tensor.requires_grad or not isinstance(tensor, nn.Parameter)
-    return trains and tensor.is_floating_point() and tensor.numel() > 0
+    return trains and _is_number(tensor) and tensor.numel() > 0
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _copied(weight: Tensor, device: torch.device | None) -> Tensor:
@@ -266,11 +279,16 @@ def _is_alike(weight: Tensor, average: Tensor) -> bool:
     return weight.dtype == average.dtype and weight.device == average.device
 
 
-def _exchanged(weight: Tensor, average: Tensor) -> Tensor | None:
-    """Put an average in the place of its weight, and return the weight; exchange them where one can hold the other."""
-    before = weight.to(average.device, copy=True)
+def _exchanged(weight: Tensor, average: Tensor, shown: Tensor) -> Tensor | None:
+    """Put an average in the place of its weight; return what was shown, or exchange them if one can hold the other."""
+    before = shown.to(average.device, copy=True)
     weight.copy_(average)
-    if not _is_alike(weight, average):
+    if not _is_alike(shown, average):
         return before
     average.copy_(before)
     return None
+
+
+def _refuse_loading(module: nn.Module, *_: object) -> None:
+    if module in _applied:  # a copy that was made inside has this hook, too
+        _applied[module].refuse_applied("load_state_dict()")

@@ -120,6 +120,77 @@ def test_it_is_torchs_average_of_steps_that_were_made(every: int, buffers: Any) 
     assert same(model, before)
 
 
+class Complex(nn.Module):
+    """Multiplies by complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(5, dtype=torch.complex64))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Return numbers that have both parts of the factor in them."""
+        found: torch.Tensor = batch * self.factor
+        return found.real + 2 * found.imag
+
+
+def test_complex_weights_are_averaged_and_restored(tmp_path: Path) -> None:
+    """Both parts of each number are averaged; a checkpoint has them."""
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = prepared(accelerator, Complex())
+    ema = accelerator.ema(model, 0.75)
+    expected = model.factor.detach().clone()
+    for batch in batches(4):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        expected = 0.75 * expected + 0.25 * model.factor.detach()
+    weight = model.factor.detach().clone()
+    accelerator.save_state(str(tmp_path / "state"))
+    for average in ema.state.averages.values():
+        average.zero_()
+    accelerator.load_state(str(tmp_path / "state"))
+    with ema.applied():
+        torch.testing.assert_close(model.factor.detach(), expected)
+        assert (model.factor.detach() != weight).all()
+    assert torch.equal(model.factor, weight)
+
+
+def test_values_are_not_loaded_into_an_applied_average() -> None:
+    """A state is refused for the model and each part of it, and changes nothing; a copy made inside takes it."""
+    accelerator = Accelerator(cpu=True)
+    model, _ = prepared(accelerator, net())
+    ema = accelerator.ema(model)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    before, other = copy.deepcopy(model), net()
+    with ema.applied():
+        shown = copy.deepcopy(model)
+        for part, state in ((model, other.state_dict()), (model[0], other[0].state_dict())):
+            with pytest.raises(StateError, match=r"got load_state_dict\(\) there"):
+                part.load_state_dict(state)
+        assert same(model, shown)
+        shown.load_state_dict(before.state_dict())
+    assert same(model, before)
+    assert same(shown, before)
+    model.load_state_dict(other.state_dict())
+    assert same(model, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_that_is_cast_inside_keeps_weights_and_average(dtype: torch.dtype) -> None:
+    """Weights come back in the new format, and the average loses nothing."""
+    accelerator = Accelerator(cpu=True)
+    model, _ = prepared(accelerator, net())
+    ema = accelerator.ema(model)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    before, averages = copy.deepcopy(model), [each.clone() for each in ema.state.averages.values()]
+    with ema.applied():
+        model.to(dtype)
+        assert torch.equal(model[0].weight, averages[0].to(dtype))
+    assert same(model, before.to(dtype))
+    assert all(map(torch.equal, ema.state.averages.values(), averages))
+
+
 def test_a_second_optimizer_does_not_count_for_the_first() -> None:
     """Where two optimizers train parts of a model, each part is averaged once for each step of its own."""
     accelerator = Accelerator(cpu=True)

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, cast
@@ -198,12 +198,13 @@ class _Timed:
             # Most models get one tensor, and this runs in each step.
             alone = len(args) == 1 and not kwargs and type(args[0]) is Tensor
             shapes = args[0].shape if alone else (_shapes(args), _shapes(kwargs.values()))  # type: ignore[attr-defined]
-            count = meter._forward_flops.get((id(self), shapes))
+            known = meter._forward_flops.setdefault(cast(torch.nn.Module, self), {})
+            count = known.get(shapes)
             if count is None:
                 meter._counts = False
                 with _FlopCount() as count:
                     result = self._unmeasured(*args, **kwargs)
-                meter._forward_flops[id(self), shapes] = count
+                known[shapes] = count
                 meter._reading.passes.append(count)
                 return result
             meter._reading.passes.append(count)
@@ -244,7 +245,7 @@ class Meter:
         )
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
         self._thread, self._counting = threading.get_ident(), settings.flops == "auto"
-        self._forward_flops: dict[tuple[object, ...], _FlopCount] = {}
+        self._forward_flops: MutableMapping[torch.nn.Module, dict[object, _FlopCount]] = weakref.WeakKeyDictionary()
         self._backward_flops: dict[Hashable, int] = {None: 0}  # by the counts of passes before it
         self._idle = _Reading(trains=True)
         self._open: list[_Reading] = []
@@ -281,6 +282,9 @@ class Meter:
 
     def turn(self, part: int) -> int:
         """Let time count for a part from now on; return the part for which it counted."""
+        if len(self._marks) > _MOST_MARKS:  # much was computed since the last step, which is not measured then
+            self._marks, self._counts = [], False
+            self._reading.passes.clear()
         self._marks.append((self._clock(), part, self._reading))
         before = self._part
         self._part = part
@@ -310,8 +314,6 @@ class Meter:
                 self.turn(before)
                 yield batch
                 self._reading = reading
-                if len(self._marks) > _MOST_MARKS:  # much was evaluated since the last step, which is not measured then
-                    self._marks, self._counts = [(self._clock(), self._part, reading)], False
                 before = self.turn(_WAITING)
         finally:
             self._open.remove(reading)

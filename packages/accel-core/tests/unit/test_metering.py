@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 import subprocess
@@ -525,6 +526,32 @@ def test_a_long_evaluation_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch)
     assert meter.last is None
     next(epoch)
     assert measured(accelerator).steps == 1
+
+
+def test_passes_that_no_step_follows_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gradients and without a loader, neither marks nor passes pile up."""
+    monkeypatch.setattr("accel_core.metering._MOST_MARKS", 20)
+    accelerator = metered()
+    model, batch = accelerator.prepare(Net()), torch.rand(4, 16)
+    for _ in range(100):
+        model(batch)
+    meter = accelerator.meter
+    assert meter is not None
+    assert max(len(meter._marks), len(meter._reading.passes)) < 30
+
+
+def test_a_model_in_the_place_of_a_freed_one_has_its_own_flops() -> None:
+    """Nothing is kept of a model that is gone, at whose address another one may be made."""
+    accelerator = metered()
+    for width in (8, 16, 32):
+        model, optimizer, loader = prepared(accelerator, nn.Linear(16, width), DataLoader(Rows(16), batch_size=4))
+        batch = list(train(accelerator, model, optimizer, loader))[-1]
+        assert measured(accelerator).flops == counted(nn.Linear(16, width), batch)
+        accelerator.free_memory()
+        del model, optimizer, loader
+        gc.collect()
+        assert accelerator.meter is not None
+        assert not accelerator.meter._forward_flops
 
 
 def test_an_engine_that_makes_its_own_steps_has_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1087,7 +1087,7 @@ class Accelerator(FunctionControl):
 
         Raises:
             ConfigurationError: A decay, number of steps, device or kind of buffers that cannot be.
-            EngineUnavailableError: The engine does not let weights be averaged, as DeepSpeed and Megatron-LM.
+            EngineUnavailableError: The weights that train are inside of the engine, which has no average of them.
             PreparationError: The model was not prepared, or none of its parameters trains.
             RankDisagreementError: Ranks pass different arguments.
 

@@ -97,7 +97,7 @@ def _called(
         return loss(rows, wanted)
     largest = max((each.numel() for each in head.parameters()), default=0)  # most likely has a row for each word
     size = chunk or max(LEAST, rows.numel() * width // max(1, largest))
-    pairs = zip(rows.split(size), wanted.split(size), strict=True)
+    pairs = zip(torch.split(rows, size), torch.split(wanted, size), strict=True)
     return torch.stack([cast(Tensor, checkpoint(loss, *pair, use_reentrant=False)) for pair in pairs]).sum()
 
 

@@ -108,7 +108,7 @@ class ModelAverage:
         self._is_applied = True
         modules = dict.fromkeys(self.model.modules(), self)
         _applied.update(modules)
-        hooks = [each.register_load_state_dict_pre_hook(_refuse_loading) for each in modules]
+        hooks = [each.register_load_state_dict_pre_hook(_refuse_loading) for each in modules]  # type: ignore[no-untyped-call]
         try:
             with torch.no_grad():
                 for weight, average in self._pairs(self.state.averages):

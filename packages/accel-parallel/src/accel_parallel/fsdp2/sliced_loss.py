@@ -52,7 +52,7 @@ class _SlicedHead:
     slices once more. How many there are depends on the shards alone, so ranks may have other numbers of tokens.
     """
 
-    def __init__(self, head: nn.Linear, policy: object) -> None:
+    def __init__(self, head: nn.Module, policy: object) -> None:
         self._take(head)
         (self._record,), mesh = shard_groups(head), self._weight.device_mesh
         (axis,) = (place for place, each in enumerate(self._weight.placements) if each.is_shard())

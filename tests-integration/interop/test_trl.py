@@ -1,6 +1,10 @@
 """trl's trainers and its command line run on the drop-in as on Accelerate 1.15.0."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +58,18 @@ def test_two_devices_train_alike(
 def test_launch_command_runs_in_process(trl_trainers: Any) -> None:
     """The launch command and its parser are called from Python, as trl's command line does."""
     assert trl_trainers.ours["in process"] == trl_trainers.theirs["in process"]
+
+
+def test_file_for_one_gpu_starts_one_process(tmp_path: Path) -> None:
+    """The file `single_gpu.yaml` of trl, which says NO and eight processes, starts one."""
+    spec = find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    config = Path(spec.origin).parent / "accelerate_configs" / "single_gpu.yaml"
+    assert "num_processes: 8" in config.read_text()
+    (tmp_path / "s.py").write_text("import os; print('ranks', os.environ.get('WORLD_SIZE', '1'))")
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config), str(tmp_path / "s.py")]
+    assert subprocess.run(words, check=True, capture_output=True, text=True).stdout == "ranks 1\n"
 
 
 @pytest.mark.parametrize("case", ["sft", "dpo"])

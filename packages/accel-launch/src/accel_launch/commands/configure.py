@@ -56,9 +56,11 @@ def _merged(pairs: list[str], path: Path) -> dict[str, Any]:
     found = ConfigFile(Path("--set"), values)
     check_keys(found)
     found.settings_of(set())
-    usual = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "NO", "use_cpu": False}
+    usual = {"compute_environment": "LOCAL_MACHINE", "use_cpu": False}
     file = load(path) if path.is_file() else None
     config = usual if file is None else {key: value for key, value in file.config.items() if key != "schema"}
+    if "num_processes" in values and config.get("distributed_type") in ("NO", False):
+        del config["distributed_type"]  # one process, whatever the number
     for key, value in values.items():
         group = config.get(key)
         config[key] = {**group, **value} if isinstance(group, dict) and isinstance(value, dict) else value
@@ -153,6 +155,7 @@ def update_config(args: argparse.Namespace) -> Path:
     layout_of(resolve(ALL, args, environment={}, file=file.settings_of(set())), {})
     config = load_config_from_file(file.path)
     usual = config.to_dict() if isinstance(config, ClusterConfig) else {}
+    usual.pop("distributed_type", None)  # a file without it starts as many processes as it says
     merged = {**usual, **file.config}
     merged.pop("schema", None)
     if merged.get("num_processes") == -1:

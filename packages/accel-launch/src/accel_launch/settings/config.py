@@ -183,20 +183,12 @@ DEFAULT_FILE = str(default_yaml_file())
 """The default configuration file, as the environment said when this module was imported."""
 
 
-def write_basic_config(
-    mixed_precision: str = "no",
-    save_location: str = DEFAULT_FILE,
-    *,
-    processes: int | None = None,
-    gpus: int | None = None,
-) -> Path | bool:
+def write_basic_config(mixed_precision: str = "no", save_location: str = DEFAULT_FILE) -> Path | bool:
     """Write a configuration for this machine with its most usual settings.
 
     Args:
         mixed_precision: "no", "fp16", "bf16" or "fp8".
         save_location: The file.
-        processes: Processes; one per GPU, or one without GPUs, when None.
-        gpus: GPUs of this machine; counted when None.
 
     Returns:
         The file, or False where it exists already and was left alone.
@@ -211,15 +203,13 @@ def write_basic_config(
     path = Path(save_location)
     if path.exists():
         return False
-    write(basic_config(mixed_precision, processes=processes, gpus=gpus).to_dict(), path)
+    write(basic_config(mixed_precision).to_dict(), path)
     return path
 
 
-def basic_config(
-    mixed_precision: str = "no", *, processes: int | None = None, gpus: int | None = None
-) -> ClusterConfig:
+def basic_config(mixed_precision: str = "no") -> ClusterConfig:
     """Return the most usual settings of this machine."""
-    gpus = count_gpus(environ.snapshot()) if gpus is None else gpus
+    gpus = count_gpus(environ.snapshot())
     precision = mixed_precision.lower()
     if precision not in PRECISIONS:
         raise ConfigurationError(f"Mixed precision cannot be {mixed_precision!r}. Use one of {', '.join(PRECISIONS)}.")
@@ -229,5 +219,5 @@ def basic_config(
         mixed_precision=precision,
         use_cpu=gpus == 0,
         debug=False,
-        num_processes=processes or max(1, gpus),
+        num_processes=max(1, gpus),
     )

@@ -84,6 +84,8 @@ class ConfigFile:
         if threads is not None:
             found[_THREADS] = _text_of(BY_KEY[_THREADS], threads, self.where(_THREADS)), self.where(_THREADS)
         found.update(_hardware(self, written))
+        if _is_for_one_process(self) and not written & _SPREADS:
+            found["num_processes"] = 1, self.where("distributed_type")
         return resolve_file(BY_KEY, found)
 
 
@@ -207,6 +209,8 @@ def _check_kinds(file: ConfigFile) -> None:
 
 
 _HARDWARE = {key for key in _ENGINE_OF_TYPE.values() if key}
+_SPREADS = _HARDWARE - {"cpu"} | {"nproc_per_node", "num_machines", "nnodes"}
+"""Settings of the command line that start several processes, whatever `distributed_type` the file has."""
 _WITH_AXES = {engine.switch for engine in engines().values() if engine.takes_axes}
 
 
@@ -214,6 +218,11 @@ def _type(file: ConfigFile) -> str:
     """Return the file's `distributed_type`; YAML reads the word NO as false."""
     kind = file.config.get("distributed_type", "NO")
     return "NO" if kind is False else str(kind)
+
+
+def _is_for_one_process(file: ConfigFile) -> bool:
+    """Return whether the file says NO: Accelerate starts one process then, whatever `num_processes` is."""
+    return file.config.get("distributed_type") in ("NO", False) and file.config.get("num_machines", 1) == 1
 
 
 def _hardware(file: ConfigFile, written: set[str]) -> dict[str, tuple[object, str]]:

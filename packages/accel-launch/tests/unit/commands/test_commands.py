@@ -106,6 +106,8 @@ def test_config_by_flags(home: Path, capsys: pytest.CaptureFixture[str]) -> None
     words = ["config", "--config-file", str(path), "--set", "num_processes=2", "--set", "fsdp_config.fsdp_version=2"]
     assert cli.main(words) == 0
     assert "fsdp_version: 2" in path.read_text()
+    assert cli.main(["launch", "--config-file", str(path), "--cpu", "--explain"]) == 0
+    assert "Starts 2 processes" in capsys.readouterr().out
     for wrong in ("num_processors=2", "num_processes"):
         assert cli.main(["config", "--config-file", str(home / "d.yaml"), "--set", wrong]) == 2
     assert not (home / "d.yaml").exists()
@@ -124,6 +126,11 @@ def test_config_default_and_update(home: Path, capsys: pytest.CaptureFixture[str
     assert "mixed_precision: fp16" in text
     assert "num_processes: 3" in text
     assert "schema 1" in text
+    assert cli.main(["config", "--yes", "--config-file", str(path), "--set", "num_processes=2"]) == 0
+    capsys.readouterr()
+    for words in (["config", "update"], ["launch", "--explain"]):  # an update keeps to what the file says
+        assert cli.main([*words, "--config-file", str(path)]) == 0
+    assert "Starts 2 processes" in capsys.readouterr().out
 
 
 @requires("engine:fsdp")

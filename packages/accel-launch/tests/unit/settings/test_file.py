@@ -163,6 +163,29 @@ def test_devices_of_each_kind_are_chosen_by_their_own_variable(tmp_path: Path) -
     assert [found[label]["CUDA_VISIBLE_DEVICES"] for label in ("MULTI_GPU", "NO")] == ["1,2"] * 2
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "processes"),
+    [
+        ("distributed_type: 'NO'\nnum_processes: 8\n", [], 1),
+        ("distributed_type: NO\nnum_processes: 8\nuse_cpu: true\n", [], 1),
+        ("distributed_type: NO\nnum_processes: 8\nnum_machines: 1\n", ["--cpu"], 1),
+        ("distributed_type: NO\n", [], 1),
+        ("distributed_type: NO\nnum_processes: 8\n", ["--num-processes=2"], 2),
+        ("distributed_type: NO\nnum_processes: 8\n", ["--nproc-per-node=8"], 8),
+        ("distributed_type: NO\nnum_processes: 8\n", ["--multi-gpu"], 8),
+        ("num_processes: 8\n", [], 8),
+    ],
+)
+def test_file_of_type_no_starts_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: list[str], processes: int
+) -> None:
+    """NO, also as YAML's false, is one process as in Accelerate, unless the command line says how many or on what."""
+    monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 4)
+    (tmp_path / "c.yaml").write_text(text)
+    args = launch_command_parser().parse_args(["--config-file", str(tmp_path / "c.yaml"), *words, "s.py"])
+    assert settings_from(args).layout.processes == processes
+
+
 def test_words_in_capitals_mean_the_same(tmp_path: Path) -> None:
     """A file that says FP8 sets up what one that says fp8 does, its options included."""
     told = []

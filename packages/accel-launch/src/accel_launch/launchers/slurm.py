@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher, flags_of
+from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import say
 
@@ -77,7 +78,8 @@ class SlurmLauncher(Launcher):
         """Return the batch script.
 
         Raises:
-            ConfigurationError: An option of sbatch contradicts the settings, or leaves no time to save.
+            ConfigurationError: An option of sbatch contradicts the settings, or leaves no time to save; or the name of
+                the script has control characters.
         """
         options = _options(settings)
         array = "array" in options
@@ -91,6 +93,11 @@ class SlurmLauncher(Launcher):
             "signal": f"B:USR1@{_GRACE_S}",
             **{key: value for key, value in options.items() if not key.startswith("container")},
         }
+        if re.search(r"[\x00-\x1f\x7f]", lines["job-name"]):  # bash would run a second line
+            raise ConfigurationError(
+                f"The batch script takes no control characters in a name; got {shortened(lines['job-name'])!r} from "
+                "the script. Rename it, or pass --slurm job-name=NAME."
+            )
         _check_time(lines)
         head = [f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}" for key, value in lines.items()]
         if settings.layout.machines > 1 and not settings.is_set("main_process_port"):  # this runs on the first machine

@@ -17,7 +17,7 @@ class Rule:
 
 
 _GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+", re.ASCII)
-_SBATCH = re.compile(r"[a-z][a-z-]*(?:=[^\r\n]+)?", re.ASCII)
+_SBATCH = re.compile(r"[a-z][a-z-]*(?:=[^\x00-\x1f\x7f]+)?", re.ASCII)
 _TEE = re.compile(r"[0-3]|\d+:[0-3](?:,\d+:[0-3])*", re.ASCII)
 
 

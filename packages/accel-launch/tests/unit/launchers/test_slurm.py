@@ -63,6 +63,7 @@ def test_containers_belong_to_srun() -> None:
         (["--slurm", "time=1"], "asked to save 120 s before it; got time=1, which is 60 s.*signal=B:USR1@30"),
         (["--slurm", "nodes=3"], "accel writes itself; got 'nodes=3'.*--num-machines"),
         (["--slurm", "comment=a\n#SBATCH --wrap=x"], "got .*Give it KEY=VALUE in one line"),
+        (["--slurm", "comment=a\x1b[2J"], "got .*Give it KEY=VALUE in one line"),
         (["--slurm", "=gpu"], "got .*Give it KEY=VALUE in one line"),
     ],
 )
@@ -70,6 +71,16 @@ def test_options_that_contradict_the_run_are_refused(words: list[str], message: 
     """A time limit below the notice, an option that follows from the settings, and lines in a value."""
     with pytest.raises(ConfigurationError, match=message):
         SlurmLauncher().job(settings(*SLURM, *words, "train.py"))
+
+
+@pytest.mark.parametrize("letter", "\n\r\t\x1b\x7f")
+def test_script_with_control_characters_is_refused(letter: str) -> None:
+    """The second line of such a name would be a command of the batch script; a name of its own avoids that."""
+    script = f"a{letter}touch b.py"
+    with pytest.raises(ConfigurationError, match=r"no control characters in a name; got 'a\\+\w+touch b' from"):
+        SlurmLauncher().job(settings(*SLURM, script))
+    lines = SlurmLauncher().job(settings(*SLURM, "--slurm", "job-name=x", script)).splitlines()
+    assert "#SBATCH --job-name=x" in lines
 
 
 def test_options_without_the_launcher_are_refused() -> None:

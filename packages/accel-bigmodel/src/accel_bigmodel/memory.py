@@ -5,6 +5,7 @@ from types import ModuleType
 
 import torch
 
+from accel_bigmodel.sizes import number_or_text
 from accel_core.errors import ConfigurationError, expect
 from accel_core.modules.sizes import convert_file_size_to_int
 
@@ -46,11 +47,11 @@ def get_max_memory(max_memory: Mapping[int | str, int | str] | None = None) -> d
     expect(fits, max_memory, "`max_memory` maps devices to sizes", 'Write it as {0: "20GiB", "cpu": "60GiB"}.')
     given: dict[int | str, int] = {}
     for device, size in max_memory.items():
-        name: int | str = int(device) if isinstance(device, str) and device.isdecimal() else device
+        name: int | str = number_or_text(device) if isinstance(device, str) else device
         if isinstance(name, bool) or not (isinstance(name, int) or name in _NAMED):
             raise ConfigurationError(
-                f"Device {device} is not recognized; got {device!r} in `max_memory`. Use the index of an accelerator, "
-                "'mps', 'cpu' or 'disk'."
+                f"Device {device!s:.80} is not recognized; got {device!r:.80} in `max_memory`. Use the index of an "
+                "accelerator, 'mps', 'cpu' or 'disk'."
             )
         given[name] = convert_file_size_to_int(size)
     if isinstance(max_memory, dict):

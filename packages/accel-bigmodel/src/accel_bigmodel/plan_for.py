@@ -4,8 +4,6 @@ import argparse
 import importlib
 import re
 import sys
-from functools import partial
-from pathlib import Path
 
 from torch import nn
 
@@ -13,6 +11,8 @@ from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
 from accel_bigmodel.device_map.headroom import Workload
 from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_bigmodel.meta import init_empty_weights
+from accel_bigmodel.output import write_output
+from accel_bigmodel.sizes import number_or_text
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.availability import has_module
 from accel_core.modules.sizes import written_size
@@ -40,10 +40,10 @@ def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
         device, equals, size = (piece.strip() for piece in part.partition("="))
         if not equals or not device or not size:
             raise ConfigurationError(
-                f"Limits are written as DEVICE=SIZE, separated by commas; got {part!r}. Write for example "
+                f"Limits are written as DEVICE=SIZE, separated by commas; got {part!r:.80}. Write for example "
                 "0=24GiB,cpu=64GiB."
             )
-        limits[int(device) if device.isdecimal() else device] = int(size) if size.isdecimal() else size
+        limits[number_or_text(device)] = number_or_text(size)
     return limits
 
 
@@ -51,12 +51,12 @@ def headroom_of(text: str | None) -> int | float | str | Workload | None:
     """Read headroom as it is written on a command line."""
     if text is None:
         return None
-    workload = re.fullmatch(r"\s*(\d+)\s*[x×]\s*(\d+)\s*", text)
+    workload = re.fullmatch(r"\s*(\d{1,18})\s*[x×]\s*(\d{1,18})\s*", text)
     if workload is not None:
         return Workload(int(workload[1]), int(workload[2]))
-    if text.replace(".", "", 1).isdecimal():
-        return float(text) if "." in text else int(text)
-    return text
+    if "." in text and text.replace(".", "", 1).isdecimal():
+        return float(text)
+    return number_or_text(text)
 
 
 def model_of(name: str) -> nn.Module:
@@ -109,7 +109,7 @@ def plan_checkpoint(
         no_split_module_classes=classes,
         dtype=dtype,
         balanced=balanced,
-        expert_cache=int(expert_cache) if expert_cache is not None and expert_cache.isdecimal() else expert_cache,
+        expert_cache=None if expert_cache is None else number_or_text(expert_cache),
     )
 
 
@@ -151,8 +151,6 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(model, Part):
         lines += ["", _BY_NAME]
     sys.stdout.write("\n".join(lines) + "\n")
-    for place, made in ((args.svg, partial(plan.svg)), (args.json, partial(plan.to_json))):
-        if place:
-            Path(place).write_text(made(), encoding="utf-8")
-            sys.stdout.write(f"Wrote {place}.\n")
+    write_output(args.svg, plan.svg)
+    write_output(args.json, plan.to_json)
     return 0

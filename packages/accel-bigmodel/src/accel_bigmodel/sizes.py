@@ -15,9 +15,21 @@ __all__ = [
     "compute_module_total_buffer_size",
     "get_max_layer_size",
     "get_module_leaves",
+    "is_count",
+    "number_or_text",
 ]
 
 Dtype = str | torch.dtype | CustomDtype
+
+
+def is_count(written: str) -> bool:
+    """Return whether a text on a command line is a whole number; no count of bytes has more than 18 digits."""
+    return written.isdecimal() and len(written) <= 18
+
+
+def number_or_text(written: str) -> int | str:
+    """Return a whole number as a number, and any other text as it is."""
+    return int(written) if is_count(written) else written
 
 
 def compute_module_sizes(

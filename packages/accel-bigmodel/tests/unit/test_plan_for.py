@@ -15,6 +15,9 @@ from accel_bigmodel.plan_for import headroom_of, max_memory_of, plan_checkpoint
 from accel_core.checkpoint.weights import save_model
 from accel_core.testing.requires import requires
 
+LONG = "9" * 5000
+"""A number that Python refuses to read."""
+
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
@@ -58,6 +61,14 @@ def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[s
         (["plan", "{}", "--max-memory", "0=1KiB,cpu=1GiB"], 1, "No accelerator has room"),
         (["plan", "{}", "--expert-cache", "1MiB"], 2, "no experts were found"),
         (["plan", "{}", "--train", "--expert-cache", "1MiB"], 2, "got --expert-cache"),
+        (["plan", "{}", "--json", "{}/none/plan.json"], 2, "plan.json gives: No such file or directory"),
+        (["plan", "{}", "--svg", "{}"], 2, "gives: Is a directory"),
+        (["plan", "{}", "--max-memory", f"cpu={LONG}"], 2, "neither a count of bytes"),
+        (["plan", "{}", "--max-memory", f"cpu={LONG}GiB"], 2, "neither a count of bytes"),
+        (["plan", "{}", "--max-memory", f"{LONG}=1GiB"], 2, "is not recognized"),
+        (["plan", "{}", "--headroom", LONG], 2, "neither a count of bytes"),
+        (["plan", "{}", "--headroom", f"{LONG}x2"], 2, "neither a count of bytes"),
+        (["plan", "{}", "--expert-cache", LONG], 2, "no experts were found"),
     ],
 )
 def test_bad_arguments_end_with_a_message(
@@ -65,7 +76,9 @@ def test_bad_arguments_end_with_a_message(
 ) -> None:
     """The error's text stands on standard error, and the status tells its kind."""
     assert main([argument.format(checkpoint) for argument in arguments]) == status
-    assert message in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
 
 
 def test_limits_are_read_from_text() -> None:

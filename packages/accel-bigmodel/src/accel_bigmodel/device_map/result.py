@@ -177,11 +177,13 @@ class Plan:
             parts = tuple(Part(**part) for part in content["parts"])
             shares = tuple(DeviceShare(**share) for share in content["shares"])
             experts = content.get("experts")
-            return cls(parts, shares, content["main"], None if experts is None else ExpertShare(**experts))
-        except (ValueError, KeyError, TypeError) as failure:
+            found = cls(parts, shares, content["main"], None if experts is None else ExpertShare(**experts))
+            found.svg()  # reads every number
+        except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as failure:
             raise ConfigurationError(
                 f"This is not a plan; got {type(failure).__name__}: {failure}. Write it with `Plan.to_json`."
             ) from failure
+        return found
 
 
 def plan_device_map(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch import nn
 
 from accel_bigmodel.checkpoint.skeleton import Part, model_of_config, skeleton_of
 from accel_bigmodel.meta import init_empty_weights
+from accel_bigmodel.output import write_output
+from accel_bigmodel.sizes import is_count, number_or_text
 from accel_bigmodel.training import report
 from accel_bigmodel.training.prediction import TrainingMemory, predict
 from accel_bigmodel.training.search import has_blocks, smallest
@@ -74,18 +75,18 @@ def _named(name: str, what: str) -> Callable[..., Any]:
 
 
 def _whole_number(text: str | None, option: str) -> int | None:
-    if text is None or text.isdecimal():
+    if text is None or is_count(text):
         return None if text is None else int(text)
-    raise ConfigurationError(f"{option} takes a whole number; got {text!r}. Write for example {option} 8.")
+    raise ConfigurationError(f"{option} takes a whole number; got {text!r:.80}. Write for example {option} 8.")
 
 
 def _shape(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
-    if not all(part.isdecimal() for part in parts):
+    if not all(map(is_count, parts)):
         raise ConfigurationError(
-            f"The shape of a sample is written as sizes joined by x; got {text!r}. Write for example --sample "
+            f"The shape of a sample is written as sizes joined by x; got {text!r:.80}. Write for example --sample "
             "3x224x224."
         )
     return tuple(map(int, parts))
@@ -93,9 +94,9 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
 
 def _pairs(text: str) -> dict[str, int]:
     pairs = [part.strip().partition("=") for part in text.split(",")]
-    if not all(number.isdecimal() for _, _, number in pairs):
+    if not all(is_count(number) for _, _, number in pairs):
         raise ConfigurationError(
-            f"Options of stage 3 are written as NAME=NUMBER, separated by commas; got {text!r}. Write for example "
+            f"Options of stage 3 are written as NAME=NUMBER, separated by commas; got {text!r:.80}. Write for example "
             "--zero3 stage3_max_reuse_distance=0."
         )
     return {name: int(number) for name, _, number in pairs}
@@ -106,14 +107,14 @@ def _tensor_plan(text: str | None) -> Mapping[str, str] | str:
         return "auto"
     try:
         found = json.loads(text)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise ConfigurationError(
-            f"A plan of tensor parallel is written as JSON; got {text!r}: {failure}. Write for example "
+            f"A plan of tensor parallel is written as JSON; got {text!r:.80}: {failure}. Write for example "
             """--tp-plan '{"layers.*.up": "colwise"}'."""
         ) from failure
     if not isinstance(found, dict) or not found:
         raise ConfigurationError(
-            f"A plan of tensor parallel maps patterns of module names to styles; got {text!r}. Write for example "
+            f"A plan of tensor parallel maps patterns of module names to styles; got {text!r:.80}. Write for example "
             """--tp-plan '{"layers.*.up": "colwise"}'."""
         )
     return found
@@ -179,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: An option is not valid, or no layout of those tried fits.
     """
-    limit = None if args.fits is None else convert_file_size_to_int(_size(args.fits))
+    limit = None if args.fits is None else convert_file_size_to_int(number_or_text(args.fits))
     workload, make = workload_of(args), maker_of(args.checkpoint)
     ranks = _whole_number(args.ranks or "8", "--ranks") or 1
     way = None if args.checkpointing is None else args.checkpointing == "yes"
@@ -195,10 +196,6 @@ def run(args: argparse.Namespace) -> int:
             chosen = min(fitting, key=lambda row: row.ranks, default=None)
     _show(args, rows, limit, chosen, workload)
     return 1 if limit is not None and chosen is None else 0
-
-
-def _size(text: str) -> float | str:
-    return int(text) if text.isdecimal() else text
 
 
 def _show(
@@ -219,14 +216,9 @@ def _show(
     for text in (report.pipelines(rows), report.explained(rows) if args.explain else ""):
         lines += ["", text] if text else []
     sys.stdout.write("\n".join(lines) + "\n")
-    for place, made in (
-        (args.svg, partial(report.svg, title, rows, limit)),
-        (args.timeline, partial(report.timelines, rows)),
-        (args.json, partial(report.to_json, rows, limit, chosen)),
-    ):
-        if place:
-            Path(place).write_text(made(), encoding="utf-8")
-            sys.stdout.write(f"Wrote {place}.\n")
+    write_output(args.svg, partial(report.svg, title, rows, limit))
+    write_output(args.timeline, partial(report.timelines, rows))
+    write_output(args.json, partial(report.to_json, rows, limit, chosen))
 
 
 def _words(chosen: TrainingMemory) -> str:

@@ -37,8 +37,10 @@ def test_a_plan_survives_json(model: nn.Module) -> None:
     """Reading what was written gives an equal plan; anything else is refused."""
     plan = plan_device_map(model, {0: 1500, "cpu": 1000})
     assert Plan.from_json(plan.to_json()) == plan
-    with pytest.raises(ConfigurationError, match="not a plan"):
-        Plan.from_json('{"parts": 3}')
+    large = plan.to_json().replace('"limit": 1500', f'"limit": {"9" * 4000}')
+    for text in ('{"parts": 3}', "[" * 10000 + "]" * 10000, "9" * 5000, large, plan.to_json().replace("1500", "[]")):
+        with pytest.raises(ConfigurationError, match="not a plan"):
+            Plan.from_json(text)
 
 
 def test_a_plan_is_told_as_table_words_and_picture(model: nn.Module) -> None:

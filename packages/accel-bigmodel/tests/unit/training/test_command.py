@@ -139,6 +139,11 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:Mlp", "--sample", "16", "--zero3", "sub_group=3"], "got sub_group"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "written as JSON; got '{'"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[]"], "maps patterns of module names"),
+        (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[" * 10000], "written as JSON; got '["),
+        (["test_prediction:Mlp", "--sample", "9" * 5000], "sizes joined by x; got '9"),
+        (["test_prediction:Mlp", "--sample", "16", "--batch", "9" * 5000], "--batch takes a whole number; got '9"),
+        (["test_prediction:Mlp", "--sample", "16", "--fits", "9" * 5000], "neither a count of bytes"),
+        (["test_prediction:Mlp", "--sample", "16", "--json", "none/plan.json"], "gives: No such file or directory"),
         (["test_prediction:Mlp", "--sample", "16", "--dtype", "int8"], "got --dtype int8"),
         (
             ["test_prediction:Mlp", "--sample", "16", "--loss", "json:nothing"],

@@ -31,7 +31,7 @@ _AXES = {
 }
 """For each word, what the numbers behind it are."""
 
-_WORD = re.compile(r"([a-z]+)(\d*)")
+_WORD = re.compile(r"([a-z]+)(\d{0,18})")
 _STAGES = (1, 2, 3)
 _MOST_RANKS = 2**20
 
@@ -124,7 +124,7 @@ def _words(text: str) -> list[tuple[str, list[int]]]:
     """Return the words of a layout, each with the numbers behind it."""
     found: list[tuple[str, list[int]]] = []
     for piece in "".join(text.lower().split()).split("x"):
-        if piece.isdecimal() and found:
+        if found and piece.isdecimal() and len(piece) <= 18:
             found[-1][1].append(int(piece))
             continue
         match = _WORD.fullmatch(piece)

@@ -23,7 +23,7 @@ _UNITS = {
     "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10,
     "TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3,
 }  # fmt: skip
-_WRITTEN_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]i?[bB])\s*", re.IGNORECASE)
+_WRITTEN_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d*)?|\.\d+)\s*([KMGT]i?[bB])\s*", re.IGNORECASE)
 
 
 def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> int | float:
@@ -80,12 +80,12 @@ def convert_file_size_to_int(size: float | str) -> int:
     Raises:
         ConfigurationError: When `size` is negative or not a size.
     """
-    if isinstance(size, int | float) and 0 <= size < float("inf"):
+    if isinstance(size, int | float) and 0 <= size < 2.0**1000:
         return int(size)
     match = _WRITTEN_SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         raise ConfigurationError(
-            f"`size` is neither a count of bytes nor a number with a unit; got {size!r}. Use an "
+            f"`size` is neither a count of bytes nor a number with a unit; got {size!r:.80}. Use an "
             "integer for bytes, or a string with a unit (like '5.0GB')."
         )
     unit = match[2]

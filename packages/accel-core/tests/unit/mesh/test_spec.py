@@ -44,6 +44,8 @@ def test_a_layout_is_read(text: str, engine: str, sizes: dict[str, int], stage: 
         ("ddp4", "got 'ddp4' in 'ddp4'. Did you mean dp2"),
         ("fsdp2+tp2", r"got 'fsdp2\+tp2'"),
         ("", "got '' in ''"),
+        (f"dp{'9' * 5000}", "got 'dp9999"),
+        (f"hsdp2x{'9' * 5000}", "got '9999"),
         ("2xtp2", "got '2' in '2xtp2'"),
         ("fsdp", "'fsdp' is followed by one number; got 0 in 'fsdp'. Write fsdp2"),
         ("hsdp4", "'hsdp' is followed by 2 numbers joined by x; got 1"),

@@ -248,9 +248,9 @@ def _connected(address: str, runtime_env: Mapping[str, str]) -> Any:
     """Return ray, connected to the cluster."""
     ray = import_module("ray")
     import_module("ray.util.placement_group")
-    host, _, port = address.rpartition(":")
+    host, colon, port = address.rpartition(":")
     try:
-        if host:  # Ray itself would try for two minutes
+        if colon:  # Ray itself would try for two minutes, or print a traceback where there is no host
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
         ray.init(address, runtime_env=dict(runtime_env), log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, TypeError, ValueError) as error:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,15 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
+@pytest.mark.parametrize("address", [":", ":6379"])
+def test_address_that_is_none_is_refused_in_one_line(address: str, variables: dict[str, str]) -> None:
+    """An address without a host or a port is named, and Ray prints nothing about it."""
+    words = [sys.executable, "-m", "accel_launch", "launch", *RAY, "--cpu", "--address", address, __file__]
+    done = limits.run(words, env=variables)
+    assert done.returncode == 1
+    assert f"{address!r} gives: " in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr

@@ -1,0 +1,22 @@
+"""The files that a command writes what it found to."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from accel_core.errors import ConfigurationError
+
+__all__ = ["write_output"]
+
+
+def write_output(place: str | None, make: Callable[[], str]) -> None:
+    """Write a text to the file that a command line names, if it names one, and say so."""
+    if not place:
+        return
+    try:
+        Path(place).write_text(make(), encoding="utf-8")
+    except OSError as failure:
+        raise ConfigurationError(
+            f"The file cannot be written; {place} gives: {failure.strerror}. Name another, in a folder that exists."
+        ) from None
+    sys.stdout.write(f"Wrote {place}.\n")

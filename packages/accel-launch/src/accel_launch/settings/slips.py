@@ -1,5 +1,6 @@
 """Probable mistakes that could still be meant: each is a warning that names the fix."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,12 +63,12 @@ def _outweighed(settings: Settings) -> Iterator[str]:
 
 
 def _misplaced(settings: Settings) -> str | None:
-    """Return the warning about a launcher's flag that goes to the script, which does not mention it."""
+    """Return the warning about a launcher's flag that goes to the script, which does not define it."""
     words = settings.arguments
     for place, word in enumerate(words):
         flag, equals, _ = word.partition("=")
         setting = _FLAGS.get(flag.replace("_", "-"))
-        if setting is None or _mentions(settings, setting.key):
+        if setting is None or _defines(settings, flag.lstrip("-")):
             continue
         takes = not setting.yes_or_no and not equals
         moved = shlex.join(words[place : place + 1 + takes])
@@ -78,11 +79,15 @@ def _misplaced(settings: Settings) -> str | None:
     return None
 
 
-def _mentions(settings: Settings, key: str) -> bool:
-    """Return whether the script's text has an option's name, so that the option is its own."""
+_DEFINES = r"""["']--{0}["'/=\s]|(?<![\w."']){0}\s*:\s*[a-zA-Z]|\bdef \w+\([^)]*(?<![\w."']){0}\b"""
+"""An option in quotes, as argparse and click have it, or a field or parameter, as of HfArgumentParser, typer and fire."""
+
+
+def _defines(settings: Settings, name: str) -> bool:
+    """Return whether the script's text defines an option, so that the option is its own."""
     path = Path(str(settings.script))
     if settings["no_python"] or not path.is_file():
         return False
     with path.open("rb") as file:
-        text = file.read(_READ)
-    return key.encode() in text or key.replace("_", "-").encode() in text
+        text = file.read(_READ).decode(errors="replace")
+    return re.search(_DEFINES.format(re.sub("[-_]", "[-_]", name)), text) is not None

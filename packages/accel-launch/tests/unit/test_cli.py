@@ -65,6 +65,22 @@ def test_help_of_a_topic_is_its_options_alone(capsys: pytest.CaptureFixture[str]
     assert "no options about 'cooking'; topics are hardware, " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--mixed-precision", "bf61"], "got 'bf61'. Did you mean bf16? Give it one of no, fp16, bf16, fp8."),
+        (["--dynamo-backend", "INDUCTR"], "got 'INDUCTR'. Did you mean inductor? Give it one of no, eager, "),
+    ],
+)
+def test_choice_that_is_none_is_told_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    """A word that no choice is comes with the choice that was probably meant."""
+    with pytest.raises(SystemExit):
+        main(["launch", *words, "s.py"])
+    assert told in capsys.readouterr().err
+
+
 def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelled command ends with status 2 and the word that was probably meant."""
     assert main(["lunch"]) == 2
@@ -117,6 +133,7 @@ def test_both_spellings_reach_the_same_place(accel, script) -> None:
         (["-m", "--no-python", "train.py"], "contradict"),
         (["--tee", "7", "train.py"], "got '7' from --tee"),
         (["."], "folder without a __main__.py"),
+        (["bad.yaml"], "got 'bad.yaml'. Write --config-file before a configuration"),
         ([], "No script was given"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",

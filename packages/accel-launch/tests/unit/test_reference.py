@@ -85,7 +85,7 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
     launch = ("-m", "accel_launch", "launch", "--use-fsdp", "--cpu", "--dry-run")
     assert "Which color shards have." in run("-m", "accel_launch", "launch", "--help")
     assert "FSDP_COLOR=blue" in run(*launch, "--fsdp-color", "blue", "train.py")
-    assert "invalid choice: 'green'" in run(*launch, "--fsdp-color", "green", "train.py")
+    assert "got 'green'. Give it one of red, blue." in run(*launch, "--fsdp-color", "green", "train.py")
     assert "got 'green' from the variable FSDP_COLOR" in run(*launch, "train.py", FSDP_COLOR="green")
     (tmp_path / "c.yaml").write_text("distributed_type: FSDP\nuse_cpu: true\nfsdp_config:\n  fsdp_color: blue\n")
     assert "FSDP_COLOR=blue" in run(*launch, "--config-file", "c.yaml", "train.py")

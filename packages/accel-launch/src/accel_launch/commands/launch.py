@@ -7,7 +7,7 @@ from typing import Any
 from accel_launch.arguments import Parser
 from accel_launch.command import Command, resolve_runner
 from accel_launch.settings.model import Setting
-from accel_launch.settings.resolve import wanted
+from accel_launch.settings.resolve import choose, remedy
 from accel_launch.settings.table import ALL, BY_KEY
 
 __all__ = ["COMMAND", "add_settings", "launch_command_parser"]
@@ -88,9 +88,9 @@ def _type(setting: Setting) -> Callable[[str], Any]:
 
     def parse(text: str) -> object:
         try:
-            return setting.parse(text)
+            return choose(setting, text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"got {text!r}. Give it {wanted(setting)}.") from None
+            raise argparse.ArgumentTypeError(f"got {text!r}. {remedy(setting, text)}") from None
 
     return parse
 
@@ -106,6 +106,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, ALL)
     if isinstance(parser, Parser):
         parser.name_topics(_topics(), _short_help)
+    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # torchrun's: the default here
     parser.add_argument("training_script", nargs="?", help="Python file to start; a module with -m.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Arguments for the script.")
 

@@ -9,6 +9,8 @@ from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.mesh.layout import MESH_AXES
 from accel_core.options.engines import Engine, load, require_switched
 from accel_launch.settings.child import switched
+from accel_launch.settings.devices import count_gpus
+from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
 
 __all__ = ["check_installed", "check_script", "check_settings"]
@@ -24,6 +26,11 @@ def check_script(settings: Settings) -> None:
     if settings["module"] or settings["no_python"] or settings["launcher"] == "kubernetes":  # it is in the image
         return
     path = Path(str(settings.script))
+    if path.suffix in (".yaml", ".yml", ".json"):
+        raise ConfigurationError(
+            f"The script is a Python file; got {str(path)!r}. Write --config-file before a configuration, as in "
+            f"`accel launch --config-file {path} train.py`."
+        )
     if path.is_dir() and (path / "__main__.py").is_file():  # Python runs such a folder
         return
     if path.is_dir():
@@ -37,6 +44,7 @@ def check_script(settings: Settings) -> None:
 
 
 _HARDWARE = ("cpu", "multi_gpu", "tpu")
+_NO_GPU = "Leave it out, or pass --cpu --num-processes 2 to run on the CPU."
 
 
 def check_settings(settings: Settings) -> None:
@@ -59,8 +67,11 @@ def check_settings(settings: Settings) -> None:
     layout = settings.layout
     # A file's distributed_type sets it too, and may be run on one GPU.
     if settings["multi_gpu"] and settings.resolved["multi_gpu"].origin == "flag" and layout.processes < 2:
+        gpus = count_gpus(settings.inherited, settings["gpu_ids"])
         raise ConfigurationError(
-            f"--multi-gpu needs at least 2 processes; got {layout.processes}. Pass --num-processes, or leave it out."
+            f"--multi-gpu starts at least 2 processes, one per GPU; got {counted(layout.processes, 'process', 'es')}, "
+            f"and {counted(gpus or 'no', 'GPU')} here. "
+            + ("Pass --num-processes, or leave it out." if gpus else _NO_GPU)
         )
     if layout.machines > 1 and not (settings["mpirun_hostfile"] or settings["launcher"]):
         _check_machines(settings)

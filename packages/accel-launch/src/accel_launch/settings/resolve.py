@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,7 @@ from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolved import Resolved
 
-__all__ = ["Settings", "checked", "read", "resolve", "resolve_file", "wanted", "written_in"]
+__all__ = ["Settings", "checked", "choose", "read", "remedy", "resolve", "resolve_file", "written_in"]
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,23 @@ def read(setting: Setting, text: str, where: str) -> Any:
         ConfigurationError: It cannot be read, or is not allowed.
     """
     try:
-        value = setting.parse(text)
+        value = choose(setting, text)
     except ValueError:
         raise _not_valid(setting, text, where) from None
-    if setting.choices and value not in setting.choices:
-        # Files of Accelerate write NO and INDUCTOR, and so does the launcher, for the processes that it starts.
-        spelled = {str(choice).lower(): choice for choice in setting.choices}
-        if str(value).lower() not in spelled:
-            raise _not_valid(setting, text, where)
-        # An engine's value goes to the processes as it was written, as in Accelerate.
-        value = spelled[str(value).lower()] if setting.option is None else value
-    return checked(setting, value, where)
+    # An engine's value goes to the processes as it was written, as in Accelerate.
+    return checked(setting, value if setting.option is None else setting.parse(text), where)
+
+
+def choose(setting: Setting, text: str) -> Any:
+    """Return the value that a text means, a choice in capitals too; raise ValueError where it means none."""
+    value = setting.parse(text)
+    if not setting.choices or value in setting.choices:
+        return value
+    # Files of Accelerate write NO and INDUCTOR, and so does the launcher, for the processes that it starts.
+    for choice in setting.choices:
+        if str(choice).lower() == str(value).lower():
+            return choice
+    raise ValueError(text)
 
 
 def checked(setting: Setting, value: Any, where: str) -> Any:
@@ -144,12 +151,17 @@ def checked(setting: Setting, value: Any, where: str) -> Any:
 
 def _not_valid(setting: Setting, value: object, where: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{setting.key} is not valid; got {shortened(str(value))!r} from {where}. Give it {wanted(setting)}."
+        f"{setting.key} is not valid; got {shortened(str(value))!r} from {where}. {remedy(setting, value)}"
     )
 
 
-def wanted(setting: Setting) -> str:
-    """Return in words what a setting takes."""
+def remedy(setting: Setting, value: object) -> str:
+    """Return in words what a setting takes, with the choice that a value was probably meant to be."""
+    near = get_close_matches(str(value).lower(), map(str, setting.offered), n=1)
+    return (f"Did you mean {near[0]}? " if near else "") + f"Give it {_wanted(setting)}."
+
+
+def _wanted(setting: Setting) -> str:
     if setting.choices:
         return f"one of {', '.join(map(str, setting.offered))}"
     if setting.rule is not None:

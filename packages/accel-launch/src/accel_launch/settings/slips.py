@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from accel_core.options.engines import engines
+from accel_launch.settings.child import active
 from accel_launch.settings.devices import SEVERAL_DEVICES, visible_gpus
 from accel_launch.settings.model import ELASTIC, HARDWARE, PROCESSES
 from accel_launch.settings.resolve import Settings
-from accel_launch.settings.table import ALL
+from accel_launch.settings.table import ALL, BY_KEY
+from accel_launch.settings.variables import unread
 
 __all__ = ["slips"]
 
@@ -25,11 +27,15 @@ _FLAGS = {
 
 
 def slips(settings: Settings) -> Iterator[str]:
-    """Yield a warning for a flag after the script, a variable over a file, an engine left out, and absent GPUs."""
+    """Yield a warning for each setting that is misplaced, misspelled or without effect."""
     written = _misplaced(settings)
     if written is not None:
         yield written
     yield from _outweighed(settings)
+    yield from _without_effect(settings)
+    for name, near in unread(settings.inherited):
+        if near:
+            yield f"nothing reads the variable {name}. Did you mean {near}?"
     kind = settings.config.get("distributed_type")
     left_out = next((each for each in engines().values() if each.switch and each.label == kind), None)
     if left_out is not None and settings["cpu"] and not settings[left_out.switch]:
@@ -62,6 +68,15 @@ def _outweighed(settings: Settings) -> Iterator[str]:
                 )
 
 
+def _without_effect(settings: Settings) -> Iterator[str]:
+    """Yield a warning for flags of an engine that the run does not use, and for shards over one process."""
+    for key, row in BY_KEY.items():
+        if row.engine and settings.resolved[key].origin == "flag" and not active(row.engine, settings):
+            yield f"{settings.source(key)} has no effect: it is for {row.topic}, which these settings do not use."
+    if settings.get("use_fsdp") and settings.layout.processes < 2:
+        yield f"use_fsdp from {settings.source('use_fsdp')} shards a model over processes; got 1. Pass --num-processes."
+
+
 def _misplaced(settings: Settings) -> str | None:
     """Return the warning about a launcher's flag that goes to the script, which does not define it."""
     words = settings.arguments
@@ -80,7 +95,7 @@ def _misplaced(settings: Settings) -> str | None:
 
 
 _DEFINES = r"""["']--{0}["'/=\s]|(?<![\w."']){0}\s*:\s*[a-zA-Z]|\bdef \w+\([^)]*(?<![\w."']){0}\b"""
-"""An option in quotes, as argparse and click have it, or a field or parameter, as of HfArgumentParser, typer and fire."""
+"""An option in quotes, as argparse and click have it, or a field or parameter, as for HfArgumentParser, typer, fire."""
 
 
 def _defines(settings: Settings, name: str) -> bool:

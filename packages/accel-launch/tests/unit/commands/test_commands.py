@@ -262,6 +262,51 @@ def test_slips_are_named(
     assert said.count("\n") == bool(told)
 
 
+@pytest.mark.parametrize(
+    ("words", "variables", "told"),
+    [
+        (
+            ["--zero-stage", "2"],
+            {},
+            "--zero-stage has no effect: it is for DeepSpeed, which these settings do not use.",
+        ),
+        (["--fp8-backend", "te"], {}, "--fp8-backend has no effect: it is for FP8, which"),
+        (["--use-fsdp"], {}, "use_fsdp from --use-fsdp shards a model over processes; got 1. Pass --num-processes."),
+        (
+            [],
+            {"ACCELERATE_MIXED_PRECISON": "bf16"},
+            "ACCELERATE_MIXED_PRECISON. Did you mean ACCELERATE_MIXED_PRECISION?",
+        ),
+        (["--use-fsdp", "--fsdp-version", "2", "-n", "2"], {"ACCELERATE_ELSEWHERE": "1"}, ""),
+        (["--mixed-precision", "BF16", "--standalone"], {}, ""),
+    ],
+)
+@requires("engine:fsdp", "engine:deepspeed")
+def test_what_has_no_effect_is_named(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    variables: dict[str, str],
+    told: str,
+) -> None:
+    """Options of an engine that is not used, shards over one process, a misspelled variable: one warning each."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (home / "s.py").write_text("")
+    assert cli.main(["launch", "--dry-run", *words, "s.py"]) == 0
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == bool(told)
+
+
+def test_multi_gpu_without_a_gpu_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is no GPU, nobody is asked for processes."""
+    (home / "s.py").write_text("")
+    assert cli.main(["launch", "--multi-gpu", "s.py"]) == 2
+    assert "got 1 process, and no GPUs here. Leave it out, or pass --cpu" in capsys.readouterr().err
+
+
 def test_a_variable_over_a_file_is_told(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

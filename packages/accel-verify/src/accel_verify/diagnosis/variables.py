@@ -2,39 +2,13 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 
-from accel_core.options.fp8 import Fp8Options
-from accel_core.options.option import options_of
-from accel_launch.settings.table import ALL
+from accel_launch.settings.variables import KNOWN, unread
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 
-__all__ = ["KNOWN", "check_variables", "without_settings"]
+__all__ = ["check_variables", "without_settings"]
 
 _TOPIC = "Environment variables"
-_PREFIXES = ("ACCEL_", "ACCELERATE_")
-
-_BESIDE_SETTINGS = {
-    "ACCELERATE_BYPASS_DEVICE_MAP", "ACCELERATE_CONFIG_DS_FIELDS", "ACCELERATE_INIT_INCLUDE_BUFFERS",
-    "ACCELERATE_DEBUG_RDV_FILE", "ACCELERATE_DEBUG_TIMEOUT", "ACCELERATE_ENABLE_RICH", "ACCELERATE_LOG_LEVEL",
-    "ACCELERATE_DOWNCAST_BF16", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-    "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", "ACCELERATE_USE_SAGEMAKER",
-    "ACCELERATE_RUNTIME", "ACCELERATE_STRATEGY", "ACCELERATE_TORCH_DEVICE",
-    "ACCELERATE_TRACKER_KEEP_SPOOL", "ACCELERATE_TRACKER_POLICY",
-    "ACCEL_HEARTBEAT", "ACCEL_RESTORE_POSITION", "ACCEL_RUN_CARD", "ACCEL_RUN_ID", "ACCEL_SLURM_JOB",
-    "ACCEL_REPLICA", "ACCEL_REPLICA_COUNT", "ACCEL_REPLICA_HOSTS", "ACCEL_REPLICA_LIFE", "ACCEL_REPLICA_MIN",
-    "ACCEL_REPLICA_STORE",
-}  # fmt: skip
-"""Variables that no flag of `accel launch` sets."""
-
-KNOWN: frozenset[str] = frozenset(
-    {setting.environment for setting in ALL if setting.environment}
-    | {option.environment for option in options_of(Fp8Options)}
-    | _BESIDE_SETTINGS
-)
-"""Every variable that accel reads or sets under a name of its own."""
-
-
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -51,11 +25,8 @@ def check_variables(environment: Mapping[str, str]) -> list[DoctorFinding]:
 
 
 def _unknown(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
-    for name in sorted(environment):
-        if not name.startswith(_PREFIXES) or name in KNOWN:
-            continue
-        near = get_close_matches(name, sorted(KNOWN), n=1, cutoff=0.8)
-        remedy = f"Did you mean {near[0]}?" if near else "Unset it, or see the page of environment variables."
+    for name, near in unread(environment):
+        remedy = f"Did you mean {near}?" if near else "Unset it, or see the page of environment variables."
         yield warning(_TOPIC, f"nothing reads {name}", remedy)
 
 

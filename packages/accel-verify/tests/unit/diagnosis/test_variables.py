@@ -7,7 +7,8 @@ import pytest
 
 import accel_core
 import accel_launch
-from accel_verify.diagnosis.variables import KNOWN, check_variables
+from accel_launch.settings.variables import KNOWN
+from accel_verify.diagnosis.variables import check_variables
 
 
 def test_every_variable_of_the_source_is_known() -> None:

@@ -190,6 +190,12 @@ LAUNCH: tuple[Setting, ...] = (
         flags=("-t",),
         rule=TEE,
     ),
+    switch(
+        "all_frames",
+        OUTPUT,
+        "Show all frames of a failure's traceback, also those outside the script's folder.",
+        environment="ACCEL_ALL_FRAMES",
+    ),
     _variable("log_dir", OUTPUT, "Folder that keeps the output of every rank and the record of a failure."),
     _variable(
         "watchdog",

@@ -89,13 +89,14 @@ def report_failure(
     *,
     log_dir: Path | None,
     quiet: bool = False,
+    early: str = "",
 ) -> Path | None:
     """Write the record and the logs of a failure, and tell a person about it; the traceback comes last."""
     path = _write_record(record, {}, log_dir) if log_dir is not None else None
     path = path or _write_record(record, logs, None)  # the folder's disk may be full
     if not quiet:
         folder = path.parent if path is not None else log_dir
-        say(_summary(outcomes, folder, path, message, float(record["seconds"]), str(record["reason"])))
+        say(_summary(outcomes, folder, path, message, float(record["seconds"]), str(record["reason"]), early))
     return path
 
 
@@ -190,7 +191,13 @@ def forget_old_failures(place: Path) -> None:
 
 
 def _summary(
-    outcomes: Sequence[ExitOutcome], folder: Path | None, path: Path | None, message: str, seconds: float, reason: str
+    outcomes: Sequence[ExitOutcome],
+    folder: Path | None,
+    path: Path | None,
+    message: str,
+    seconds: float,
+    reason: str,
+    early: str,
 ) -> str:
     colors = colors_wanted(sys.stderr)
     first, cause = first_failure(outcomes), cause_of(outcomes)
@@ -204,7 +211,7 @@ def _summary(
         word = "stopped by the launcher" if outcome.stopped else "exited with 0" if outcome.status == 0 else outcome.how
         note = (
             "  <- first"
-            if first is not None and outcome.rank == first.rank and len(outcomes) > 1 and caused_here
+            if first is not None and outcome.rank == first.rank and len(outcomes) > 1 and caused_here and not early
             else ""
         )
         if outcome.traceback and outcome is not cause:
@@ -218,5 +225,5 @@ def _summary(
     if want_restart(outcomes):
         lines.append(f"Every rank exited with {outcomes[0].status} and asks to be restarted: start the run again.")
     elif first is not None and caused_here:
-        lines.append(paint(f"Rank {first.rank} failed first: {first.how}.", "error", colors))
+        lines.append(paint(early or f"Rank {first.rank} failed first: {first.how}.", "error", colors))
     return "\n".join(lines) + _below(message)

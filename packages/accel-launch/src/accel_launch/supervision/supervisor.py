@@ -40,6 +40,7 @@ from accel_launch.supervision.watchdog import Watchdog
 __all__ = ["Supervisor", "cannot_start", "marks"]
 
 _REPORT = "accel_launch.supervision.report"  # imported when there is something to report
+_EXPLANATION = "accel_launch.supervision.explanation"
 _BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -121,6 +122,12 @@ class Supervisor:
         """Note that the process of a rank runs."""
         self._reaper.watch(pid)
         self.streams.started(self.streams.ranks[rank], pid)
+
+    @property
+    def _folder(self) -> str:
+        """Return the folder of the script, or of where a module is started."""
+        script = getattr(self._settings, "script", None)
+        return os.path.dirname(os.path.abspath("x" if self._settings.get("module") else script or "x"))
 
     def running(self) -> list[RankLog]:
         """Return the records of the ranks that run."""
@@ -251,6 +258,10 @@ class Supervisor:
                 import_module(_REPORT).pass_on(before + after)
                 if not found:
                     message = outcome.fault  # the process went on after its traceback, which was shown then
+                elif not self._settings.get("all_frames"):
+                    message = import_module(_EXPLANATION).fold(message, self._folder)
+                cure = import_module(_EXPLANATION).cure_of(outcome.traceback)
+                message += f"\n{cure}" if cure else ""
             elif cause is not None and (outcome.stopped or outcome.traceback):
                 self.streams.take_held(log)
             else:
@@ -270,7 +281,9 @@ class Supervisor:
         logs = {outcome.rank: self.streams.ranks[outcome.rank] for outcome in ended}
         folder = None if self._logs is None else self._logs.path
         message = self._finish(ended)
-        report.report_failure(ended, logs, record, message, log_dir=folder, quiet=bool(self._settings["quiet"]))
+        early = import_module(_EXPLANATION).left_early(ended, self._folder)
+        quiet = bool(self._settings["quiet"])
+        report.report_failure(ended, logs, record, message, log_dir=folder, quiet=quiet, early=early)
 
 
 def cannot_start(program: str, error: OSError) -> LaunchError:

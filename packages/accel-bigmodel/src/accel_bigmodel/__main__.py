@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from accel_bigmodel.commands import estimate, plan
+from accel_bigmodel.commands import estimate, plan, plan_training
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.options.engines import load
 
@@ -15,10 +15,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command."""
     parser = argparse.ArgumentParser(prog="python -m accel_bigmodel", description="Load and run large models.")
     subparsers = parser.add_subparsers(dest="command", required=True)
-    for command in (plan, estimate):
+    commands = (plan, plan_training, estimate)
+    for command in commands:
         command.add_arguments(subparsers.add_parser(command.name, help=command.help))
     args = parser.parse_args(arguments)
-    place = next(command.run for command in (plan, estimate) if command.name == args.command)
+    place = next(command.run for command in commands if command.name == args.command)
     try:
         return load(place)(args) or 0
     except AccelError as failure:

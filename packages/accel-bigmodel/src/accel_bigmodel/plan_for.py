@@ -18,7 +18,7 @@ from accel_core.host.availability import has_module
 from accel_core.modules.sizes import written_size
 from accel_core.options.engines import load
 
-__all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run"]
+__all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run", "train"]
 
 _PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cache")
 """Options that place a checkpoint."""
@@ -129,17 +129,22 @@ def _refuse_others(args: argparse.Namespace) -> None:
         )
 
 
+def train(args: argparse.Namespace) -> int:
+    """Carry `accel plan-training` out."""
+    if not has_module("accel_parallel"):
+        raise MissingDependencyError(
+            "Predicting the memory of training needs accel-parallel, which is not installed. Run `pip install "
+            "accel-parallel`."
+        )
+    training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not
+    return int(training.run(args))
+
+
 def run(args: argparse.Namespace) -> int:
     """Carry `accel plan` out."""
     _refuse_others(args)
     if args.train:
-        if not has_module("accel_parallel"):
-            raise MissingDependencyError(
-                "Predicting the memory of training needs accel-parallel, which is not installed. Run `pip install "
-                "accel-parallel`."
-            )
-        training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not
-        return int(training.run(args))
+        return train(args)
     model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)
     plan = plan_checkpoint(
         args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole, model, args.expert_cache

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from accel_core.options.engines import PUBLIC, require, require_switched
@@ -133,13 +134,18 @@ class Parser(argparse.ArgumentParser):
         """Give `-h` its own text, and let `--help WORD` show the group whose title the word stands for."""
         self.topics, self.short_help = topics, short_help
         self._help.nargs, self._help.metavar = "?", "TOPIC"
-        self._help.help = f"Show all options, or those of a topic: {', '.join(topics)}; -h shows the most used."
+        shown = ", ".join(self._words())
+        self._help.help = f"Show all options, or those of a topic: {shown}; -h shows the most used."
+
+    def _words(self) -> list[str]:
+        """Return a word for each topic: the first one."""
+        return list({title: word for word, title in reversed(self.topics.items())}.values())[::-1]
 
     def format_topic(self, word: str) -> str:
         """Return the options of one group."""
         title = self.topics.get(word.lower().replace("-", "_").removeprefix("__").removeprefix("use_"))
         if title is None:
-            self.error(f"there are no options about {word!r}; topics are {', '.join(self.topics)}.")
+            self.error(f"there are no options about {word!r}; topics are {', '.join(self._words())}.")
         formatter = self._get_formatter()
         for group in self._action_groups:
             if group.title == title:
@@ -150,7 +156,9 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help, colored where standard output is a terminal."""
-        return self.painted(super().format_help())
+        lines = Path(__file__).with_name("examples.txt").read_text(encoding="utf-8").splitlines()
+        examples = [f"  {line}\n" for line in lines if f"{line} ".startswith(f"{self.prog} ")]
+        return self.painted(super().format_help() + ("\nExamples:\n" if examples else "") + "".join(examples))
 
     @staticmethod
     def painted(text: str) -> str:

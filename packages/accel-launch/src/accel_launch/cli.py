@@ -59,6 +59,7 @@ BUILT_IN: dict[str, _Entry] = {
     "to-fsdp2": _Entry("Convert", "Turn a configuration for FSDP1 into one for FSDP2.", package="accel-parallel"),
     "estimate-memory": _Entry("Inspect", "Estimate how much memory a model needs.", package="accel-bigmodel"),
     "plan": _Entry("Inspect", "Plan where a model's weights go.", package="accel-bigmodel"),
+    "plan-training": _Entry("Inspect", "Predict the memory of training on a layout.", package="accel-bigmodel"),
     "trackers": _Entry("Inspect", "Show and replay what trackers recorded.", package="accel-trackers"),
     "doctor": _Entry(
         "Inspect", "Check this machine for problems that make runs fail, and name remedies.", package="accel-verify"
@@ -89,8 +90,8 @@ def find_command(word: str, program: str = "accel") -> AnyCommand:
         )
     known = sorted({*BUILT_IN, *contributed.commands()})
     near = get_close_matches(name, known, n=1)
-    hint = f"Did you mean `{program} {near[0]}`?" if near else f"Run `{program} --help` for the list."
-    raise ConfigurationError(f"Unknown command `{word}`; known are {', '.join(known)}. {hint}")
+    hint = f"Did you mean `{program} {near[0]}`? " if near else ""
+    raise ConfigurationError(f"Unknown command `{word}`. {hint}Known are {', '.join(known)}.")
 
 
 def _completion() -> AnyCommand:
@@ -149,7 +150,7 @@ def main(words: Sequence[str] | None = None, *, program: str = "accel") -> int:
     """Run the program."""
     words = sys.argv[1:] if words is None else list(words)
     if words[:1] == ["help"] and len(words) > 1:
-        words = [words[1], "--help", *words[2:]]
+        words = [words[1], "--help" if words[2:] else "-h", *words[2:]]
     if not words or words[0] in ("-h", "--help", "help"):
         print(_overview(program))
         return 0 if words else 2

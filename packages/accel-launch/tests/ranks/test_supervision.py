@@ -490,13 +490,20 @@ def test_record_can_be_read_by_a_machine(accel, script, tmp_path: Path) -> None:
     assert os.path.isabs(record["command"][0])
 
 
+LEAVES = """\
+for step in range(9):
+    if accelerator.is_main_process and step == 3:
+        break
+    accelerator.backward(model(torch.ones(2, 4)).sum())
+"""
+
+
 @pytest.mark.full("a whole training")
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
         (
-            "for step in range(9):\n    if accelerator.is_main_process and step == 3:\n        break\n"
-            "    accelerator.backward(model(torch.ones(2, 4)).sum())\n",
+            LEAVES,
             "Rank 0 ended (exit 0) while rank 1 was in backward at train.py:8; did it leave the loop early?",
         ),
         ("model.generate()\n", "call `accelerator.unwrap_model(model).generate`."),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import accel_launch
 from accel_launch.cli import BUILT_IN, main
 
 
@@ -79,6 +80,30 @@ def test_choice_that_is_none_is_told_with_the_nearest(
     with pytest.raises(SystemExit):
         main(["launch", *words, "s.py"])
     assert told in capsys.readouterr().err
+
+
+def test_every_command_has_two_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of a command ends with its examples, also those of commands that other packages bring."""
+    lines = Path(accel_launch.__path__[0], "examples.txt").read_text().splitlines()
+    for name in BUILT_IN:
+        assert sum(f"{line} ".startswith(f"accel {name} ") for line in lines) > 1, name
+    for word in ("-h", "--help"):
+        with pytest.raises(SystemExit):
+            main(["env", word])
+        assert "Examples:\n  accel env  " in capsys.readouterr().out
+
+
+def test_help_of_launch_is_the_short_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """`accel help launch` shows what `-h` does; the long help offers each topic once."""
+    shown = []
+    for words in (["help", "launch"], ["launch", "-h"], ["launch", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != shown[2]
+    offered = " ".join(shown[2].split()).partition("of a topic: ")[2].partition(";")[0]
+    assert "compilation" in offered
+    assert "dynamo" not in offered
 
 
 def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from accel_core.mesh.spec import LAYOUT_HELP
 from accel_core.options.enums import AUTOCAST_PRECISIONS
 
 name = "plan"
-help = "Plan which device holds which part of a checkpoint, or (--train) the memory of training on a layout."
+help = "Plan which device holds which part of a checkpoint; `accel plan-training` plans the memory of training."
 run = "accel_bigmodel.plan_for:run"
 
 
@@ -14,8 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
         "checkpoint",
-        help="safetensors file, index, folder, or folder with a transformers config; with --train also MODULE:NAME of "
-        "a class or function, or a name that transformers knows",
+        help="safetensors file, index, folder, or folder with a transformers config",
     )
     parser.add_argument(
         "--max-memory",
@@ -37,17 +36,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="experts wait on the disk, SIZE of them on the device: 8GiB; says what a token costs",
     )
-    parser.add_argument("--dtype", help="dtype that the weights are loaded in")
     parser.add_argument("--balanced", action="store_true", help="share evenly between accelerators")
     parser.add_argument("--whole", action="append", metavar="CLASS", help="class that is not split")
+    add_files(parser)
+    training = parser.add_argument_group()  # `accel plan --train` does what `accel plan-training` does
+    training.add_argument("--train", action="store_true")
+    add_training(training)
+    for action in training._group_actions:
+        action.help = argparse.SUPPRESS
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """Declare what both commands have: the dtype of weights, and the files to write."""
+    parser.add_argument("--dtype", help="dtype that the weights are loaded in")
     parser.add_argument("--svg", metavar="FILE", help="draw the plan")
-    parser.add_argument("--json", metavar="FILE", help="write the plan, to be read by Plan.from_json; or the memory")
-    _add_training(parser.add_argument_group("the memory of training"))
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the plan as data, for Plan.from_json if it places weights"
+    )
 
 
-def _add_training(group: argparse._ArgumentGroup) -> None:
-    """Declare the options that --train has."""
-    group.add_argument("--train", action="store_true", help="predict the memory of a training step, without devices")
+def add_training(group: argparse._ActionsContainer) -> None:
+    """Declare the options of the memory of training."""
     group.add_argument(
         "--layout",
         metavar="LAYOUT,...",

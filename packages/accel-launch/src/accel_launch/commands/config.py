@@ -19,13 +19,22 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Set this value instead of asking; may be repeated. `fsdp_config.fsdp_version=2` sets a key in a group.",
     )
     parser.add_argument("--yes", action="store_true", help="Write without asking, even over an existing file.")
-    commands: Any = parser.add_subparsers(dest="subcommand", metavar="default|update", parser_class=Parser)
+    commands: Any = parser.add_subparsers(
+        dest="subcommand", metavar="default|update|show|get|path", parser_class=Parser
+    )
     default = commands.add_parser("default", help="Write a file with the usual settings of this machine.")
     default.add_argument("--config_file", dest="save_location", help="File to write instead of the default one.")
     default.add_argument("--yes", action="store_true", default=argparse.SUPPRESS, help="Replace an existing file.")
     default.add_argument("--mixed_precision", choices=AUTOCAST_PRECISIONS, default="no", help="Precision.")
     update = commands.add_parser("update", help="Update an existing file to the current keys and defaults.")
-    _add_file(update, argparse.SUPPRESS)
+    shown = {
+        "show": commands.add_parser("show", help="Print the file that a launch reads."),
+        "get": commands.add_parser("get", help="Print one value of it."),
+        "path": commands.add_parser("path", help="Print where it is."),
+    }
+    shown["get"].add_argument("key", help="Key, as in num_processes or fsdp_config.fsdp_version.")
+    for each in (update, *shown.values()):
+        _add_file(each, argparse.SUPPRESS)
 
 
 def _add_file(parser: argparse.ArgumentParser, default: str | None) -> None:

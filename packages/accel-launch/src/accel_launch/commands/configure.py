@@ -33,6 +33,8 @@ def configure(args: argparse.Namespace) -> int:
     """
     if args.subcommand == "default":
         return default_config(args)
+    if args.subcommand in ("show", "get", "path"):
+        return _look(args)
     if args.subcommand == "update":
         print(f"Updated {update_config(args)}.")
         return 0
@@ -47,6 +49,19 @@ def configure(args: argparse.Namespace) -> int:
         return 1
     _replace(config, path)
     print(f"Wrote {path}. `accel launch` reads it" + ("." if path == default_file() else " with --config-file."))
+    return 0
+
+
+def _look(args: argparse.Namespace) -> int:
+    """Print the file that a launch reads, one value of it, or its place."""
+    file = load(args.config_file or None)
+    if file is None:
+        raise ConfigurationError("There is no default configuration file. Write one with `accel config`.")
+    values = _flat(file.config)
+    if args.subcommand == "get" and args.key not in values:
+        raise ConfigurationError(f"{file.path} has no {args.key}; got {', '.join(sorted(values))}. Name one of these.")
+    shown = {"path": str(file.path), "get": values.get(getattr(args, "key", ""))}
+    print(shown.get(args.subcommand, f"# {file.path}\n{as_document(file.config, file.path)}"))
     return 0
 
 

@@ -29,7 +29,7 @@ def environment_report() -> dict[str, Any]:
         for dist in distributions()
         if dist.metadata["Name"] and dist.metadata["Name"].startswith("accel")
     }
-    found: dict[str, Any] = {f"`{name}` version": version for name, version in sorted(versions.items())}
+    found: dict[str, Any] = {f"{name} version": version for name, version in sorted(versions.items())}
     found |= {
         "Platform": platform.platform(),
         "Python version": platform.python_version(),

@@ -1,8 +1,4 @@
-"""The text of a configuration file as plain values: bounded in time and memory, whatever the file holds.
-
-In YAML, ten lines can expand to billions of values (aliases of aliases), and a value can contain itself. So the size
-of the expanded document is counted from the parser's events, in one pass, before any value is built.
-"""
+"""The text of a configuration file as plain values, with the line of each key."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -18,9 +14,6 @@ __all__ = ["Lines", "parse"]
 Lines: TypeAlias = dict[tuple[str, ...], int]
 """Line of every key, by the keys that lead to it."""
 
-_LARGEST_VALUE = 4 << 20
-_WEIGHT = 64
-_DEEPEST = 32
 _LONGEST_NUMBER = 64
 
 
@@ -64,51 +57,15 @@ for _kind in ("bool", "int", "float"):
 _Loader.yaml_constructors["tag:yaml.org,2002:str"] = _Loader.text
 
 
-class _Size:
-    """Counts the values that a document expands to, from the events of its parser."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[str | None, int]] = [(None, 0)]
-        self._anchors: dict[str, int] = {}
-
-    def add(self, event: yaml.Event) -> str | None:
-        """Count one event, and return what is wrong with the document, or None."""
-        if isinstance(event, yaml.CollectionStartEvent):
-            self._open.append((event.anchor, _WEIGHT))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._close(*self._open.pop())
-        elif isinstance(event, yaml.ScalarEvent):
-            self._close(event.anchor, _WEIGHT + len(event.value))
-        elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in self._open):
-                return f"got a value that contains itself (*{event.anchor})"
-            self._close(None, self._anchors.get(str(event.anchor), 0))  # an alias weighs what it stands for
-        if len(self._open) > _DEEPEST:
-            return f"got more than {_DEEPEST} levels"
-        return "got aliases that expand to too much" if self._open[-1][1] > _LARGEST_VALUE else None
-
-    def _close(self, anchor: str | None, size: int) -> None:
-        if anchor is not None:
-            self._anchors[anchor] = size
-        above, before = self._open[-1]
-        self._open[-1] = (above, before + size)
-
-
 def parse(text: str, path: Path) -> tuple[dict[Hashable, Any], Lines]:
     """Read YAML or JSON that holds keys and values."""
-    size = _Size()
     try:
-        for event in yaml.parse(text, Loader=_Loader):
-            problem = size.add(event)
-            if problem is not None:
-                mark: Any = event.start_mark
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is not None:
             _refuse_repeated(node, path)
         config = {} if node is None else loader.construct_document(node)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:  # the latter of a value that contains itself, too
         raise _unreadable(error, path) from None
     if config is None:
         return {}, {}
@@ -123,10 +80,10 @@ def parse(text: str, path: Path) -> tuple[dict[Hashable, Any], Lines]:
     return config, lines
 
 
-def _unreadable(error: yaml.YAMLError, path: Path) -> ConfigurationError:
+def _unreadable(error: Exception, path: Path) -> ConfigurationError:
     mark = getattr(error, "problem_mark", None)
     line = f":{mark.line + 1}" if mark is not None else ""
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is nested too deep"
     return ConfigurationError(
         f"The configuration file is neither YAML nor JSON; {path}{line}: {shortened(problem)}. Correct it, or write a "
         "new one with `accel config`."

@@ -207,6 +207,8 @@ def _summary(
         "watchdog": "no rank made progress, the run was ended",
     }.get(reason, f"stopped by {reason}")
     lines = ["", f"{paint('accel launch:', 'error', colors)} {title} after {seconds:.1f} s"]
+    if reason == "SIGINT" and (cause is None or cause.fault.endswith("KeyboardInterrupt")):  # of a person: no failure
+        return lines[1]
     for outcome in outcomes:
         word = "stopped by the launcher" if outcome.stopped else "exited with 0" if outcome.status == 0 else outcome.how
         note = (

@@ -164,6 +164,23 @@ def test_empty_variable_names_no_file(home: Path, monkeypatch: pytest.MonkeyPatc
     assert cli.main(["launch", "--dry-run", "s.py"]) == 0
 
 
+def test_config_is_shown_in_whole_and_by_key(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`show`, `get` and `path` print the file that a launch reads; a key that it lacks is refused with those it has."""
+    path = home / "c.yaml"
+    for words in (["show"], ["get", "num_processes"], ["path"]):
+        assert cli.main(["config", *words]) == 2
+        assert "There is no default configuration file" in capsys.readouterr().err
+    path.write_text("num_processes: 3\ndynamo_config: {dynamo_backend: EAGER}\n")
+    shown = []
+    for words in (["show"], ["get", "dynamo_config.dynamo_backend"], ["path"], ["get", "num_processes"]):
+        assert cli.main(["config", *words, "--config-file", str(path)]) == 0
+        shown.append(capsys.readouterr().out)
+    assert "num_processes: 3" in shown[0]
+    assert shown[1:] == ["EAGER\n", f"{path}\n", "3\n"]
+    assert cli.main(["config", "get", "cores", "--config-file", str(path)]) == 2
+    assert "has no cores; got dynamo_config.dynamo_backend, num_processes" in capsys.readouterr().err
+
+
 def test_config_default_replaces_only_when_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`default` says how it differs from the file that is there; with --yes it replaces that, and keeps it."""
     path = home / "c.yaml"

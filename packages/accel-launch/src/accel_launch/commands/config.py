@@ -32,7 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "get": commands.add_parser("get", help="Print one value of it."),
         "path": commands.add_parser("path", help="Print where it is."),
     }
-    shown["get"].add_argument("key", help="Key, as in num_processes or fsdp_config.fsdp_version.")
+    shown["get"].add_argument("key", help="Key, as in num_processes or mixed_precision.")
     for each in (update, *shown.values()):
         _add_file(each, argparse.SUPPRESS)
 

@@ -73,8 +73,9 @@ def _without_effect(settings: Settings) -> Iterator[str]:
     for key, row in BY_KEY.items():
         if row.engine and settings.resolved[key].origin == "flag" and not active(row.engine, settings):
             yield f"{settings.source(key)} has no effect: it is for {row.topic}, which these settings do not use."
-    if settings.get("use_fsdp") and settings.layout.processes < 2:
-        yield f"use_fsdp from {settings.source('use_fsdp')} shards a model over processes; got 1. Pass --num-processes."
+    shards = "use_fsdp"
+    if settings.get(shards) and settings.layout.processes < 2:
+        yield f"{shards} from {settings.source(shards)} shards a model over processes; got 1. Pass --num-processes."
 
 
 def _misplaced(settings: Settings) -> str | None:

@@ -14,8 +14,8 @@ from accel_core.precision.outputs import convert_to_fp32
 __all__ = ["compute_exactly"]
 
 
-def compute_exactly(module: nn.Module, device: str, policy: Any) -> None:
-    """Let a module compute in 32 bits, and give its output back in the format of its input, or else of a policy."""
+def compute_exactly(module: nn.Module, device: str, rest: torch.dtype | None) -> None:
+    """Let a module compute in 32 bits, and give its output back in the format of its input, or else of the rest."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -25,11 +25,11 @@ def compute_exactly(module: nn.Module, device: str, policy: Any) -> None:
             return forward(*args, **kwargs)
 
     module.forward = exact
-    module.register_forward_hook(functools.partial(_give_back, policy.param_dtype), with_kwargs=True)
+    module.register_forward_hook(functools.partial(_give_back, rest), with_kwargs=True)
 
 
 # By a hook, so that those of users see what the module computed.
-def _give_back(rest: torch.dtype, module: nn.Module, args: object, kwargs: object, output: object) -> Any:
+def _give_back(rest: torch.dtype | None, module: nn.Module, args: object, kwargs: object, output: object) -> Any:
     given = next((leaf.dtype for leaf in tree_leaves((args, kwargs)) if _is_floating(leaf)), rest)
     return recursively_apply(torch.Tensor.to, output, given, test_type=_is_floating)
 

@@ -174,8 +174,9 @@ class ShardedStrategy(SequenceStrategy):
 
     def split(self, model: torch.nn.Module) -> torch.nn.Module:
         """Let blocks compute again what they would have kept for backward, if the plugin says so, or in 32 bits."""
+        computing = getattr(self.plugin.mixed_precision_policy, "param_dtype", None)
         for _, module in self.plans[model].kept:
-            compute_exactly(module, self.world.device.type, self.plugin.mixed_precision_policy)
+            compute_exactly(module, self.world.device.type, computing)
         if self.plugin.activation_checkpointing:
             blocks = (block for _, block in self.plans[model].blocks)
             recompute(blocks, offload=bool(self.plugin.activation_checkpointing_offload))

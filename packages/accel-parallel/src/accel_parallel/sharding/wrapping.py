@@ -154,7 +154,7 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated), kept=tuple(kept), cast=cast)
 
 
-def _in_float32(model: nn.Module, policy: Any) -> dict[str, torch.Tensor]:
+def _in_float32(model: nn.Module, policy: object) -> dict[str, torch.Tensor]:
     """Return what a model says it keeps in 32 bits and a policy casts, by name: parameters, and buffers under FSDP1."""
     found: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules() if getattr(policy, "param_dtype", None) in _HALF else ():

@@ -176,6 +176,28 @@ def test_a_script_whose_data_order_differs(tmp_path: Path) -> None:
     assert "step 1, rank 0: data order differs: batch 0 of the step is" in words
 
 
+@pytest.mark.parametrize(
+    ("drawn", "named"),
+    [
+        pytest.param("Numbers()", "", marks=pytest.mark.full("another case of a grid")),
+        ("torch.rand(24, 3)", "torch.rand"),
+    ],
+)
+def test_data_drawn_without_a_seed_are_named(tmp_path: Path, drawn: str, named: str) -> None:
+    """A real resume would train on other data; weights and orders without a seed are those of the checkpoint."""
+    script = write(tmp_path / "train.py", "", "shuffle=True")
+    text = script.read_text().replace("torch.manual_seed(0)\n", "").replace("Numbers(),", f"{drawn},")
+    script.write_text(text)
+    code, words = check(script, "--steps", "4", "--at", "2")
+    if not named:
+        assert (code, words.startswith("identical")) == (0, True), words
+        return
+    line = next(number for number, each in enumerate(text.splitlines(), 1) if named in each)
+    assert (code, words.startswith("not comparable: a layer at ")) == (1, True), words
+    assert f"`{named}` at {script}:{line}" in words.splitlines()[0]
+    assert words.splitlines()[1].startswith("step 3, rank 0: data order differs")
+
+
 def test_wrong_arguments_and_scripts_are_named(tmp_path: Path) -> None:
     """An interruption outside the run, no script, a script that fails and one that is too short."""
     script = write(tmp_path / "train.py", "", "shuffle=True")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from accel_core.errors import LaunchError
+from accel_core.host.availability import has_module
 from accel_core.testing import requires
 from accel_core.testing.world import run
 from accel_verify.parallel.comparison import Finding, compare, own_draw
@@ -28,6 +32,10 @@ def _record(folder: str, steps: int, parts: int, counts: bool, target: str) -> N
     """Record a target on a rank."""
     from accel_verify.parallel.recorder import main
 
+    torch.seed()  # ranks are forked here, and begin with the generators of one process
+    random.seed()
+    if has_module("numpy"):
+        importlib.import_module("numpy.random").seed()
     main([folder, str(steps), str(parts), str(int(counts)), target])
 
 
@@ -161,6 +169,73 @@ def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: RecordedRun, tmp_
     assert found.state == "differs"
     assert "a reduction over ranks is missing" in str(found.findings)
     assert own_draw(one, one, 2) is None
+
+
+UNSEEDED = """
+import random
+import torch
+from torch.utils.data import DataLoader
+from accel_core.accelerator import Accelerator
+
+def seed():
+    random.seed(0)
+    torch.manual_seed(0)
+
+accelerator = Accelerator()
+data = torch.linspace(-1, 1, 64).view(16, 4)
+model = torch.nn.utils.skip_init(torch.nn.Linear, 4, 1)
+torch.nn.init.constant_(model.weight, 0.5)
+torch.nn.init.constant_(model.bias, 0.5)
+shuffle = False
+{case}
+loader = DataLoader(data, batch_size=2, shuffle=shuffle)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    accelerator.backward(model(batch).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+NUMPY = "import numpy; data = torch.as_tensor({}, dtype=torch.float32)"
+
+
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("torch.rand(3); random.random(); model = torch.nn.Sequential(model, torch.nn.Dropout())", None),
+        ("seed(); data = torch.rand(16, 4); shuffle = True; data = data[random.sample(range(16), 16)]", None),
+        ("data = torch.rand(16, 4); seed()", "`torch.rand` at "),
+        ("shuffle = True", "a loader at "),
+        ("model = torch.nn.Linear(4, 1); seed()", "a layer at "),
+        ("torch.manual_seed(0); data = data[random.sample(range(16), 16)]", "`random.sample` at "),
+        pytest.param(NUMPY.format("numpy.random.rand(16, 4)"), "`numpy.random.rand` at ", marks=requires("numpy")),
+        pytest.param(
+            "seed();" + NUMPY.format("numpy.random.default_rng().random((16, 4))"),
+            "`numpy.random.default_rng` at ",
+            marks=[requires("numpy"), pytest.mark.full("another case of a grid")],
+        ),
+        pytest.param(
+            "seed();" + NUMPY.format("numpy.random.mtrand._rand.rand(16, 4)"),
+            "a call that uses the generator of NumPy",
+            marks=[requires("numpy"), pytest.mark.full("another case of a grid")],
+        ),
+    ],
+)
+def test_what_draws_without_a_seed_is_named(case: str, named: str | None, tmp_path: Path) -> None:
+    """Data, order and weights make a layout incomparable, from any library; draws that change nothing do not."""
+    script = tmp_path / "train.py"
+    script.write_text(UNSEEDED.format(case=case))
+    alone = recorded(tmp_path / "one", str(script))
+    ranks = recorded(tmp_path / "ranks", str(script), requested_layout("dp2"))
+    verdict = verdict_on(request_in(tmp_path), requested_layout("dp2"), alone, ended(tmp_path, 0), ranks)
+    if named is None:
+        assert str(verdict) == "dp2 equals one process"
+        return
+    line = script.read_text().splitlines().index(case) + 1 + 3 * (named == "a loader at ")
+    place = f"{script}:{line}" if named.endswith(" at ") else ""
+    assert str(verdict).startswith(f"dp2 is not comparable: {named}{place}"), verdict
+    assert " without a seed, so each process gets other numbers. Call set_seed(0) before it" in str(verdict)
+    assert (verdict.findings, verdict.largest) == ([], None)
 
 
 @pytest.fixture(scope="module")

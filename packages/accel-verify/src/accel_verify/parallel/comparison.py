@@ -18,7 +18,7 @@ from torch import Tensor
 from accel_core.options.enums import PRECISIONS
 from accel_verify.parallel.records import RecordedRun
 
-__all__ = ["Finding", "Largest", "Tolerance", "compare", "largest_difference", "own_draw", "tolerance_of"]
+__all__ = ["Finding", "Largest", "Tolerance", "compare", "largest_difference", "own_draw", "tolerance_of", "unseeded"]
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,15 @@ def own_draw(one: RecordedRun, ranks: RecordedRun, last: int) -> str | None:
     return None
 
 
+def unseeded(one: RecordedRun, ranks: RecordedRun, last: int) -> list[str]:
+    """Return the calls that drew without a seed, where runs differ in first weights, in rows, or in what they drew."""
+    ours, theirs = one.tensors(0, "weights"), ranks.tensors(0, "weights")
+    alike = all(name in theirs and torch.equal(value, theirs[name]) for name, value in ours.items())
+    alike &= ranks.cut or all(_rows(one, step) == _rows(ranks, step) for step in range(1, last + 1))
+    calls: list[str] = ranks.steps[last - 1][0]["unseeded"]
+    return [] if alike and own_draw(one, ranks, last) is None else calls
+
+
 class _Noise:
     """Which elements of each parameter had gradients above rounding noise, in every step so far."""
 
@@ -197,7 +206,8 @@ def _dropout(ranks: RecordedRun, step: int) -> Iterator[Finding]:
     for rank, part in enumerate(ranks.loss_parts):
         first = ranks.losers[sorted(set(ranks.loss_parts)).index(part)]
         if lines[rank]["seed"] != lines[first]["seed"]:
-            yield Finding(step, "dropout", "", f"ranks {first} and {rank} of one replica draw different masks")
+            text = f"ranks {first} and {rank} of one replica draw different masks; seed with "
+            yield Finding(step, "dropout", "", f"{text}set_seed(seed, device_specific=True)")
             return
 
 
@@ -222,11 +232,6 @@ def _losses(one: RecordedRun, ranks: RecordedRun, step: int, tolerance: Toleranc
             text += f"; outputs differ first in `{place[0] or 'the model'}` ({place[1]})"
         if not ranks.cut and _rows(one, step) != _rows(ranks, step):
             text += "; the rows that ranks read are not those that one process read"
-        own = own_draw(one, ranks, step)
-        if own is not None:
-            text += f"; {own}"
-        elif any(line["draws"] for line in ranks.steps[step - 1]):
-            text += "; the script draws random numbers for each batch, which differ from rank to rank"
         yield Finding(step, "loss", "", text, abs(found - expected))
 
 

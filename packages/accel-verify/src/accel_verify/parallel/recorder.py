@@ -38,7 +38,7 @@ from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_verify.parallel.draws import DrawWatch
 from accel_verify.parallel.forward import ForwardWatch
 from accel_verify.parallel.one_process import read_for_all
-from accel_verify.parallel.values import generator_state, gradients, row_digests, sketch, weights
+from accel_verify.parallel.values import gradients, row_digests, sketch, weights
 from accel_verify.patch import wrap
 
 __all__ = ["UNSAVED", "Finished", "StepRecorder", "main", "run_target"]
@@ -80,8 +80,7 @@ class StepRecorder:
         self._gradients: dict[str, tuple[float, str]] | None = None
         self._strays: dict[str, tuple[float, str]] = {}
         self._clipped: float | None = None
-        self._states: list[str] = []
-        self._draws = self._trained = False
+        self._trained = False
         self._trained_with: list[object] = []
         self._reading: list[object] = []
         self._empty_epochs = 0
@@ -151,7 +150,6 @@ class StepRecorder:
     ) -> None:
         value = float(whole(loss.detach()).double()) if isinstance(loss, Tensor) else math.nan
         self._losses.append((value, None if weight is None else float(weight)))
-        self._draws |= bool(self._states) and self._states != self._generators()
         self._forward.backward_begins(accelerator._models)
         self._trained = True
         backward(accelerator, loss, weight=weight, **kwargs)
@@ -230,12 +228,12 @@ class StepRecorder:
             outputs=self._forward.outputs,
             masks=self._forward.masks,
             seed=self._forward.seed,
-            draws=self._draws,
             drawn=self._draw_watch.drawn,
+            unseeded=self._draw_watch.unseeded,
         )
         self._forward.next_step()
         self._draw_watch.next_step()
-        self._losses, self._rows, self._gradients, self._clipped, self._draws = [], [], None, None, False
+        self._losses, self._rows, self._gradients, self._clipped = [], [], None, None
         self._strays = {}
         self._note_loader()
 
@@ -268,7 +266,6 @@ class StepRecorder:
             for batch in batches:
                 if self.step < self.steps:
                     self._rows.append(row_digests(batch))
-                    self._states = self._generators()
                 self._forward.listening = self.step == 0 and not self._losses
                 yield batch
                 if self.step >= self.steps and self._is_trained_with(loader):
@@ -277,11 +274,6 @@ class StepRecorder:
         finally:
             batches.close()  # the loader must not stay the active one
             self._reading.remove(loader)
-
-    def _generators(self) -> list[str]:
-        """Return the states of the generators from which a batch may be trained with random numbers."""
-        here = {torch.device("cpu"), self._accelerator.device if self._accelerator else torch.device("cpu")}
-        return [generator_state(device) for device in sorted(here, key=str)]
 
     def _draws_count(self) -> bool:
         """Return whether a model trains in a step that is compared, and this is not its backward pass."""

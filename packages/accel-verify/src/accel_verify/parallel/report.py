@@ -37,8 +37,8 @@ class Verdict:
         ranks: Number of processes.
         parts: Into how many parts the data is split; one process read them all.
         numbers: What was measured.
-        state: `equal`, `differs`, `not comparable` (ranks draw random numbers of their own, which may be why it
-            differs), `refused` (the strategy does not train this script) or `failed`.
+        state: `equal`, `differs`, `not comparable` (ranks draw random numbers of their own, or without a seed, which
+            may be why it differs), `refused` (the strategy does not train this script) or `failed`.
         message: Why it was refused or failed, or is not comparable.
         findings: What differs, in the order in which it appears.
         largest: The largest difference of the weights after the last step.

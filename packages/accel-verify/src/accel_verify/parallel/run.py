@@ -21,7 +21,8 @@ from accel_launch.settings.child import child_environment
 from accel_launch.settings.devices import count_gpus
 from accel_launch.terminal import progress
 from accel_verify.diagnosis.variables import without_settings
-from accel_verify.parallel.comparison import Finding, compare, largest_difference, own_draw, tolerance_of
+from accel_verify.parallel.comparison import Finding, compare, largest_difference, own_draw, tolerance_of, unseeded
+from accel_verify.parallel.draws import cured
 from accel_verify.parallel.layouts import RequestedLayout, requested_layouts
 from accel_verify.parallel.records import RecordedRun, read_run
 from accel_verify.parallel.report import Report, Verdict, print_report, run_as_numbers
@@ -175,10 +176,12 @@ def verdict_on(
     if found.refused:
         return Verdict(**about, state="refused", message=found.note or "")
     if len(found.steps) >= request.steps:
-        findings = compare(one, found)
+        findings, largest = compare(one, found), largest_difference(one, found)
         state, message = _state_of(one, found, findings)
+        if state == "not comparable":  # other numbers say nothing about the steps
+            findings, largest = [], None
         unended = f"nothing, but did not end{_standing(request, ended)}" if ended.timed_out else None
-        note, largest = found.note or unended or one.note, largest_difference(one, found)
+        note = found.note or unended or one.note
         # By type: texts have numbers.
         of_one = note is not None and one.note is not None and note.split(":")[0] == one.note.split(":")[0]
         about |= {"findings": findings, "largest": largest, "note": note, "note_of_one": of_one}
@@ -212,9 +215,11 @@ def _state_of(one: RecordedRun, found: RecordedRun, findings: Sequence[Finding])
     """Return the state of a layout that made all steps, and the reason."""
     if not findings:
         return "equal", ""
-    own = own_draw(one, found, findings[0].step)
-    if own is None or any(finding.certain for finding in findings):
+    calls, own = unseeded(one, found, findings[0].step), own_draw(one, found, findings[0].step)
+    if not (calls or own) or any(finding.certain for finding in findings):
         return "differs", ""
+    if calls:
+        return "not comparable", cured(calls)
     remedy = "Draw them per sample; or draw them for all ranks from one seed, and let each rank use its part."
     return "not comparable", f"{own}. {remedy}"
 

@@ -18,6 +18,7 @@ from accel_core.errors import ConfigurationError, LaunchError
 from accel_core.host import environ
 from accel_core.host.ports import get_free_port
 from accel_core.host.program.run_module import own_command
+from accel_verify.parallel.draws import cured
 from accel_verify.ranks import ended_by_sigterm, rank_variables, run_ranks
 
 __all__ = ["Difference", "compare", "run"]
@@ -65,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
     way = _way(restores=after[0][0]["restores"])
     found = compare(straight, interrupted)
     if found is not None:
+        calls = straight[found.rank][found.step - 1]["unseeded"]
+        if calls:
+            print(f"not comparable: {cured(calls)}\n{found}")
+            return 1
         before_it = "the two runs differ already before the interruption"
         kind = before_it if found.step <= args.at else "the resumed run differs"
         print(f"{found}\n{kind}: {args.script}, interrupted after step {args.at} of {args.steps}; {way}")

@@ -2,9 +2,10 @@
 
     python -m accel_verify.resume.recorder RECORD FIRST LAST SAVE LOAD PROJECT SCRIPT [ARGUMENTS]
 
-Generators are seeded first, so that a script that leaves one of them unseeded is repeatable; its own seeds override
-that. Deterministic kernels are chosen where torch has them. It ends the script after step LAST, saving the state into
-SAVE unless that is "-". If LOAD is not "-", that state is loaded when the script first reads a prepared loader.
+Generators are seeded first, in a run that resumes with another seed: what a script draws without one is then the same
+before the interruption, and something else after it, as where a user resumes. Its own seeds override that.
+Deterministic kernels are chosen where torch has them. It ends the script after step LAST, saving the state into SAVE
+unless that is "-". If LOAD is not "-", that state is loaded when the script first reads a prepared loader.
 
 A script whose checkpoints are named automatically has the folder PROJECT for its project's: it finds there what the
 run before the interruption saved and nothing else, and its own folder is left alone. Such a script saves and loads
@@ -16,17 +17,10 @@ before.
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import hashlib
-import importlib
-import importlib.util
 import json
 import os
-import random
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -34,16 +28,19 @@ import torch
 from torch import Tensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import DataLoaderShard
 from accel_core.plugins.project import ProjectConfiguration
+from accel_core.random import set_seed
+from accel_verify.digests import digest, random_states
+from accel_verify.parallel.draws import DrawWatch
 from accel_verify.parallel.recorder import Finished, run_target
 from accel_verify.patch import wrap
 
 __all__ = ["ResumeRecorder", "main"]
 
 NOTHING = "-"
+_SEED = 3_141_592_653  # one that no script chooses, of 32 bits
 
 
 class ResumeRecorder:
@@ -55,10 +52,11 @@ class ResumeRecorder:
         self._last, self._save, self._load, self._project = last, save, load, project
         self._accelerator: Accelerator | None = None
         self._batches: list[str] = []
-        self._written = first
+        self._draws = DrawWatch()
 
     def install(self) -> None:
-        """Hook into Accelerator and prepared loaders."""
+        """Hook into Accelerator, prepared loaders and what draws random numbers."""
+        self._draws.install()
         wrap(Accelerator, "__init__", self._begun)
         wrap(Accelerator, "load_state", self._loaded)
         for kind in (DataLoaderShard, DataLoaderDispatcher):
@@ -104,8 +102,8 @@ class ResumeRecorder:
         if accelerator is None or self._steps_done() == before:
             return
         self.step += 1
-        line = {"step": self.step, "restores": _restores_position(accelerator), **self._state(accelerator)}
-        self._record.write(json.dumps(line) + "\n")
+        facts = {"restores": _restores_position(accelerator), "unseeded": self._draws.unseeded}
+        self._record.write(json.dumps({"step": self.step, **facts, **self._state(accelerator)}) + "\n")
         self._record.flush()
         self._batches.clear()
         if self.step >= self._last:
@@ -116,7 +114,6 @@ class ResumeRecorder:
             raise Finished(0)
 
     def _state(self, accelerator: Accelerator) -> dict[str, Any]:
-        numpy = sys.modules.get("numpy")
         return {
             "data order": dict(enumerate(self._batches)),
             "learning rate": {
@@ -138,10 +135,8 @@ class ResumeRecorder:
                 for name, value in entries.items()
             },
             "random states": {
-                "torch": digest(torch.get_rng_state()),
+                **random_states(),
                 "device": digest(accelerator._runtime.world.hardware.rng_state()),
-                "Python": digest(random.getstate()),
-                "NumPy": digest(numpy.random.get_state()) if numpy is not None else "",
             },
         }
 
@@ -151,16 +146,10 @@ def _restores_position(accelerator: Accelerator) -> bool:
     return accelerator.use_stateful_dataloader or accelerator.dataloader_config.restores_position
 
 
-def _seed() -> None:
-    """Seed every generator, because the question is only whether a script resumes, not whether it is repeatable.
-
-    Kernels of GPUs that add in any order are left out for the same reason, where torch has others.
-    """
+def _seed(first: int) -> None:
+    """Seed every generator by the step at which a run begins, and choose kernels of GPUs that add in one order."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    random.seed(0)
-    torch.manual_seed(0)
-    if importlib.util.find_spec("numpy") is not None:
-        importlib.import_module("numpy").random.seed(0)
+    set_seed(_SEED + first)
 
 
 def _count(optimizer: Any) -> int:
@@ -176,51 +165,13 @@ def _count(optimizer: Any) -> int:
     return int(inner._accel_steps)
 
 
-def digest(value: object) -> str:
-    """Return a checksum of what a nest holds: bytes of tensors and arrays, the text of anything else."""
-    state = hashlib.blake2b(digest_size=8)
-    for leaf in _leaves(value):
-        if isinstance(leaf, Tensor):
-            plain = leaf.detach().to("cpu").contiguous()
-            state.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-            state.update(buffer_of(plain))
-        else:
-            state.update(re.sub(r" at 0x[0-9a-f]+", "", f"{leaf!r},").encode())  # the address says nothing
-    return state.hexdigest()
-
-
-def _leaves(value: Any, above: tuple[object, ...] = ()) -> Iterator[object]:
-    if any(value is each for each in above):
-        return
-    above = (*above, value)
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield key
-            yield from _leaves(inner, above)
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _leaves(inner, above)
-    elif type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        # The text of an array leaves out digits, and most elements of a large one.
-        yield from (value.dtype.str, value.shape, value.tolist())
-    elif isinstance(value, (Tensor, type, enum.Enum)):
-        yield value
-    elif dataclasses.is_dataclass(value):  # whose fields may be in slots
-        yield from _leaves([getattr(value, field.name) for field in dataclasses.fields(value)], above)
-    elif getattr(value, "__dict__", None):
-        yield type(value).__qualname__
-        yield from _leaves(vars(value), above)
-    else:
-        yield value
-
-
 def main(arguments: list[str]) -> None:
     """Run the script as it would run by itself."""
     record, first, last, save, load, project, script, *rest = arguments
     with open(record, "w") as file:
+        _seed(int(first))
         recorder = ResumeRecorder(file, int(first), int(last), save, load, project)
         recorder.install()
-        _seed()
         with suppress(Finished):
             run_target(script, rest)
 

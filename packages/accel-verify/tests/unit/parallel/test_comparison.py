@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_verify.parallel.comparison import compare, largest_difference, tolerance_of
+from accel_verify.parallel.comparison import compare, largest_difference, own_draw, tolerance_of, unseeded
 from accel_verify.parallel.records import RecordedRun
 from accel_verify.parallel.values import sketch
 
@@ -28,11 +28,15 @@ def make(tmp_path: Path) -> MakeRun:
         folder.mkdir()
         gradients = gradients or GRADIENTS
         weights = {key: BEFORE[key] - 0.1 * gradients[key].sign() for key in BEFORE} | changed.pop("weights", {})
-        for file, values in (("0-weights", BEFORE), ("1-gradients", gradients), ("1-weights", weights)):
+        for file, values in (
+            ("0-weights", changed.pop("before", BEFORE)),
+            ("1-gradients", gradients),
+            ("1-weights", weights),
+        ):
             torch.save(values, folder / f"{file}.pt")
         line = {
             "losses": [[2.0, None]], "rows": [["a", "b"]], "clipped": 5.5, "rates": [0.1], "outputs": [], "masks": [],
-            "draws": False, "drawn": {"noise.py:3": ["first", "second"]},
+            "drawn": {"noise.py:3": ["first", "second"]}, "unseeded": ["`torch.rand` at train.py:9"],
             "gradients": {key: sketch(value) for key, value in gradients.items()},
             "strays": {},
             "weights": {key: sketch(value) for key, value in weights.items()},
@@ -68,13 +72,6 @@ def test_what_is_gradient_noise_may_move_otherwise(make: MakeRun) -> None:
         ({"losses": [[float("nan"), None]]}, "loss", "nan instead of 2"),
         ({"losses": [[float("inf"), None]]}, "loss", "inf instead of 2"),
         ({"losses": [[2.1, None]], "rows": [["b", "a"]]}, "loss", "the rows that ranks read are not those"),
-        ({"losses": [[2.1, None]], "draws": True}, "loss", "the script draws random numbers for each batch"),
-        ({"losses": [[2.1, None]], "drawn": {"noise.py:3": ["first"]}}, "loss", "2.1 instead of 2"),
-        (
-            {"losses": [[2.1, None]], "drawn": {"noise.py:3": ["third"]}},
-            "loss",
-            "rank 0 draws random numbers at noise.py:3",
-        ),
         ({"clipped": None}, "clipping", "rank 0 does not clip"),
         ({"clipped": 4.0}, "clipping", "returned 4 on rank 0 instead of 5.5"),
         ({"clipped": float("inf")}, "clipping", "returned inf on rank 0 instead of 5.5"),
@@ -90,6 +87,26 @@ def test_each_kind_of_difference_is_named(make: MakeRun, changed: dict[str, Any]
     first = compare(one, make("ranks", 2, **changed))[0]
     assert (first.step, first.kind) == (1, kind)
     assert text in str(first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "draws", "named"),
+    [
+        ({}, False, False),
+        ({"drawn": {"noise.py:3": ["first"]}}, False, False),
+        ({"drawn": {"noise.py:3": ["third"]}}, True, True),
+        ({"rows": [["b", "a"]]}, False, True),
+        ({"before": {"weight": torch.zeros(4), "bias": torch.zeros(2)}}, False, True),
+    ],
+)
+def test_random_numbers_are_named_where_they_differ(
+    make: MakeRun, changed: dict[str, Any], draws: bool, named: bool
+) -> None:
+    """A draw without a seed is a cause if weights, rows or draws differ; one that ranks make alone is one by itself."""
+    one, ranks = make("one", rows=[["a", "b", "a", "b"]]), make("ranks", 2, **changed)
+    own = "rank 0 draws random numbers at noise.py:3 that one process does not draw"
+    assert own_draw(one, ranks, 1) == (own if draws else None)
+    assert unseeded(one, ranks, 1) == (["`torch.rand` at train.py:9"] if named else [])
 
 
 def test_an_overflow_on_one_side_is_a_difference(make: MakeRun) -> None:
@@ -130,7 +147,10 @@ def test_ranks_of_a_replica_draw_the_same(make: MakeRun) -> None:
     """Those that split a model's products read one part, and drop the same elements."""
     ranks = make("ranks", 2)
     ranks.parts, ranks.loss_parts = [0, 0], [0, 0]
-    assert str(compare(make("one"), ranks)[0]) == ("step 1, dropout: ranks 0 and 1 of one replica draw different masks")
+    assert str(compare(make("one"), ranks)[0]) == (
+        "step 1, dropout: ranks 0 and 1 of one replica draw different masks; seed with set_seed(seed, "
+        "device_specific=True)"
+    )
 
 
 def test_weighted_losses_are_sums_over_sums(make: MakeRun) -> None:

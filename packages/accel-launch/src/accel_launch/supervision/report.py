@@ -143,19 +143,22 @@ def report_card(facts: Mapping[str, Any], seconds: float, script: str) -> None:
         if script in sys.argv:
             program = Path(sys.argv[0]).name
             words = ["accel" if program == "__main__.py" else program, *sys.argv[1:]]
-            lines.append(f"  resume      {_resuming(words, script, str(facts['checkpoint']))}")
+            resuming = _resuming(words, script, str(facts["checkpoint"]))
+            lines += [f"  resume      {shlex.join(resuming)}"] if resuming else []
     say("\n".join(lines))
 
 
-def _resuming(words: Sequence[str], script: str, checkpoint: str) -> str:
-    """Return the command line that resumes a run from its checkpoint, as far as the script's text shows how."""
-    words = list(words)
-    with contextlib.suppress(OSError):
-        text = Path(script).read_text(errors="replace")
-        flag = re.search(r"--resume(?:[-_]from[-_]checkpoint)?(?=[\"'])", text)
-        if flag is not None and not any(word.startswith("--resume") for word in words):
-            words += [flag[0]] if flag[0] == "--resume" else [flag[0], checkpoint]
-    return shlex.join(words)
+def _resuming(words: Sequence[str], script: str, checkpoint: str) -> Sequence[str]:
+    """Return the command line that resumes a run from its checkpoint; an empty one if the script's text shows none."""
+    path = Path(script)
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    found = re.search(r"[\"'](--resume(?:[-_]from[-_]checkpoint)?)[\"']([^)]*(?:store_true|is_flag))?", text)
+    if found is None:
+        return words if "load_state(" in text else ()
+    flag, bare = found.groups()
+    at = next((place for place, word in enumerate(words) if word.partition("=")[0] == flag), len(words))
+    rest = words[at + 1 :] if bare or "=" in "".join(words[at : at + 1]) else words[at + 2 :]
+    return [*words[:at], flag, *([] if bare else [checkpoint]), *rest]
 
 
 def _below(message: str) -> str:

@@ -148,3 +148,41 @@ def test_the_speed_of_a_run_has_what_its_meter_found(capsys: pytest.CaptureFixtu
     """The share of the peak that a meter found stands behind the speed."""
     report_card({"samples": 10, "seconds": 1.0, "mfu": 0.412}, 2.0, "train.py")
     assert "0% of the time waiting for data, 41.2% of peak FLOP/s\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("defines", "given", "shown"),
+    [
+        ("add_argument('--resume_from_checkpoint')", "", " --resume_from_checkpoint new"),
+        (
+            "add_argument('--resume_from_checkpoint')",
+            "--resume_from_checkpoint old -n 1",
+            " --resume_from_checkpoint new -n 1",
+        ),
+        (
+            "add_argument('--resume-from-checkpoint')",
+            "--resume-from-checkpoint=old -n 1",
+            " --resume-from-checkpoint new -n 1",
+        ),
+        ("add_argument('--resume')", "--resume old", " --resume new"),
+        ("add_argument('--resume', action='store_true')", "-n 1", " -n 1 --resume"),
+        ("option('--resume', is_flag=True)", "--resume -n 1", " --resume -n 1"),
+        ("accelerator.load_state()", "-n 1", " -n 1"),
+        ("print('it does not --resume')", "-n 1", None),
+    ],
+)
+def test_the_line_that_resumes_names_the_newest_checkpoint(
+    defines: str,
+    given: str,
+    shown: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It replaces the argument of a run that was resumed itself; a script that does not resume has no such line."""
+    script = tmp_path / "train.py"
+    script.write_text(defines)
+    monkeypatch.setattr("sys.argv", ["/bin/accel", "launch", str(script), *given.split()])
+    report_card({"checkpoint": "new"}, 2.0, str(script))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == ("  checkpoint  new" if shown is None else f"  resume      accel launch {script}{shown}")

@@ -1,9 +1,10 @@
 """What `accel plan` does."""
 
 import argparse
-import importlib
 import re
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
@@ -13,22 +14,11 @@ from accel_bigmodel.device_map.result import Plan, plan_device_map
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.output import write_output
 from accel_bigmodel.sizes import number_or_text
-from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.host.availability import has_module
+from accel_core.errors import ConfigurationError
 from accel_core.modules.sizes import written_size
 from accel_core.options.engines import load
 
-__all__ = ["headroom_of", "max_memory_of", "model_of", "plan_checkpoint", "run", "train"]
-
-_PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cache")
-"""Options that place a checkpoint."""
-
-_TRAINING = (
-    "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
-    "checkpointing", "loss", "tp_plan", "reduce_bucket", "zero3", "device", "schedule", "microbatches", "split",
-    "timeline", "explain",
-)  # fmt: skip
-"""Options of the memory of training."""
+__all__ = ["headroom_of", "max_memory_of", "model_of", "named", "plan_checkpoint", "run"]
 
 
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
@@ -59,23 +49,40 @@ def headroom_of(text: str | None) -> int | float | str | Workload | None:
     return number_or_text(text)
 
 
-def model_of(name: str) -> nn.Module:
-    """Make the model that a command line names, without weights."""
+def named(name: str, what: str) -> Callable[..., Any]:
+    """Return the class or function of a name."""
     if "" not in sys.path:  # a command begins in the folder of its own program
         sys.path.insert(0, "")
     try:
-        make = load(name)
+        found: Callable[..., Any] = load(name)
+    except (ImportError, AttributeError, ValueError) as failure:
+        raise ConfigurationError(
+            f"The name of {what} cannot be imported; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, as "
+            "seen from the working folder."
+        ) from failure
+    if isinstance(found, nn.Module) or not callable(found):
+        raise ConfigurationError(
+            f"The name of {what} is that of a class or a function; got a {type(found).__name__} of {name!r}. Name a "
+            "function that returns it."
+        )
+    return found
+
+
+def model_of(name: str) -> nn.Module:
+    """Make the model that a command line names, without weights."""
+    make = named(name, "the model")
+    try:
         with init_empty_weights():
             made: object = make()
-    except (ImportError, AttributeError, TypeError, ValueError) as failure:
+    except (TypeError, ValueError) as failure:
         raise ConfigurationError(
-            f"The model that --model names cannot be created; got {name!r}: {failure}. Write MODULE:NAME of a class or "
-            "function that takes no arguments."
+            f"The model cannot be made; got {name!r}: {str(failure).rstrip('.')}. Name a class or function that takes "
+            "no arguments."
         ) from failure
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
-            f"What --model names does not create a model; got a {type(made).__name__} from {name!r}. Name a class of "
-            "modules, or a function that returns one."
+            f"A model is made by a class of modules, or a function that returns one; got a {type(made).__name__} of "
+            f"{name!r}. Name another."
         )
     return made
 
@@ -118,33 +125,8 @@ planned, write the plan with --json and pass `device_map=Plan.from_json(text).de
 "auto" would, name the model with --model, or install transformers where a config.json names it."""
 
 
-def _refuse_others(args: argparse.Namespace) -> None:
-    """Refuse options of placing beside --train, and those of training without it: they would change nothing."""
-    others = [f"--{name.replace('_', '-')}" for name in (_PLACING if args.train else _TRAINING) if getattr(args, name)]
-    if others:
-        raise ConfigurationError(
-            f"--train finds the memory of training, and other options place a checkpoint; got {', '.join(others)} "
-            f"{'beside' if args.train else 'without'} --train. Leave {'it' if len(others) == 1 else 'them'} out, or "
-            f"{'leave --train out' if args.train else 'add --train'}."
-        )
-
-
-def train(args: argparse.Namespace) -> int:
-    """Carry `accel plan-training` out."""
-    if not has_module("accel_parallel"):
-        raise MissingDependencyError(
-            "Predicting the memory of training needs accel-parallel, which is not installed. Run `pip install "
-            "accel-parallel`."
-        )
-    training = importlib.import_module("accel_bigmodel.training.command")  # it loads FSDP, which placing needs not
-    return int(training.run(args))
-
-
 def run(args: argparse.Namespace) -> int:
-    """Carry `accel plan` out."""
-    _refuse_others(args)
-    if args.train:
-        return train(args)
+    """Place a checkpoint."""
     model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)
     plan = plan_checkpoint(
         args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole, model, args.expert_cache

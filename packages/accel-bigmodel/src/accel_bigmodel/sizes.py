@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from accel_bigmodel.output import is_count
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
@@ -15,16 +16,10 @@ __all__ = [
     "compute_module_total_buffer_size",
     "get_max_layer_size",
     "get_module_leaves",
-    "is_count",
     "number_or_text",
 ]
 
 Dtype = str | torch.dtype | CustomDtype
-
-
-def is_count(written: str) -> bool:
-    """Return whether a text on a command line is a whole number; no count of bytes has more than 18 digits."""
-    return written.isdecimal() and len(written) <= 18
 
 
 def number_or_text(written: str) -> int | str:

@@ -1,6 +1,8 @@
 """The planner reads headers and configurations, never weights."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,27 @@ def test_bad_arguments_end_with_a_message(
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train.py"], "A Python file is not a checkpoint; got 'train.py'"),
+        (["--train", "train.py", "--sample", "64"], "Name a class or function of it"),
+        (["--train", "m:Net", "--batch", "x", "--sample", "64"], "--batch takes a whole number; got 'x'"),
+        (["--train", "m:Net", "--sample", "64", "--layout", "fdsp2"], "Did you mean fsdp2"),
+        (["--train", "m:Net"], "got --sequence None and --sample None"),
+    ],
+)
+def test_arguments_are_looked_at_before_torch_is_imported(arguments: list[str], message: str) -> None:
+    """A slip on the command line is named at once, not after the seconds that torch takes."""
+    code = (
+        "import sys\nfrom accel_bigmodel.__main__ import main\n"
+        f"status = main({['plan', *arguments]})\nprint(status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert message in done.stderr
 
 
 def test_limits_are_read_from_text() -> None:
@@ -240,7 +263,12 @@ def test_the_text_names_the_parts_of_every_device(checkpoint: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("nowhere:Net", "nowhere"), ("json", "'json'"), ("json:dumps", "missing 1 required"), ("os:getcwd", "a str from")],
+    [
+        ("nowhere:Net", "nowhere"),
+        ("json", "'json'"),
+        ("json:dumps", "missing 1 required"),
+        ("os:getcwd", "got a str of"),
+    ],
 )
 def test_what_makes_no_model_is_named(
     name: str, message: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]

@@ -69,8 +69,8 @@ def skeleton_of(source: str | os.PathLike[str]) -> nn.Module:
     for file in files:
         if not file.endswith((".safetensors", ".gguf")):
             raise ConfigurationError(
-                f"Plans are made from headers, and {file!r} has none because it is pickled; got a "
-                f"{Path(file).suffix or 'nameless'} file. Convert the checkpoint to safetensors."
+                f"Plans are made from the headers of safetensors and GGUF files; got {file!r}, which has none. Convert "
+                "a pickled checkpoint to safetensors."
             )
         header = header_of(file)
         entries.update(header.tensors)

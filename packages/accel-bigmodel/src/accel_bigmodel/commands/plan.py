@@ -7,7 +7,7 @@ from accel_core.options.enums import AUTOCAST_PRECISIONS
 
 name = "plan"
 help = "Plan which device holds which part of a checkpoint; `accel plan-training` plans the memory of training."
-run = "accel_bigmodel.plan_for:run"
+run = "accel_bigmodel.plan_arguments:run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from accel_bigmodel.commands.plan import add_files, add_training
 
 name = "plan-training"
 help = "Predict the memory of a training step on each rank of a layout, without weights or devices."
-run = "accel_bigmodel.plan_for:train"
+run = "accel_bigmodel.plan_arguments:train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,21 +1,19 @@
 """What `accel plan --train` does."""
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.skeleton import Part, model_of_config, skeleton_of
-from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.output import write_output
-from accel_bigmodel.sizes import is_count, number_or_text
+from accel_bigmodel.plan_for import model_of, named
+from accel_bigmodel.sizes import number_or_text
 from accel_bigmodel.training import report
 from accel_bigmodel.training.prediction import TrainingMemory, predict
 from accel_bigmodel.training.search import has_blocks, smallest
@@ -24,27 +22,16 @@ from accel_bigmodel.training.workload import Loss, TrainingWorkload, optimizer_w
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.spec import parse_layouts
 from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
-from accel_core.options.engines import load
 
 __all__ = ["maker_of", "run", "workload_of"]
+
+_AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "zero3", "microbatches")
 
 
 def maker_of(name: str) -> Callable[[], nn.Module]:
     """Return what makes the model that a command line names, with parameters on the meta device."""
     if not os.path.exists(name) and ":" in name:
-        make = _named(name, "the model")
-
-        def made() -> nn.Module:
-            with init_empty_weights():
-                model: object = make()
-            if not isinstance(model, nn.Module):
-                raise ConfigurationError(
-                    f"A model is made of a class of modules, or a function that returns one; got a "
-                    f"{type(model).__name__} of {name!r}. Name another."
-                )
-            return model
-
-        return made
+        return partial(model_of, name)
     model = skeleton_of(name) if os.path.exists(name) else model_of_config(name)
     if isinstance(model, Part):
         raise ConfigurationError(
@@ -55,88 +42,19 @@ def maker_of(name: str) -> Callable[[], nn.Module]:
     return lambda: skeleton_of(name) if os.path.exists(name) else model_of_config(name)
 
 
-def _named(name: str, what: str) -> Callable[..., Any]:
-    """Return the class or function of a name."""
-    if "" not in sys.path:  # a command begins in the folder of its own program
-        sys.path.insert(0, "")
-    try:
-        found: Callable[..., Any] = load(name)
-    except (ImportError, AttributeError, ValueError) as failure:
-        raise ConfigurationError(
-            f"The name of {what} cannot be imported; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, as "
-            "seen from the working folder."
-        ) from failure
-    if isinstance(found, nn.Module) or not callable(found):
-        raise ConfigurationError(
-            f"The name of {what} is that of a class or a function; got a {type(found).__name__} of {name!r}. Name a "
-            "function that returns it."
-        )
-    return found
-
-
-def _whole_number(text: str | None, option: str) -> int | None:
-    if text is None or is_count(text):
-        return None if text is None else int(text)
-    raise ConfigurationError(f"{option} takes a whole number; got {text!r:.80}. Write for example {option} 8.")
-
-
-def _shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if not all(map(is_count, parts)):
-        raise ConfigurationError(
-            f"The shape of a sample is written as sizes joined by x; got {text!r:.80}. Write for example --sample "
-            "3x224x224."
-        )
-    return tuple(map(int, parts))
-
-
-def _pairs(text: str) -> dict[str, int]:
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    if not all(is_count(number) for _, _, number in pairs):
-        raise ConfigurationError(
-            f"Options of stage 3 are written as NAME=NUMBER, separated by commas; got {text!r:.80}. Write for example "
-            "--zero3 stage3_max_reuse_distance=0."
-        )
-    return {name: int(number) for name, _, number in pairs}
-
-
-def _tensor_plan(text: str | None) -> Mapping[str, str] | str:
-    if text is None:
-        return "auto"
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as failure:
-        raise ConfigurationError(
-            f"A plan of tensor parallel is written as JSON; got {text!r:.80}: {failure}. Write for example "
-            """--tp-plan '{"layers.*.up": "colwise"}'."""
-        ) from failure
-    if not isinstance(found, dict) or not found:
-        raise ConfigurationError(
-            f"A plan of tensor parallel maps patterns of module names to styles; got {text!r:.80}. Write for example "
-            """--tp-plan '{"layers.*.up": "colwise"}'."""
-        )
-    return found
-
-
 def workload_of(args: argparse.Namespace) -> TrainingWorkload:
     """Return the training step that a command line describes."""
     optimizer, arguments = optimizer_written(args.optimizer or "adamw")
-    loss: Loss | None = None if args.loss is None else _named(args.loss, "the loss")
+    loss: Loss | None = None if args.loss is None else named(args.loss, "the loss")
     dtype = as_dtype(args.dtype)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigurationError(
             f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or "
             "float16."
         )
-    options = None if args.zero3 is None else _pairs(args.zero3)
-    bucket = _whole_number(args.reduce_bucket, "--reduce-bucket")
+    given = {name: getattr(args, name) for name in _AS_GIVEN if getattr(args, name) is not None}
     return TrainingWorkload(
-        batch=_whole_number(args.batch or "1", "--batch") or 0,
-        accumulation=_whole_number(args.accumulation or "1", "--accumulation") or 0,
-        sequence=_whole_number(args.sequence, "--sequence"),
-        sample=_shape(args.sample),
+        **given,
         precision=args.mixed_precision or "no",
         dtype=dtype,
         optimizer=optimizer,
@@ -144,10 +62,7 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
         foreach=args.device != "cpu",
         loss=loss,
         chunk_logits=args.chunk_logits,
-        tensor_plan=_tensor_plan(args.tp_plan),
-        reduce_bucket=TrainingWorkload.reduce_bucket if bucket is None else bucket,
-        zero3=options or {},
-        microbatches=_whole_number(args.microbatches, "--microbatches"),
+        tensor_plan=args.tp_plan or "auto",
         split=None if args.split is None else args.split.split(","),
     )
 
@@ -175,14 +90,10 @@ def _compared(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry `accel plan --train` out.
-
-    Raises:
-        ConfigurationError: An option is not valid, or no layout of those tried fits.
-    """
+    """Find the memory of training."""
     limit = None if args.fits is None else convert_file_size_to_int(number_or_text(args.fits))
     workload, make = workload_of(args), maker_of(args.checkpoint)
-    ranks = _whole_number(args.ranks or "8", "--ranks") or 1
+    ranks = args.ranks or 8
     way = None if args.checkpointing is None else args.checkpointing == "yes"
     rows: list[TrainingMemory] = []
     chosen: TrainingMemory | None = None
@@ -205,7 +116,11 @@ def _show(
     chosen: TrainingMemory | None,
     workload: TrainingWorkload,
 ) -> None:
-    sample = f"sequences of {workload.sequence}" if workload.sequence else f"samples of {args.sample}"
+    sample = (
+        f"sequences of {workload.sequence}"
+        if workload.sequence
+        else f"samples of {'x'.join(map(str, workload.sample or ()))}"
+    )
     title = f"{args.checkpoint}: a batch of {workload.batch} {sample}, {workload.optimizer}, mixed precision " + (
         workload.precision
     )

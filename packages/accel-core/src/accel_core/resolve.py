@@ -402,8 +402,9 @@ def _check_types(given: Arguments) -> None:
         kinds |= {engine.argument: engine.plugin.partition(":")[2] for engine in engines().values()}
     for name, kind in kinds.items():
         value = getattr(given, name, given.plugins.get(name))
-        held = value.values() if isinstance(value, dict) else [value]  # some engines take several plugins by name
-        fits = not any(isinstance(each, str | int | float | list | tuple) for each in held)
+        several = name in given.plugins and isinstance(value, dict) and value  # some engines take several by name
+        held = value.values() if several else [value]
+        fits = not any(isinstance(each, str | int | float | list | tuple | dict | type) for each in held)
         expect(fits, value, f"{name} takes a {kind}", f"Write {name}={kind}(...).")
 
 

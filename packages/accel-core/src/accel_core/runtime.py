@@ -352,6 +352,8 @@ class Runtime:
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""
         accumulation, strategy = self.accumulation, self.strategy
+        if self.gradient_state.passes >= 0:
+            self.gradient_state.passes += 1
         rate = arguments.pop("learning_rate", None) if arguments else None
         if rate is not None and any(lomo.is_lomo(optimizer) for optimizer in self.optimizers):
             if weight is not None:

@@ -188,6 +188,24 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
         r"dataloader_config takes a DataLoaderConfiguration; got \{'split_batches'.*DataLoaderConfiguration\(",
     ),
     (
+        "a dict as plug-in",
+        lambda _: Accelerator(cpu=True, fsdp_plugin={"offload": {"cpu": True}}),  # type: ignore[dict-item]
+        UnsupportedTypeError,
+        r"fsdp_plugin takes a FullyShardedDataParallelPlugin; got \{'offload'",
+    ),
+    (
+        "an empty dict of data settings",
+        lambda _: Accelerator(cpu=True, dataloader_config={}),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"got \{\} \(dict\)",
+    ),
+    (
+        "a class of settings",
+        lambda _: Accelerator(cpu=True, project_config=ProjectConfiguration),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"got the class ProjectConfiguration\. Write project_config=ProjectConfiguration\(",
+    ),
+    (
         "a folder as project",
         lambda _: Accelerator(cpu=True, project_config="out"),  # type: ignore[arg-type]
         UnsupportedTypeError,
@@ -251,9 +269,43 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
         r"'numpy'.*torch.*set_seed\(",
     ),
     ("a text as rng_types", lambda _: Accelerator(cpu=True, rng_types="torch"), UnsupportedTypeError, r"=\['torch'\]"),  # type: ignore[arg-type]
+    (
+        "metrics of two",
+        lambda a: a.gather_for_metrics(torch.ones(1), torch.ones(1)),
+        UnsupportedTypeError,
+        r"takes one nest; got a Tensor\. Write gather_for_metrics\(\(",
+    ),
     ("reduce a number", lambda a: a.reduce(1.0), UnsupportedTypeError, r"`reduce` works on tensors"),
     ("pad a number", lambda a: a.pad_across_processes(1.0), UnsupportedTypeError, r"`pad_across_processes` works on"),
 ]
+
+
+def _trained(
+    accelerator: Accelerator, backward: Callable[[torch.Tensor], None] | None = None, *, batches: int = 1
+) -> Callable[[], None]:
+    """Train one step without accumulate(), and return what trains another one."""
+    model, optimizer = accelerator.prepare(model := Net(), _sgd(model))
+
+    def step() -> None:
+        for _ in range(batches):
+            (backward or accelerator.backward)(model.layer(torch.ones(1, 2)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return step
+
+
+def _accumulated(backward: Callable[[Accelerator, torch.Tensor], None]) -> None:
+    """Train twice as long as a window is, in blocks of accumulate()."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = accelerator.prepare(model := Net(), _sgd(model))
+    for _ in range(4):
+        with accelerator.accumulate(model):
+            backward(accelerator, model.layer(torch.ones(1, 2)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
 
 WARNED: list[tuple[str, Slip, str]] = [
     ("a list", lambda a: a.prepare([(model := Net()), _sgd(model)]), r"got a list with Net, SGD.*prepare\(\*"),
@@ -265,6 +317,17 @@ WARNED: list[tuple[str, Slip, str]] = [
     ("a schedule alone", _schedule_alone, r"StepLR.*not prepared \(SGD\)"),
     ("accumulating a number", lambda a: a.accumulate(5).__enter__(), r"type int.*accumulate\(model\)"),  # type: ignore[arg-type]
     ("accumulating a list", lambda a: a.accumulate([Net()]).__enter__(), r"type list.*accumulate\(\*models\)"),  # type: ignore[arg-type]
+    (
+        "no accumulate()",
+        lambda _: _trained(Accelerator(gradient_accumulation_steps=4))(),
+        r"divides each loss by 4; got",
+    ),
+    ("backward of the loss", lambda a: _trained(a, torch.Tensor.backward)(), r"gradients of loss\.backward\(\)"),
+    (
+        "backward of a loss in a window",
+        lambda _: _accumulated(lambda _, loss: loss.backward()),
+        r"divides the loss of a",
+    ),  # type: ignore[no-untyped-call]
     ("logging before init_trackers", lambda _: _tracked(), r"before init_trackers"),
     ("gathering a text", lambda a: a.gather("x"), r"several processes.*gather_object"),
     ("gathering a number", lambda a: a.gather({"loss": torch.ones(1), "step": 3}), r"several processes.*gather_object"),
@@ -364,6 +427,9 @@ RIGHT: list[tuple[str, Slip]] = [
     ("one after the other", _one_after_the_other),
     ("a loader", lambda a: a.prepare(DataLoader(Numbers()))),
     ("logging without trackers", lambda a: a.log({"loss": 1.0})),
+    ("accumulating in blocks", lambda _: _accumulated(Accelerator.backward)),
+    ("accumulating by hand", lambda _: _trained(Accelerator(cpu=True, gradient_accumulation_steps=4), batches=4)()),
+    ("a step without gradients", lambda a: a.prepare(_sgd(Net())).step()),
     ("gathering a nest", lambda a: a.gather({"loss": [torch.ones(1), (torch.ones(2),)]})),
     ("an evaluated model", lambda a: a.prepare(Net(), DataLoader(Numbers()))),
     ("a step beside its model", lambda a: a.clip_grad_norm_(_with_gradients(Net()).parameters(), 0)),

@@ -15,7 +15,7 @@ from accel_core.comm.objects import swap
 from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.data.rows import count_rows, is_array, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
-from accel_core.errors import DataError, RankDisagreementError
+from accel_core.errors import DataError, RankDisagreementError, expect
 from accel_core.process.world import World, ensure
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def gather_for_metrics(
         DataError: Ranks hold parts of samples.
         RemoteRankError: Another rank failed.
     """
+    single = not hasattr(use_gather_object, "__len__")
+    expect(single, use_gather_object, "gather_for_metrics takes one nest", "Write gather_for_metrics((first, second)).")
     world = ensure()
     loader = gradient_state.active_dataloader
     _refuse_cut(input_data, loader)

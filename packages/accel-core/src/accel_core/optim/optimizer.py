@@ -232,14 +232,38 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
                 self._warn_of_uncalled()
             return None
         self.gradient_state.awaits_step = False
+        if self.gradient_state.passes >= 0:
+            self._look_at_first_step(computes=closure is not None)
         torch.clear_autocast_cache()  # an autocast block around the loop would compute on with the weights before
         if self.averages:
             return self._step_and_average(closure)
         return None if self._updates_in_backward else self._step(closure)
 
+    @property
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for group in self.param_groups for parameter in group["params"])
+
+    def _look_at_first_step(self, *, computes: bool) -> None:
+        """Warn of gradients that were not divided as the run's accumulation asks for."""
+        state, passes = self.gradient_state, self.gradient_state.passes
+        state.passes = -1
+        if computes or self._stepper is not None or not self._has_gradients:
+            return
+        if not passes:
+            _logger.warning(
+                "accelerator.backward() divides the loss of a window and scales it for fp16; got optimizer.step() with "
+                "gradients of loss.backward(). Call accelerator.backward(loss) instead."
+            )
+        elif passes == 1 < state.num_steps and not state.end_of_dataloader:
+            _logger.warning(
+                f"gradient_accumulation_steps={state.num_steps} divides each loss by {state.num_steps}; got "
+                "optimizer.step() after one batch, outside of accumulate(), with that part of its gradients. Put the "
+                "batch into a block: with accelerator.accumulate(model)."
+            )
+
     def _warn_of_uncalled(self) -> None:
         """Warn of a batch that is lost, because only the closure would compute its gradients."""
-        if all(parameter.grad is None for group in self.param_groups for parameter in group["params"]):
+        if not self._has_gradients:
             _logger.warning_once(
                 "Inside of an accumulation window a step does nothing, and calls no closure; got one in a batch that "
                 "has left no gradients, and trains nothing. Use gradient_accumulation_steps=1 with this optimizer."

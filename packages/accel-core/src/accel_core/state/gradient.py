@@ -67,6 +67,7 @@ class GradientState:
     _fresh: list[weakref.ref[Any]]
     _training: weakref.ref[Any] | None
     _latest: _Reading | None
+    passes: int  # backward passes of the Accelerator before the first optimizer step; -1 after it
     awaits_step: bool  # gradients of losses with weights are complete, and no optimizer has stepped or cleared any
     meter: Any  # of the run that measures its steps, or what else passes batches on, or `None`
 
@@ -83,6 +84,7 @@ class GradientState:
                 _latest=None,
                 meter=None,
                 awaits_step=False,
+                passes=0,
             )
         if gradient_accumulation_plugin is not None:
             wanted = gradient_accumulation_plugin.to_kwargs()

@@ -47,6 +47,7 @@ from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement, slips
 from accel_core.strategies.parts import Clip, Kit, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
+from accel_core.tqdm import byte_bar
 from accel_core.tracking.tracker import GeneralTracker
 
 if TYPE_CHECKING:
@@ -676,6 +677,10 @@ class Accelerator(FunctionControl):
             >>> type(accelerator.unwrap_model(prepared)) is Net
             True
         """
+        fits = not isinstance(model, str | int | float | dict)
+        expect(
+            fits, model, "The model is a torch.nn.Module", "Pass the model itself, not its name or its state_dict()."
+        )
         return self._runtime.strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
         )
@@ -1366,7 +1371,7 @@ class Accelerator(FunctionControl):
             <All keys matched successfully>
         """
         shown_as = model.applied() if isinstance(model, ModelAverage) else nullcontext(model)
-        with self._runtime.timed("saving"), shown_as as shown:
+        with self._runtime.timed("saving"), byte_bar("Saving"), shown_as as shown:
             checkpoint.weights.save_model(
                 shown,
                 self._runtime.strategy.weights(self._meant_by(shown)),

@@ -43,6 +43,7 @@ from accel_core.strategies import slips
 from accel_core.strategies.bundle import Bundle, Kind, kind_of
 from accel_core.strategies.parts import Kit
 from accel_core.strategies.strategy import Strategy
+from accel_core.tqdm import byte_bar
 from accel_core.tracking.hub import TrackerHub
 
 if TYPE_CHECKING:
@@ -347,7 +348,8 @@ class Runtime:
 
     def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
         """Save the state of the run; see `Accelerator.save_state`."""
-        return checkpoint.save.save_state(self.to_save(), output_dir, **arguments)
+        with byte_bar("Saving"):
+            return checkpoint.save.save_state(self.to_save(), output_dir, **arguments)
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""

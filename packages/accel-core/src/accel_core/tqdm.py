@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.process import rendezvous, world
 
-__all__ = ["on_terminal", "tqdm"]
+__all__ = ["byte_bar", "moved", "on_terminal", "tqdm"]
 
 T = TypeVar("T")
+_bars: list[Any] = []
+"""The bar of bytes that is shown."""
 
 
 def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any:
@@ -56,10 +59,34 @@ def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any
 
 def on_terminal(items: Collection[T], doing: str) -> Iterable[T]:
     """Return the items with a bar, where they take over a second, this is a terminal and tqdm is installed."""
-    if len(items) < 2 or sys.stderr is None or not sys.stderr.isatty():
-        return items
+    bar: Iterable[T] | None = _on_terminal(iterable=items, desc=doing, unit=" weights") if len(items) > 1 else None
+    return items if bar is None else bar
+
+
+def _on_terminal(**settings: Any) -> Any:
+    """Return a bar that shows after a second; `None` elsewhere than on a terminal, and without tqdm."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
     try:
-        found: Iterable[T] = tqdm(items, desc=doing, leave=False, delay=1.0)
+        return tqdm(**settings, leave=False, delay=1.0)
     except MissingDependencyError:
-        return items
-    return found
+        return None
+
+
+@contextmanager
+def byte_bar(doing: str, total: int | None = None) -> Iterator[None]:
+    """Show one bar for all bytes of checkpoints that the block writes, or reads to compare them."""
+    bar = _on_terminal(desc=doing, total=total, unit="B", unit_scale=True, unit_divisor=1024)
+    _bars[:] = [] if bar is None else [bar]
+    try:
+        yield
+    finally:
+        while _bars:
+            _bars.pop().close()
+
+
+def moved(nbytes: int, total: int | None = None) -> None:
+    """Move the bar of bytes on, if one is shown; `total` says how many there will be."""
+    for bar in _bars:
+        bar.total = total or bar.total
+        bar.update(nbytes)

@@ -2,8 +2,10 @@
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
@@ -44,6 +46,34 @@ def test_what_takes_long_has_a_bar_on_a_terminal_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stderr", terminal)
     bar = on_terminal(items, "Writing")
     assert (bar.total, bar.leave, list(bar)) == (2, False, items)
+
+
+@requires("tqdm")
+def test_one_bar_counts_the_bytes_of_a_whole_checkpoint(
+    fresh_state, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saves of a state, its loads and saves of weights each show one bar, whose bytes are those of the files."""
+    bars = []
+
+    def shown(**settings: object) -> object:
+        bars.append(tqdm(**settings, file=io.StringIO()))
+        return bars[-1]
+
+    monkeypatch.setattr("accel_core.tqdm._on_terminal", shown)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(64, 64)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    accelerator.backward(model(torch.ones(1, 64)).sum())
+    optimizer.step()
+    accelerator.save_state(str(tmp_path / "state"))
+    accelerator.load_state(str(tmp_path / "state"))
+    accelerator.save_model(model, str(tmp_path / "model"))
+    assert [(bar.desc, bar.unit) for bar in bars] == [("Saving", "B"), ("Loading", "B"), ("Saving", "B")]
+    saved, loaded, weights = bars
+    files = {path.name: path.stat().st_size for path in (tmp_path / "state").iterdir() if path.is_file()}
+    assert saved.n >= sum(files.values()) > 3 * 4 * 64 * 64, "the states of the optimizer count too"
+    assert loaded.n == loaded.total == sum(files.values()) - files["accel_manifest.json"]
+    assert weights.total == 4 * (64 * 64 + 64)
 
 
 @requires("tqdm")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from accel_core.tqdm import moved
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -57,6 +59,7 @@ class HashingFile:
             part = view[start : start + CHUNK]
             self._state.update(part)
             self._append(part)
+            moved(len(part))
         self.size += len(view)
         if self.size - self._begun >= _WRITEBACK:
             # Let the disk begin to write now, so that the flush at the end has less left to wait for.
@@ -116,6 +119,7 @@ def digest_of(path: Path, descriptor: int | None = None) -> str:
     try:
         while count := os.readv(descriptor, [buffer]):
             state.update(buffer[:count])
+            moved(count)
     finally:
         os.close(descriptor)
     return state.hexdigest()

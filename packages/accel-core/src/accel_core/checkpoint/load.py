@@ -40,6 +40,7 @@ from accel_core.modules import reduction_order
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
 from accel_core.state.run import first_alike
+from accel_core.tqdm import byte_bar, moved
 
 __all__ = ["load_state", "placement"]
 
@@ -69,7 +70,8 @@ def load_state(
     ranks = Ranks(run.world, "load_state")
     request = LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict)
     try:
-        reading = _read_and_compare(request)
+        with byte_bar("Loading"):
+            reading = _read_and_compare(request)
         if run.world.is_main:
             logger.info("Loading states from %s", reading.report.folder)
         if run.load_state_pre_hooks:
@@ -204,8 +206,8 @@ def _select(request: LoadRequest) -> Reading:
             copy.lay_out(source.manifest)
         own = recognise(source, request.run.strategy.format)
     shown = folder if copy is None else copy.store.address
-    moved = None if copy is None else copy.store.traffic
-    report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0, traffic=moved)
+    traffic = None if copy is None else copy.store.traffic
+    report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0, traffic=traffic)
     report.reseeded = list(range(size, request.run.world.size))
     reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report, None, copy)
     if copy is not None:
@@ -214,7 +216,9 @@ def _select(request: LoadRequest) -> Reading:
         copy.fetch(read, ranks, partial(look, request.run, source) if look and not hooks else None)
     with ranks.together(f"Opening the checkpoint {str(given)!r}"):
         reading.part = report.part = selection.selected(source)
-    reading.snapshot.take(reading.read_by(request.run.world.rank))
+    read = reading.read_by(request.run.world.rank)
+    moved(0, sum(entry.size for entry in source.manifest.entries if entry.name in read) if source.manifest else None)
+    reading.snapshot.take(read)
     return reading
 
 

@@ -25,7 +25,6 @@ from accel_core.comm.transport import as_one
 from accel_core.errors import CheckpointError
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
-from accel_core.tqdm import on_terminal
 
 __all__ = ["SpreadWeight", "buffer_of", "check_booleans", "lies_open", "storage_key"]
 
@@ -135,7 +134,7 @@ def stream_tensors(file: HashingFile | IO[bytes], tensors: Mapping[str, Tensor |
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # so that values begin at a multiple of 8
     file.write(len(encoded).to_bytes(8, "little") + encoded)
-    for _, value in on_terminal(list(in_file_order(stored)), "Writing weights"):
+    for _, value in in_file_order(stored):
         if isinstance(value, SpreadWeight) and value.pieces is not None:
             for piece in value.pieces():
                 _write_values(file, piece)

@@ -29,6 +29,7 @@ from accel_core.modules.sizes import convert_file_size_to_int
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 from accel_core.process.world import ensure
+from accel_core.tqdm import moved
 
 __all__ = ["load_model", "save_model", "split", "weights_of", "write_shards"]
 
@@ -67,6 +68,7 @@ def save_model(
     limit, folder = convert_file_size_to_int(max_shard_size), names.folder_of(save_directory)
     writes = world.is_local_main if save_on_each_node and not isinstance(folder, Address) else world.is_main
     state = dict(weights_of(model) if weights is None else weights)
+    moved(0, sum(map(bytes_of, state.values())))
     first_only = not save_on_each_node or world.local_size == world.size
     turns = _Turns(state, limit, safe_serialization, first_only=first_only)
     if not turns.left:

@@ -252,6 +252,8 @@ def _publish(
 def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
     """Sort handlers by type name, refusing what is not a handler and what is there twice."""
     found: dict[str, Any] = {}
+    single = type(given).__name__
+    expect(not isinstance(given, KwargsHandler), given, "kwargs_handlers is a list", f"Write [{single}(...)].")
     for handler in given or []:
         if not isinstance(handler, KwargsHandler):
             raise ConfigurationError(
@@ -402,8 +404,8 @@ def _check_types(given: Arguments) -> None:
         kinds |= {engine.argument: engine.plugin.partition(":")[2] for engine in engines().values()}
     for name, kind in kinds.items():
         value = getattr(given, name, given.plugins.get(name))
-        several = name in given.plugins and isinstance(value, dict) and value  # some engines take several by name
-        held = value.values() if several else [value]
+        # Some engines take several plugins by name.
+        held = value.values() if name in given.plugins and isinstance(value, dict) and value else [value]
         fits = not any(isinstance(each, str | int | float | list | tuple | dict | type) for each in held)
         expect(fits, value, f"{name} takes a {kind}", f"Write {name}={kind}(...).")
 

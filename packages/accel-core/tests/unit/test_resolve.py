@@ -146,6 +146,26 @@ def test_a_second_accelerator_gets_the_engine_of_the_first(through: str) -> None
     assert type(Accelerator()._runtime.strategy) is SingleStrategy
 
 
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("bfloat16", "bf16"), ("float16", "fp16"), ("fp32", "no"), (torch.bfloat16, "bf16"), ("bf61", "bf16")],
+)
+def test_a_precision_under_another_name_has_a_suggestion(word: Any, near: str, fresh_state: None) -> None:
+    """Names of dtypes and slips of the keyboard lead to the word that is meant."""
+    with pytest.raises(ConfigurationError, match=rf"Did you mean '{near}'\? Use one of \['no', "):
+        Accelerator(cpu=True, mixed_precision=word)
+
+
+@pytest.mark.usefixtures("engines")
+def test_a_plugin_comes_before_the_engine_of_the_launcher(caplog: pytest.LogCaptureFixture) -> None:
+    """The run trains with the engine whose plugin is in code, and a warning names both."""
+    with patch_environment(ACCELERATE_USE_DEEPSPEED="true"):
+        accelerator = Accelerator(fsdp_plugin=ShardedPlugin())
+    assert type(accelerator._runtime.strategy) is Sharded
+    (heard,) = [each.getMessage() for each in caplog.records]
+    assert "got ShardedPlugin, and ACCELERATE_USE_DEEPSPEED=true. Leave one of them out." in heard
+
+
 @pytest.mark.usefixtures("engines")
 @pytest.mark.parametrize("launched", [False, True])
 def test_a_reset_forgets_the_engine_that_a_plugin_chose(launched: bool) -> None:

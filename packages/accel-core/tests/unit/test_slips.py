@@ -215,7 +215,12 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
     ("clip to nothing", lambda a: a.clip_grad_norm_([], None), UnsupportedTypeError, r"got None"),
     ("skip less than none", lambda a: a.skip_first_batches(DataLoader(Numbers()), -1), UnsupportedTypeError, r"got -1"),
     ("skip text", lambda a: a.skip_first_batches(DataLoader(Numbers()), "2"), UnsupportedTypeError, r"got '2'"),
-    ("save_model the wrong way round", lambda a: a.save_model("out", Net()), UnsupportedTypeError, r"got a Net.*path"),
+    (
+        "save_model the wrong way round",
+        lambda a: a.save_model("out", Net()),
+        UnsupportedTypeError,
+        r"got 'out' \(str\)",
+    ),
     (
         "a flag as text",
         lambda _: Accelerator(cpu=True, split_batches="yes"),  # type: ignore[arg-type]
@@ -275,9 +280,37 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
         UnsupportedTypeError,
         r"takes one nest; got a Tensor\. Write gather_for_metrics\(\(",
     ),
+    ("unwrapping a name", lambda a: a.unwrap_model("x"), UnsupportedTypeError, r"torch\.nn\.Module; got 'x' \(str\)"),  # type: ignore[arg-type]
+    (
+        "saving a state dict",
+        lambda a: a.save_model(Net().state_dict(), "out"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"got an OrderedDict\. Pass the model itself",
+    ),
+    (
+        "one handler",
+        lambda _: Accelerator(cpu=True, kwargs_handlers=DistributedDataParallelKwargs()),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"kwargs_handlers is a list; got a Dist.*Write \[DistributedDataParallelKwargs\(\.\.\.\)\]",
+    ),
+    ("a list as configuration", lambda a: a.init_trackers("x", [1]), UnsupportedTypeError, r"config maps.*got \[1\]"),  # type: ignore[arg-type]
+    (
+        "a compiler with a slip",
+        lambda _: Accelerator(cpu=True, dynamo_backend="inductr"),
+        ConfigurationError,
+        r"got 'inductr'\. Did you mean 'inductor'\? Use one of \['no', (?!.*nvfuser)",
+    ),
     ("reduce a number", lambda a: a.reduce(1.0), UnsupportedTypeError, r"`reduce` works on tensors"),
     ("pad a number", lambda a: a.pad_across_processes(1.0), UnsupportedTypeError, r"`pad_across_processes` works on"),
 ]
+
+
+def _tracked_vector() -> None:
+    accelerator = Accelerator(cpu=True, log_with=Silent())
+    accelerator.init_trackers("project")
+    for _ in range(2):
+        accelerator.log({"loss": torch.ones(3), "one": torch.ones(1), "mean": torch.ones(())})
+    accelerator.end_training()
 
 
 def _trained(
@@ -328,6 +361,7 @@ WARNED: list[tuple[str, Slip, str]] = [
         lambda _: _accumulated(lambda _, loss: loss.backward()),
         r"divides the loss of a",
     ),  # type: ignore[no-untyped-call]
+    ("logging a vector", lambda _: _tracked_vector(), r"got several values as 'loss'\. Log their mean"),
     ("logging before init_trackers", lambda _: _tracked(), r"before init_trackers"),
     ("gathering a text", lambda a: a.gather("x"), r"several processes.*gather_object"),
     ("gathering a number", lambda a: a.gather({"loss": torch.ones(1), "step": 3}), r"several processes.*gather_object"),

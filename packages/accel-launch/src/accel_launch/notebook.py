@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from accel_core.errors import ConfigurationError, StateError
+from accel_core.errors import ConfigurationError, StateError, expect
 from accel_core.host.environ import patch_environment, write
 from accel_core.host.environ import text as environment_text
 from accel_core.options.enums import PRECISIONS
@@ -101,6 +101,8 @@ def notebook_launcher(
         >>> notebook_launcher(train, args=(0.1,), num_processes=2)  # doctest: +SKIP
         0.1 on 2
     """
+    given = "notebook_launcher takes the function itself"
+    expect(callable(function), function, given, "Write notebook_launcher(train), without calling it.")
     gpus = count_gpus(snapshot())
     number = num_processes if num_processes is not None else max(1, gpus)
     _check(mixed_precision, number, node_rank, num_nodes)

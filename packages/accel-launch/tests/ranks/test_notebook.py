@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_core.errors import UnsupportedTypeError
 from accel_core.testing import limits
 from accel_launch.notebook import initialized_by, notebook_launcher
 from accel_launch.supervision.orphans import alive
@@ -33,6 +34,13 @@ def run(tmp_path: Path, variables: dict[str, str], source: str) -> "subprocess.C
     """Run a script that uses the launchers."""
     (tmp_path / "cells.py").write_text(f"{GATHER}\nfrom accel_launch.notebook import *\n{source}")
     return limits.run([sys.executable, "cells.py"], cwd=tmp_path, env=variables, quiet=9)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_function_that_was_called_already_is_refused(processes: int) -> None:
+    """What it returned cannot be run; the message says to leave the call out."""
+    with pytest.raises(UnsupportedTypeError, match=r"got None\. Write notebook_launcher\(train\), without calling it"):
+        notebook_launcher(None, num_processes=processes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return None
         self.gradient_state.awaits_step = False
         if self.gradient_state.passes >= 0:
-            self._look_at_first_step(computes=closure is not None)
+            self._look_at_first_step(closure)
         torch.clear_autocast_cache()  # an autocast block around the loop would compute on with the weights before
         if self.averages:
             return self._step_and_average(closure)
@@ -243,11 +243,11 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def _has_gradients(self) -> bool:
         return any(parameter.grad is not None for group in self.param_groups for parameter in group["params"])
 
-    def _look_at_first_step(self, *, computes: bool) -> None:
+    def _look_at_first_step(self, closure: object) -> None:
         """Warn of gradients that were not divided as the run's accumulation asks for."""
         state, passes = self.gradient_state, self.gradient_state.passes
         state.passes = -1
-        if computes or self._stepper is not None or not self._has_gradients:
+        if closure is not None or self._stepper is not None or not self._has_gradients:
             return
         if not passes:
             _logger.warning(

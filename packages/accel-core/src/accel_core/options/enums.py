@@ -4,7 +4,9 @@ Member names, values and the textual form of each member are public: configurati
 `str(PartialState().distributed_type)` hold them.
 """
 
+import difflib
 import enum
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from accel_core.errors import ConfigurationError
@@ -12,6 +14,7 @@ from accel_core.errors import ConfigurationError
 __all__ = [
     "AUTOCAST_PRECISIONS",
     "CUDA_DISTRIBUTED_TYPES",
+    "OTHER_NAMES",
     "PRECISIONS",
     "TORCH_DISTRIBUTED_OPERATION_TYPES",
     "BaseEnum",
@@ -27,7 +30,14 @@ __all__ = [
     "PrecisionType",
     "RNGType",
     "SageMakerDistributedType",
+    "meant",
 ]
+
+
+def meant(word: object, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
+    """Return a question for the word that somebody may have meant, or nothing; `others` are other words for some."""
+    near = difflib.get_close_matches(str(word).lower(), [*known, *(others or ())], n=1)
+    return f" Did you mean {(others or {}).get(near[0], near[0])!r}?" if near else ""
 
 
 class EnumWithContains(enum.EnumMeta):
@@ -177,6 +187,7 @@ PRECISIONS = {
     "bf16": PrecisionRow("bfloat16", "bfloat16"),
     "fp8": PrecisionRow("bfloat16", "fp8", exchanges_layers=True),
 }
+OTHER_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "no", "fp32": "no", "none": "no"}
 AUTOCAST_PRECISIONS = tuple(name for name, row in PRECISIONS.items() if not row.exchanges_layers)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.options.compilation import CompilationOptions
-from accel_core.options.enums import DynamoBackend
+from accel_core.options.enums import DynamoBackend, meant
 from accel_core.options.option import option_named, options_of
 from accel_core.plugins.handlers import KwargsHandler
 
@@ -53,9 +53,11 @@ class TorchDynamoPlugin(KwargsHandler):
         option_named(CompilationOptions, "mode").check(self.mode, "the argument mode")
         name = str(self.backend).upper()
         if name not in DynamoBackend:
+            import torch
+
+            here = ["no", *(word for word in torch.compiler.list_backends(()) if word.upper() in DynamoBackend)]
             raise ConfigurationError(
-                f"The compiler is not known; got {self.backend!r}. Use one of "
-                f"{[value.lower() for value in DynamoBackend.list()]}."
+                f"The compiler is not known; got {self.backend!r}.{meant(self.backend, here)} Use one of {here}."
             )
         self.backend = DynamoBackend(name)
 

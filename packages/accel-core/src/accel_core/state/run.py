@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, StateError, StateResetError
 from accel_core.host import environ
-from accel_core.options.enums import DistributedType, PrecisionType
+from accel_core.options.enums import OTHER_NAMES, PRECISIONS, DistributedType, PrecisionType, meant
 from accel_core.process.world import World, current
 from accel_core.state.process import PartialState, show_mains
 from accel_core.state.process_control import ProcessControl
@@ -84,7 +84,8 @@ def resolve_precision(wanted: str | None, cpu: bool = False) -> str:
     wanted = (wanted or environ.text("ACCELERATE_MIXED_PRECISION", "no") or "no").lower()
     if wanted not in PrecisionType:
         raise ConfigurationError(
-            f"The mixed precision is not known; got {wanted!r}. Use one of {PrecisionType.list()} "
+            f"The mixed precision is not known; got {wanted!r}."
+            f"{meant(wanted.removeprefix('torch.'), PRECISIONS, OTHER_NAMES)} Use one of {PrecisionType.list()} "
             "(the argument mixed_precision or ACCELERATE_MIXED_PRECISION)."
         )
     return wanted

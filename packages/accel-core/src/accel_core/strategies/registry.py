@@ -15,6 +15,7 @@ from accel_core.devices import registry as devices
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.host.installed import points_of
+from accel_core.logging import get_logger
 from accel_core.options.engines import BUILT_IN, Engine, engines, flagged, load, require
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
@@ -88,6 +89,7 @@ def on_xla(request: Request) -> bool:
     return wanted.startswith("xla") if wanted else devices.named("xla").is_available()
 
 
+_logger = get_logger(__name__)
 _registered: dict[str, type[Strategy]] = {}
 
 
@@ -153,7 +155,13 @@ def _claimant(request: Request) -> Engine:
         raise ConfigurationError(
             f"Only one engine can train a model; got plugins of {' and '.join(row.name for row in given)}. Keep one."
         )
-    chosen = given or flagged()
+    asked = flagged()
+    if given and asked and given[0] not in asked:
+        _logger.warning(
+            "A plugin in code comes before the launcher's engine; got %s, and %s=true. Leave one of them out.",
+            *(type(given[0].own(request.plugins)[0]).__name__, asked[0].flag),
+        )
+    chosen = given or asked
     if chosen:
         return chosen[0]
     if axes:

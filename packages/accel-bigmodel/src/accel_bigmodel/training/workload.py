@@ -56,12 +56,6 @@ class TrainingWorkload:
                 f"sequence={self.sequence}, sample={self.sample} and reduce_bucket={self.reduce_bucket}. Change the "
                 "one that is not."
             )
-        if (self.sequence is None) == (self.sample is None):
-            raise ConfigurationError(
-                "A model reads token numbers or samples of a shape; got "
-                f"sequence={self.sequence} and sample={self.sample}. Give one of the two: --sequence 1024 for tokens, "
-                "--sample 3x224x224 for numbers."
-            )
         if self.precision not in AUTOCAST_PRECISIONS:
             raise ConfigurationError(
                 f"Mixed precision is one of {', '.join(AUTOCAST_PRECISIONS)}; got {self.precision!r}. Use one of them."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.comm.tree import tree_leaves
 from accel_core.mesh.tensor import local_part
 from accel_core.modules.unwrap import canonical_name
+from accel_verify.digests import digest
 
 __all__ = ["first_tensor", "generator_state", "gradients", "row_digests", "sketch", "sums", "weights"]
 
@@ -63,10 +62,7 @@ def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
 
 def sketch(value: Tensor) -> tuple[float, str]:
     """Return the norm of a tensor and a digest of its bytes."""
-    plain = value.contiguous()
-    digest = hashlib.blake2b(f"{plain.dtype}{tuple(plain.shape)}".encode(), digest_size=8)
-    digest.update(buffer_of(plain))
-    return float(torch.linalg.vector_norm(plain.double())), digest.hexdigest()
+    return float(torch.linalg.vector_norm(value.double())), digest(value)
 
 
 def row_digests(batch: object) -> list[str]:
@@ -74,13 +70,7 @@ def row_digests(batch: object) -> list[str]:
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
     rows = len(tensors[0]) if tensors else 0
     tensors = [local_part(tensor.detach()).cpu() for tensor in tensors if len(tensor) == rows]
-    found = []
-    for row in range(rows):
-        digest = hashlib.blake2b(digest_size=6)
-        for tensor in tensors:
-            digest.update(buffer_of(tensor[row].contiguous()))
-        found.append(digest.hexdigest())
-    return found
+    return [digest([tensor[row] for tensor in tensors]) for row in range(rows)]
 
 
 def first_tensor(output: object) -> Tensor | None:
@@ -105,4 +95,4 @@ def sums(value: Tensor) -> tuple[int, float, float]:
 def generator_state(device: torch.device) -> str:
     """Return a digest of the state of the default generator of a device."""
     state = torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
-    return hashlib.blake2b(buffer_of(state.cpu()), digest_size=8).hexdigest()
+    return digest(state)

@@ -70,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if calls:
             print(f"not comparable: {cured(calls)}\n{found}")
             return 1
-        before_it = "the two runs differ already before the interruption"
-        kind = before_it if found.step <= args.at else "the resumed run differs"
+        kind = "the resumed run differs" if found.step > args.at else "the runs differ already before the interruption"
         print(f"{found}\n{kind}: {args.script}, interrupted after step {args.at} of {args.steps}; {way}")
         return 1
     print(
@@ -147,10 +146,7 @@ def _records(
             f"The script failed on rank {ended.failed} with exit code {ended.codes[ended.failed]}; it printed last:\n"
             f"{ended.tail(ended.failed)}\nMake it run by itself first."
         )
-    found = [
-        [json.loads(line) for line in (place / f"{rank}.jsonl").read_text().splitlines()]
-        for rank in range(args.num_processes)
-    ]
+    found = [[json.loads(line) for line in (place / f"{rank}.jsonl").read_text().splitlines()] for rank in ranks]
     made = first + min(map(len, found))
     if made < last:  # a process can exit with 0 in ways that its recorder does not see, such as os._exit
         raise LaunchError(

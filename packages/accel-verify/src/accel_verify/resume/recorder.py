@@ -25,7 +25,6 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.data.dispatcher import DataLoaderDispatcher
@@ -117,9 +116,7 @@ class ResumeRecorder:
         return {
             "data order": dict(enumerate(self._batches)),
             "learning rate": {
-                f"optimizer {number} group {index}": group["lr"]
-                if not isinstance(group["lr"], Tensor)
-                else float(group["lr"])
+                f"optimizer {number} group {index}": float(group["lr"])
                 for number, optimizer in enumerate(accelerator._optimizers)
                 for index, group in enumerate(optimizer.param_groups)
             },

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.host.availability import has_module
 from accel_core.process import rendezvous, world
 
 __all__ = ["byte_bar", "moved", "on_terminal", "tqdm"]
@@ -59,25 +60,21 @@ def tqdm(*args: object, main_process_only: bool = True, **kwargs: object) -> Any
 
 def on_terminal(items: Collection[T], doing: str) -> Iterable[T]:
     """Return the items with a bar, where they take over a second, this is a terminal and tqdm is installed."""
-    bar: Iterable[T] | None = _on_terminal(iterable=items, desc=doing, unit=" weights") if len(items) > 1 else None
-    return items if bar is None else bar
+    bars = _on_terminal({"iterable": items, "desc": doing, "unit": " weights"}) if len(items) > 1 else []
+    return bars[0] if bars else items
 
 
-def _on_terminal(**settings: Any) -> Any:
-    """Return a bar that shows after a second; `None` elsewhere than on a terminal, and without tqdm."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return None
-    try:
-        return tqdm(**settings, leave=False, delay=1.0)
-    except MissingDependencyError:
-        return None
+def _on_terminal(settings: Mapping[str, Any]) -> list[Any]:
+    """Return a bar that shows after a second; nothing elsewhere than on a terminal, and without tqdm."""
+    if sys.stderr is None or not sys.stderr.isatty() or not has_module("tqdm"):
+        return []
+    return [tqdm(**settings, leave=False, delay=1.0)]
 
 
 @contextmanager
-def byte_bar(doing: str, total: int | None = None) -> Iterator[None]:
+def byte_bar(doing: str) -> Iterator[None]:
     """Show one bar for all bytes of checkpoints that the block writes, or reads to compare them."""
-    bar = _on_terminal(desc=doing, total=total, unit="B", unit_scale=True, unit_divisor=1024)
-    _bars[:] = [] if bar is None else [bar]
+    _bars[:] = _on_terminal({"desc": doing, "unit": "B", "unit_scale": True, "unit_divisor": 1024})
     try:
         yield
     finally:

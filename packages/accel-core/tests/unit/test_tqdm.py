@@ -55,9 +55,9 @@ def test_one_bar_counts_the_bytes_of_a_whole_checkpoint(
     """Saves of a state, its loads and saves of weights each show one bar, whose bytes are those of the files."""
     bars = []
 
-    def shown(**settings: object) -> object:
+    def shown(settings: dict) -> list:
         bars.append(tqdm(**settings, file=io.StringIO()))
-        return bars[-1]
+        return bars[-1:]
 
     monkeypatch.setattr("accel_core.tqdm._on_terminal", shown)
     accelerator = Accelerator(cpu=True)

@@ -1,6 +1,8 @@
 """Slips with big models: each gets one warning or one named error that says the fix."""
 
+import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 from accel_bigmodel import (
     get_balanced_memory,
     infer_auto_device_map,
+    init_empty_weights,
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
     plan_device_map,
@@ -72,37 +75,63 @@ def test_classes_that_some_module_has_are_not_warned_of(
     assert not heard.records
 
 
+def _one() -> nn.Module:
+    return nn.Sequential(Block())
+
+
+class _Shared(nn.Module):
+    """Two names of one weight, a buffer that is saved and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.two.weight = self.one.weight
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+
 @pytest.mark.parametrize(
-    ("names", "advice"),
+    ("make", "names", "lacking", "advice"),
     [
-        (["encoder.zzz"], "encoder.zzz where the model has 0.layer.weight"),
-        (["model.0.layer.weight"], "begin with 'model.'"),
-        ([], "got no weights"),
+        (_one, ["encoder.zzz"], "0.layer.weight, 0.layer.bias", "got encoder.zzz instead"),
+        (_one, ["model.0.layer.weight"], "0.layer.weight, 0.layer.bias", "begin with 'model.'"),
+        (_one, [], "0.layer.weight, 0.layer.bias", "got nothing instead"),
+        (_one, ["0.layer.weight"], "0.layer.bias", "got nothing instead"),
+        (_one, ["0.layer.weight", "head"], "0.layer.bias", "got head instead"),
+        (_Shared, ["two.weight"], "mean", "got nothing instead"),
     ],
 )
-@pytest.mark.parametrize("dispatches", [False, True])
-def test_a_checkpoint_without_one_name_of_the_model_is_warned_of_once(
-    names: list[str], advice: str, dispatches: bool, heard: pytest.LogCaptureFixture, tmp_path: Path
+@pytest.mark.parametrize("way", ["in place", "with a map", "empty", "dispatch"])
+def test_missing_names_are_warned_of_once(
+    make: Callable[[], nn.Module],
+    names: list[str],
+    lacking: str,
+    advice: str,
+    way: str,
+    heard: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
-    """A model with values keeps them, and one warning says that nothing was loaded."""
+    """One warning names what a checkpoint lacks, aside from tied names and buffers that are not saved."""
     save_file({name: torch.ones(2, 2) for name in names}, tmp_path / "model.safetensors")
-    model = _net()
-    before = [value.clone() for value in model.parameters()]
-    if dispatches:
+    with init_empty_weights() if way == "empty" else contextlib.nullcontext():
+        model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    if way == "dispatch":
         load_checkpoint_and_dispatch(model, tmp_path, device_map={"": "cpu"})
     else:
-        load_checkpoint_in_model(model, tmp_path)
-    assert all(map(torch.equal, before, model.parameters()))
+        load_checkpoint_in_model(model, tmp_path, device_map=None if way == "in place" else {"": "cpu"})
     (said,) = (record.getMessage() for record in heard.records)
-    assert "holds none of the weights of Sequential" in said
+    assert f"which keep their values or stay empty: {lacking}; got" in said
     assert advice in said
+    for name in lacking.split(", "):
+        after = model.state_dict()[name]
+        assert after.is_meta if before[name].is_meta else torch.equal(after, before[name])
 
 
-def test_a_checkpoint_with_some_names_of_the_model_is_told_as_before(
-    heard: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    """One matching name is a load in part, whose leftovers are listed."""
-    save_file({"0.layer.bias": torch.ones(2), "head": torch.ones(1)}, tmp_path / "model.safetensors")
-    found = load_checkpoint_in_model(_net(), tmp_path)
+def test_unexpected_names_alone_are_listed(heard: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """A checkpoint that holds all of the model and more is loaded, and its leftovers are named."""
+    state = {**{name: torch.ones_like(value) for name, value in _one().state_dict().items()}, "head": torch.ones(1)}
+    save_file(state, tmp_path / "model.safetensors")
+    found = load_checkpoint_in_model(_one(), tmp_path)
     assert found.unexpected_keys == ["head"]
     assert ["were not used" in record.getMessage() for record in heard.records] == [True]

@@ -46,7 +46,6 @@ __all__ = [
 
 logger = get_logger(__name__)
 
-_SHOWN = 3
 _INDEX = "_accel_offload_index"
 
 
@@ -202,7 +201,7 @@ def load_checkpoint_in_model(
         offload_buffers: Whether buffers of parts on "disk" stay on disk too.
         keep_in_fp32_modules: Names of modules whose weights are kept in float32.
         offload_8bit_bnb: Whether packed 8-bit weights of parts on "cpu" and "disk" are packed first, then offloaded.
-        strict: Whether missing and unexpected names are an error.
+        strict: Whether missing and unexpected names are an error; otherwise they are a warning.
         full_state_dict: With `broadcast_from_rank0`: whether the checkpoint holds whole tensors.
         broadcast_from_rank0: Whether the first process reads and sends the tensors to all others.
         must_fill: Whether tensors that would be left empty, on the meta device, are an error.
@@ -280,12 +279,12 @@ def load(
     if index:
         model.__dict__[_INDEX] = {**loading_index(model), **index}
     retie_parameters(model, placement.tied)
-    if plan.missing and next(plan.targets, None) is None:
+    if plan.missing:
         logger.warning(
-            "The checkpoint at %s holds none of the weights of %s, which stays as it was; got %s where the model has "
-            "%s. Load a checkpoint of this model, or rename what it holds%s.",
-            checkpoint, type(model).__name__, ", ".join(plan.unexpected[:_SHOWN]) or "no weights",
-            ", ".join(plan.missing[:_SHOWN]), _prefix_between(plan),
+            "The checkpoint at %s lacks weights of %s, which keep their values or stay empty: %s; got %s instead. Load "
+            "a checkpoint of this model, or rename what it holds%s.",
+            checkpoint, type(model).__name__, ", ".join(plan.missing), ", ".join(plan.unexpected) or "nothing",
+            _prefix_between(plan),
         )  # fmt: skip
     elif plan.unexpected:
         logger.warning(

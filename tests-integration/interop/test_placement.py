@@ -59,6 +59,12 @@ def test_diffusers_is_bit_equal(diffusion: Any, case: str) -> None:
     assert diffusion.ours[case] == diffusion.theirs[case]
 
 
+def test_a_pipeline_with_hooks_becomes_a_graph(diffusion: Any) -> None:
+    """It is exported, as on the original, and also compiled whole and traced with the weights of an offloaded model."""
+    assert diffusion.theirs["graphs"]["exported"]
+    assert diffusion.ours["graphs"] == {"exported": True, "traced": True, "compiled whole": True}
+
+
 @pytest.mark.parametrize(
     "case", ["model offload", "sequential offload", "device map", "device map with CPU and disk", "balanced"]
 )

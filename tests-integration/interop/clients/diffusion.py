@@ -1,5 +1,6 @@
 """diffusers: a pipeline whose parts are offloaded, and models that are spread by maps."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from diffusers import AutoencoderKL, DDIMPipeline, DDIMScheduler, DiTPipeline, D
 from images import draw, save_pipeline, unet
 from models import report
 
-from accelerate import cpu_offload
+from accelerate import cpu_offload, dispatch_model
 
 
 def _pipeline() -> dict[str, Any]:
@@ -46,9 +47,47 @@ def _mapped() -> dict[str, Any]:
     }
 
 
+class _Call(torch.nn.Module):
+    """Calls a transformer with plain arguments, which is what `torch.jit.trace` takes."""
+
+    def __init__(self, transformer: torch.nn.Module) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, x: torch.Tensor, step: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        """Return the noise."""
+        noise: torch.Tensor = self.transformer(x, timestep=step, class_labels=label, return_dict=False)[0]
+        return noise
+
+
+@torch.no_grad()
+def _graphs() -> dict[str, Any]:
+    """Export and compile a pipeline's hooked transformer, and trace one that waits on the CPU."""
+    folder = Path("graphs")
+    save_pipeline(folder)
+    expected = draw(DiTPipeline.from_pretrained(folder))
+    pipeline = DiTPipeline.from_pretrained(folder)
+    hooked = dispatch_model(pipeline.transformer, {"": "cpu"}, force_hooks=True)
+    inputs = torch.rand(2, 4, 4, 4), torch.tensor([1, 1]), torch.tensor([1, 2])
+    noise = _Call(hooked)(*inputs)
+    exported = torch.export.export(_Call(hooked), inputs).module()
+    waiting = DiTPipeline.from_pretrained(folder).transformer
+    traced = torch.jit.trace(_Call(cpu_offload(waiting, execution_device="cpu")), inputs, check_trace=False)
+    found = {"exported": _is_same(lambda: exported(*inputs), noise), "traced": _is_same(lambda: traced(*inputs), noise)}
+    hooked.compile(fullgraph=True, backend="eager")
+    return {**found, "compiled whole": _is_same(lambda: draw(pipeline), expected)}
+
+
+def _is_same(call: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
+    try:
+        return torch.equal(call(), expected)
+    except (NotImplementedError, torch._dynamo.exc.Unsupported):  # the original traces empty weights, and leaves graphs
+        return False
+
+
 def main() -> None:
     """Run every case and print what came out."""
-    report({"pipeline": _pipeline(), "device maps": _mapped()})
+    report({"pipeline": _pipeline(), "device maps": _mapped(), "graphs": _graphs()})
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from accel_bigmodel.hooks.hook import ModelHook
-from accel_bigmodel.hooks.residency import Residency, residency_of
+from accel_bigmodel.hooks.residency import Residency, forget_loaded, residency_of
 from accel_bigmodel.hooks.state import HeldByHooks
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.prefetch import Weights
@@ -135,6 +135,11 @@ class AlignDevicesHook(ModelHook):
         self._begin()
 
     @property
+    def moves_weights(self) -> bool:
+        """Whether the weights are away between forwards, or those of modules below are prefetched."""
+        return self.offload or bool(self._schedules)
+
+    @property
     def device(self) -> torch.device | None:
         """The execution device as torch knows it; None when inputs stay where they are."""
         asked = self.execution_device
@@ -189,6 +194,8 @@ class AlignDevicesHook(ModelHook):
         """Load the module's weights for its forward, which reads them, and move its inputs."""
         overridden = self._pre_is_overridden
         residency = None
+        if self.io_same_device and cast(Any, torch.jit).is_tracing():  # once a pass: at the root of a model
+            forget_loaded(module)
         if self.offload:
             residency = residency_of(module, self) or self._residency(module)
         if residency is not None:

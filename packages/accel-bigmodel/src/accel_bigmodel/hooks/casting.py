@@ -21,6 +21,8 @@ SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING = (
 class LayerwiseCastingHook(ModelHook):
     """Casts a layer to its compute dtype for a forward, and back to its storage dtype after it."""
 
+    moves_weights = True
+
     def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool) -> None:
         self.storage_dtype = storage_dtype
         self.compute_dtype = compute_dtype

@@ -25,6 +25,8 @@ class CpuOffload(ModelHook):
         >>> model = add_hook_to_module(model, CpuOffload(execution_device=accelerator.device))
     """
 
+    moves_weights = True
+
     def __init__(
         self,
         execution_device: int | str | torch.device | None = None,

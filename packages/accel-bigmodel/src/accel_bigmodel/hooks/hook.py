@@ -34,6 +34,15 @@ class ModelHook:
 
     no_grad = False
 
+    @property
+    def moves_weights(self) -> bool:
+        """Whether weights come and go with a forward: torch.compile then runs the hook between graphs, and not in one.
+
+        Returns:
+            False; a subclass may have a plain attribute instead.
+        """
+        return False
+
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Act when the hook is put on a module.
 
@@ -141,6 +150,11 @@ class SequentialHook(ModelHook):
     def __init__(self, *hooks: ModelHook) -> None:
         self.hooks = hooks
 
+    @property
+    def moves_weights(self) -> bool:
+        """Whether one of the hooks moves weights."""
+        return any(hook.moves_weights for hook in self.hooks)
+
     def init_hook(self, module: nn.Module) -> nn.Module:
         """Initialize every hook."""
         for hook in self.hooks:
@@ -235,8 +249,10 @@ class HookedForward:
     """The forward of a module that carries a hook, shown as the one without it; copied and pickled with the module."""
 
     def __init__(self, module: nn.Module) -> None:
-        # Nothing else: what it copied of the module's own forward would be bound to this process and this module.
         self.module = module
+        # Two texts that the class has as well, and nothing that would be bound to this process and this module.
+        forward = module.__dict__["_old_forward"]
+        self.__doc__, self.__module__ = forward.__doc__, getattr(forward, "__module__", __name__)
 
     def of(self, module: nn.Module) -> "HookedForward":
         """Return the forward of a module that was copied from this one's, with its hook."""
@@ -260,11 +276,13 @@ class HookedForward:
         return getattr(module.__dict__["_old_forward"], name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the hook and the forward; a compiled graph is left for the hook and entered again for the forward."""
-        if "torch._dynamo" in sys.modules:  # without the compiler nobody records a graph
+        """Run the hook and the forward; a graph is left for a hook that moves weights, and entered for the forward."""
+        hook: ModelHook | None = self.module.__dict__.get("_hf_hook")
+        if hook is None:  # it was taken off, and a library's forward calls this one
+            return type(self.module).forward(self.module, *args, **kwargs)
+        if "torch._dynamo" in sys.modules and hook.moves_weights:  # without the compiler nobody records a graph
             runner = _runner if _runner is not None else _make_runner()
             return runner(self, args, kwargs)
-        hook: ModelHook = self.module.__dict__["_hf_hook"]
         return self.surround(hook, hook.enter_forward, hook.leave_forward, args, kwargs)
 
     def surround(

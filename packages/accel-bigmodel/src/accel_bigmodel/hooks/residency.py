@@ -22,7 +22,8 @@ from accel_core.modules import packed
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 
 __all__ = [
-    "OffloadingHook", "OwnWeights", "PrefetchBinding", "Residency", "packed_key", "residencies_of", "residency_of",
+    "OffloadingHook", "OwnWeights", "PrefetchBinding", "Residency", "forget_loaded", "packed_key", "residencies_of",
+    "residency_of",
 ]  # fmt: skip
 
 _KEY = "_accel_residencies"
@@ -58,6 +59,14 @@ def residencies_of(module: nn.Module) -> Sequence["Residency"]:
     """Return what a module's hooks offload of it, one residency for each."""
     found: Sequence[Residency] = module.__dict__.get(_KEY, ())
     return found
+
+
+def forget_loaded(model: nn.Module) -> None:
+    """Have each weight of a model wrapped anew at its next load, so that `torch.jit.trace` sees where it comes from."""
+    for module in model.modules():
+        for residency in residencies_of(module):
+            for slot in residency.slots:
+                slot.source = None
 
 
 @record

@@ -24,13 +24,14 @@ import torch
 from accel_core.checkpoint.arrays import Array, numpy_loadable, stand_ins
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
-from accel_core.errors import CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 
 __all__ = ["TORCH_SAFE_GLOBALS", "load_object", "open_plain", "prove_readable", "read_object"]
 
 _LONGEST_BARE_PICKLE = 1 << 20
 _CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"})
 _UNSAFE_WORDS = ("Unsupported global", "Unsupported class", "GLOBAL", "REDUCE", "not allowed", "unsafe", "Can only")
+_FRAME = f"Unsupported operand {ord(pickle.FRAME)}"  # begins every pickle since protocol 4
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _lock = threading.RLock()
 
@@ -79,6 +80,13 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     except pickle.UnpicklingError as error:
         if any(word in str(error) for word in _UNSAFE_WORDS) or (not room.zipped and _calls_something(file)):
             raise _unsafe(path, error) from error
+        if _FRAME in str(error):
+            raise CheckpointDamagedError(
+                f"The checkpoint file {os.fspath(path)!r} is a pickle of protocol 4 or later, which torch reads only "
+                f"by running code from it; got {_first_line(error)}. If you know who wrote it, read it with "
+                "`torch.load(path, weights_only=False)` and write it with `torch.save(state, path)`, whose own "
+                "protocol is 2."
+            ) from error
         raise damaged_file(path, _first_line(error)) from error
     except Exception as error:
         # A damaged pickle can raise anything: the reader meets opcodes and operands that nobody wrote.

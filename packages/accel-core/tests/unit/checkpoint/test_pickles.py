@@ -136,6 +136,21 @@ def test_malicious_pickles_are_refused_by_name(form: str, tmp_path: Path) -> Non
         pickles.read_object(tmp_path, "optimizer.bin")
 
 
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize("form", ["archive", "before 1.6", "pickle.dump"])
+def test_later_pickle_protocols_are_named(form: str, protocol: int, tmp_path: Path) -> None:
+    """The error says what the file is, and what it advises writes a file that loads."""
+    state, path = {"weight": torch.ones(2)}, tmp_path / "pytorch_model.bin"
+    if form == "pickle.dump":
+        path.write_bytes(pickle.dumps({"epoch": 3}, protocol=protocol))
+    else:
+        torch.save(state, path, pickle_protocol=protocol, _use_new_zipfile_serialization=form == "archive")
+    with pytest.raises(CheckpointDamagedError, match=r"protocol 4 or later.*`torch\.save\(state, path\)`"):
+        pickles.read_object(tmp_path, path.name)
+    torch.save(state, path)
+    assert torch.equal(pickles.read_object(tmp_path, path.name)["weight"], state["weight"])
+
+
 def test_objects_of_own_classes_are_refused_when_saved(tmp_path: Path) -> None:
     """A state that could not be restored is not saved silently; a declared class is."""
     with pytest.raises(UnsafeCheckpointError, match="registered object 0"):

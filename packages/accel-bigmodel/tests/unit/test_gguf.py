@@ -25,6 +25,7 @@ from accel_bigmodel.gguf.blocks import KINDS, unpack
 from accel_bigmodel.gguf.packed import GgufWeight
 from accel_bigmodel.plan_for import plan_checkpoint
 from accel_bigmodel.sizes import compute_module_sizes
+from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import save_model
 from accel_core.errors import (
     CheckpointDamagedError,
@@ -208,6 +209,78 @@ def test_packed_weights_leave_the_cpu_for_a_forward_and_are_saved_as_values(tmp_
     model = dispatch_model(model, {"table": "cpu", "first": "disk", "last": "cpu"}, offload_dir=tmp_path / "away")
     assert (tmp_path / "away" / "first.weight.dat").stat().st_size == WIDTH * WIDTH // 32 * 34
     assert torch.equal(model(NUMBERS), net(NUMBERS))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: model.share_memory(),
+        lambda model: model.first.weight.share_memory_(),
+        lambda model: model.first.weight.apply_(abs),
+        lambda model: model.first.weight.map_(model.first.weight, max),
+        lambda model: torch.from_dlpack(model.first.weight.detach()),
+        lambda model: model.first.weight.copy_(torch.zeros(WIDTH, WIDTH)),
+        lambda model: model.load_state_dict({"first.weight": torch.zeros(WIDTH, WIDTH)}, strict=False),
+    ],
+    ids=["model", "weight", "apply", "map", "dlpack", "copy", "state dict"],
+)
+def test_uses_of_missing_memory_are_refused(use: Callable[[Any], object], tmp_path: Path) -> None:
+    """What would read or write memory of values is an error that says the way out, and changes nothing."""
+    net = write_net(tmp_path / "x.gguf", "Q8_0")
+    model: Any = Net()
+    load_checkpoint_in_model(model, tmp_path / "x.gguf")
+    with torch.no_grad(), pytest.raises((QuantizationError, RuntimeError), match=r"packed weight.*dequantize=True"):
+        use(model)
+    assert torch.equal(model(NUMBERS), net(NUMBERS))
+
+
+def test_a_packed_weight_takes_its_own_values(tmp_path: Path) -> None:
+    """A state dict with the values that a packed weight has is loaded, whether it is packed or not."""
+    net = write_net(tmp_path / "x.gguf", "Q8_0")
+    model: Any = Net()
+    load_checkpoint_in_model(model, tmp_path / "x.gguf")
+    for state in (net.state_dict(), model.state_dict()):
+        model.load_state_dict(state)
+    assert isinstance(model.first.weight, GgufWeight)
+    assert torch.equal(model(NUMBERS), net(NUMBERS))
+
+
+class Adapted(nn.Module):
+    """A packed layer and an adapter beside it, as peft builds them."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add the adapter's output to the layer's."""
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("given", ["all", "adapter"])
+def test_an_adapter_on_packed_weights_trains_and_resumes(given: str, tmp_path: Path, fresh_state: None) -> None:
+    """A run prepares, trains, saves, casts and loads an adapter on packed weights, which stay as they are."""
+    net = write_net(tmp_path / "x.gguf", "Q8_0")
+    base: Any = Net()
+    load_checkpoint_in_model(base, tmp_path / "x.gguf")
+    base.requires_grad_(False)
+    base.first = Adapted(base.first)
+    trained = [each for each in base.parameters() if given == "all" or each.requires_grad]
+    accelerator = Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(base, torch.optim.SGD(trained, lr=0.1))
+    for saves in (True, False):
+        accelerator.backward(model(NUMBERS).square().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        if saves:
+            accelerator.save_state(tmp_path / "state")
+            expected = model(NUMBERS).detach()
+    assert not torch.equal(model(NUMBERS), expected)
+    accelerator.load_state(tmp_path / "state")
+    assert torch.equal(model(NUMBERS), expected)
+    model.to(torch.float32)
+    assert isinstance(model.first.base.weight, GgufWeight)
+    assert torch.equal(model.first.base.weight + 0, net.first.weight)
 
 
 class Experts(nn.Module):

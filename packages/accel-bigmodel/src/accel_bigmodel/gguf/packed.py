@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -91,6 +91,15 @@ class GgufWeight(torch.Tensor):
         found = unpack(raw if order is None else raw.index_select(0, order), self.kind, self.dtype)
         return found.t() if self.turned else found
 
+    def share_memory_(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: torch would read memory of values that is not there, which ends the process."""
+        raise QuantizationError(
+            f"A packed weight has no memory of values that could be shared or changed in place; got {self!r}. Load the "
+            "file with dequantize=True, or in each process."
+        )
+
+    apply_ = map_ = map2_ = __dlpack__ = share_memory_
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -102,12 +111,22 @@ class GgufWeight(torch.Tensor):
             return kept(*args, **kwargs)
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, GgufWeight):
-                raise QuantizationError(
-                    f"A packed weight cannot be written to; got {func} for {value!r}. Load the file with "
-                    "dequantize=True."
-                )
+                raise _written(value, func)
         args, kwargs = tree_map_only(GgufWeight, GgufWeight.values, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _written(weight: GgufWeight, func: object) -> QuantizationError:
+    return QuantizationError(
+        f"A packed weight cannot be written to; got {func} for {weight!r}. Load the file with dequantize=True."
+    )
+
+
+def _filled(weight: GgufWeight, value: torch.Tensor, *_: object) -> GgufWeight:
+    values = value.values() if isinstance(value, GgufWeight) else value
+    if not torch.equal(weight.values(), values.to(weight.device, weight.dtype)):
+        raise _written(weight, "other values")
+    return weight
 
 
 def _same(weight: GgufWeight) -> GgufWeight:
@@ -153,6 +172,7 @@ _KEPT: dict[Any, Callable[..., Any]] = {
     _ATEN.detach.default: _same,
     _ATEN.alias.default: _same,
     _ATEN.clone.default: _cloned,
+    _ATEN.copy_.default: _filled,
     _ATEN._to_copy.default: _moved,
     _ATEN.t.default: _turned,
     _ATEN.select.int: _selected,
@@ -160,7 +180,8 @@ _KEPT: dict[Any, Callable[..., Any]] = {
     _ATEN.record_stream.default: _used,
 }
 """What is done without all of a weight's values. A transposed weight, which a linear layer computes with, stays packed
-because autograd keeps it until the backward pass; so does one expert of a stack."""
+because autograd keeps it until the backward pass; so does one expert of a stack. A checkpoint that was saved with the
+weight has the same values, which change nothing."""
 
 
 class _GgufForm:

@@ -13,6 +13,7 @@ from accel_core.mesh.flat import Box, FlatPart
 __all__ = [
     "empty_like",
     "fill",
+    "is_exchanged",
     "is_spread",
     "local_memory",
     "local_part",
@@ -31,6 +32,14 @@ _T = TypeVar("_T")
 def is_spread(value: object) -> bool:
     """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`, or a `FlatPart`."""
     return isinstance(value, FlatPart) or _is_dtensor(value)
+
+
+def is_exchanged(value: object) -> bool:
+    """Return whether torch changes a parameter by exchange in place, which it refuses while there are weak references.
+
+    So it is with values that are spread over ranks, and with packed weights made of other tensors.
+    """
+    return is_spread(value) or hasattr(value, "__tensor_flatten__")
 
 
 def _is_dtensor(value: object) -> bool:

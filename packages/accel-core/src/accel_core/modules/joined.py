@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import PreparationError
 from accel_core.logging import get_logger
-from accel_core.mesh.tensor import is_spread
+from accel_core.mesh.tensor import is_exchanged
 
 __all__ = ["check_step", "noted", "refuse_unaveraged", "watch"]
 
@@ -44,7 +44,7 @@ noted: list[Joined] = []
 """What joined prepared models, until they are prepared again; empty in nearly all runs."""
 _models: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
 _prepared: MutableMapping[torch.Tensor, None] = WeakIdKeyDictionary()
-"""Prepared parameters but those spread over ranks, which torch cannot exchange while a weak reference to them lives."""
+"""Prepared parameters but those that torch cannot exchange while a weak reference to them lives."""
 _watches = False
 
 
@@ -56,7 +56,7 @@ def watch(model: torch.nn.Module) -> None:
         _watches = True
     noted[:] = [each for each in noted if each.model() not in (None, model)]
     _models.update(dict.fromkeys(model.modules(), ref(model)))
-    _prepared.update(dict.fromkeys(each for each in model.parameters() if not is_spread(each)))
+    _prepared.update(dict.fromkeys(each for each in model.parameters() if not is_exchanged(each)))
 
 
 def _note(parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
@@ -65,7 +65,7 @@ def _note(parent: torch.nn.Module, name: str, module: torch.nn.Module | None) ->
     if model is None or module is None:
         return
     _models.update(dict.fromkeys(module.modules(), ref(model)))
-    if all(is_spread(each) or each in _prepared for each in module.parameters()):
+    if all(is_exchanged(each) or each in _prepared for each in module.parameters()):
         return
     before = parent._modules.get(name)
     replaced = frozenset(() if before is None else map(id, before.parameters()))

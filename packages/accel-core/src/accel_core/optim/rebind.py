@@ -9,7 +9,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import PreparationError
-from accel_core.mesh.tensor import is_spread, placed_like
+from accel_core.mesh.tensor import is_exchanged, is_spread, placed_like
 from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["ParameterNames"]
@@ -35,7 +35,9 @@ class ParameterNames:
         """Note the names of a bare model's parameters; a name that was noted first stays."""
         owner = weakref.ref(model)
         for name, parameter in model.named_parameters():
-            if parameter not in self._seen:
+            if is_exchanged(parameter) and not is_spread(parameter):
+                self._released.add(model)
+            elif parameter not in self._seen:
                 self._seen[parameter] = (owner, canonical_name(name))
 
     def release(self, model: torch.nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_bigmodel._torch import DisableTorchFunctionSubclass, make_subclass
+from accel_bigmodel._torch import DisableTorchFunctionSubclass, make_subclass, tree_leaves
 from accel_bigmodel.meta import own_attributes
 from accel_core.errors import OffloadError
 
@@ -56,11 +57,14 @@ class OffloadedTensor(torch.Tensor):
     ) -> object:
         """Run an operation on the empty tensor, unless it needs values that are not here or would change them."""
         kwargs = kwargs or {}
-        found, mixed = _look_through((args, kwargs), None, False)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        found = _first_placeholder(tensors)
         if found is not None:
             written = _written(func, args, kwargs)
             if written is not None:
                 raise _written_while_offloaded(written)
+            with DisableTorchFunctionSubclass():
+                mixed = any(not each.is_meta and each.dim() for each in tensors)
             if mixed and func is not torch.Tensor.__setattr__:
                 raise _used_while_offloaded(found)
         try:
@@ -129,11 +133,7 @@ def _is_cast(target: object, value: object) -> bool:
 
 
 def _first_placeholder(value: object) -> OffloadedTensor | None:
-    if isinstance(value, OffloadedTensor):
-        return value
-    if isinstance(value, (list, tuple)):
-        return next((item for item in value if isinstance(item, OffloadedTensor)), None)
-    return None
+    return next((each for each in tree_leaves(value) if isinstance(each, OffloadedTensor)), None)
 
 
 def _note_change(tensor: object) -> None:
@@ -142,28 +142,11 @@ def _note_change(tensor: object) -> None:
         tensor.__dict__["changes"] = tensor.__dict__.get("changes", 0) + 1
 
 
-def _look_through(value: object, found: OffloadedTensor | None, mixed: bool) -> tuple[OffloadedTensor | None, bool]:
-    """Find a placeholder among the arguments, and whether real tensors are among them too."""
-    if isinstance(value, torch.Tensor):
-        if isinstance(value, OffloadedTensor):
-            return (value if found is None else found), mixed
-        with DisableTorchFunctionSubclass():
-            return found, mixed or (not value.is_meta and value.dim() > 0)
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            found, mixed = _look_through(item, found, mixed)
-    elif isinstance(value, dict):
-        for item in value.values():
-            found, mixed = _look_through(item, found, mixed)
-    return found, mixed
-
-
 def _used_while_offloaded(placeholder: OffloadedTensor) -> OffloadError:
     name = placeholder.__dict__.get("weight_name", "?")
     block = placeholder.__dict__.get("block_name", "?")
     return OffloadError(
-        f"An offloaded weight was used outside the forward pass of its block; got weight {name!r} of block "
-        f"{block!r}, "
+        f"An offloaded weight was used outside the forward pass of its block; got weight {name!r} of block {block!r}, "
         "which is in memory only while that block runs. Call the block itself, list the class that uses its weights in "
         "`preload_module_classes`, or read the weight under `align_module_device`."
     )
@@ -217,7 +200,6 @@ def is_placeholder(tensor: object) -> bool:
 # Torch's dictionary by identity has no types of its own.
 _placeholders: MutableMapping[torch.Tensor, OffloadedTensor] = cast(Any, WeakIdKeyDictionary)()
 _watched: MutableMapping[torch.Tensor, str] = cast(Any, WeakIdKeyDictionary)()
-_optimizers_are_watched = False
 
 
 def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> torch.Tensor:
@@ -244,12 +226,10 @@ def forget(tensor: torch.Tensor) -> None:
         del _placeholders[tensor]
 
 
+@functools.cache
 def _watch_optimizers() -> None:
     """Make every optimizer step check that it trains no offloaded weight (torch's global step hook)."""
-    global _optimizers_are_watched
-    if not _optimizers_are_watched:
-        _optimizers_are_watched = True
-        register_optimizer_step_pre_hook(_refuse_offloaded)
+    register_optimizer_step_pre_hook(_refuse_offloaded)
 
 
 def _refuse_offloaded(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -265,20 +245,14 @@ def _refuse_offloaded(optimizer: Optimizer, args: object, kwargs: object) -> Non
                 )
 
 
-class _GradientRefusal:
-    """Raises when a gradient reaches an offloaded weight: it would be lost with the copy on the device."""
-
-    def __init__(self, weight_name: str) -> None:
-        self.weight_name = weight_name
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        raise OffloadError(
-            f"A gradient reached an offloaded weight, where it would be lost; got a gradient for "
-            f"{self.weight_name!r}. Freeze the offloaded weights with `requires_grad_(False)` and train the rest, or "
-            "keep this weight on a device."
-        )
+def _refuse_gradient(weight_name: str, gradient: torch.Tensor) -> None:
+    """Raise when a gradient reaches an offloaded weight: it would be lost with the copy on the device."""
+    raise OffloadError(
+        f"A gradient reached an offloaded weight, where it would be lost; got a gradient for {weight_name!r}. Freeze "
+        "the offloaded weights with `requires_grad_(False)` and train the rest, or keep this weight on a device."
+    )
 
 
 def forbid_gradient(parameter: torch.Tensor, weight_name: str) -> None:
     """Make the backward pass raise when it computes a gradient for a loaded weight; passing through it is fine."""
-    cast(Any, parameter).register_hook(_GradientRefusal(weight_name))
+    cast(Any, parameter).register_hook(functools.partial(_refuse_gradient, weight_name))

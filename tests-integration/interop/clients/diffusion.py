@@ -81,7 +81,7 @@ def _graphs() -> dict[str, Any]:
 def _is_same(call: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
     try:
         return torch.equal(call(), expected)
-    except (NotImplementedError, torch._dynamo.exc.Unsupported):  # the original traces empty weights, and leaves graphs
+    except RuntimeError:  # the original traces empty weights, and leaves graphs
         return False
 
 

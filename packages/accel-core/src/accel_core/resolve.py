@@ -123,13 +123,13 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     data = _data(given)
     window = _window(given)
     compilation = _compilation(given)
-    precision = _precision(given, handlers)
     place = rendezvous.locate()
     # A process group that exists counts, whatever the environment says.
     rank, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (place.rank, place.size)
     parallelism = _parallelism(given, processes)
     choice = _choice(given, handlers, processes, parallelism)
     plugin = next(iter(choice.plugins), None)
+    precision = _precision(given, handlers, choice.strategy.decided_precision(plugin))
     layout = choice.strategy.lay_out(rank, processes, parallelism, plugin)
     needs = choice.strategy.group_needs(plugin)
     project = _project(given)
@@ -312,9 +312,9 @@ def _compilation(given: Arguments) -> TorchDynamoPlugin:
     return TorchDynamoPlugin()
 
 
-def _precision(given: Arguments, handlers: dict[str, Any]) -> PrecisionRequest:
+def _precision(given: Arguments, handlers: dict[str, Any], of_engine: str | None) -> PrecisionRequest:
     return PrecisionRequest(
-        resolve_precision(given.mixed_precision, given.cpu),
+        resolve_precision(given.mixed_precision, given.cpu, of_engine),
         handlers.get("AutocastKwargs") or AutocastKwargs(),
         handlers.get("GradScalerKwargs") or GradScalerKwargs(),
         tuple(handler for handler in handlers.values() if isinstance(handler, _RECIPES)),

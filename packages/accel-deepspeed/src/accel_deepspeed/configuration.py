@@ -19,12 +19,14 @@ from accel_core.errors import (
 from accel_core.strategies.parts import Parts
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
 
-__all__ = ["Filling", "Members", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
+__all__ = ["Filling", "Members", "formats_of", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
 
 _logger = logging.getLogger(__name__)
 
 _MICRO, _GLOBAL, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
 _CLIPPING = "gradient_clipping"
+_OPEN = {_CLIPPING: "auto", _STEPS: "auto"}
+"""Keys that are open where they are left out: without them, DeepSpeed clips to 1, and steps on every batch."""
 _OF_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 
 
@@ -54,7 +56,7 @@ class Filling:
         """
         trial = self._opened(plugin)  # a plan must not change the plugin
         config = trial.deepspeed_config
-        config.setdefault(_CLIPPING, "auto")  # without the key DeepSpeed clips to 1
+        config.update({**_OPEN, **config})
         trial.set_mixed_precision(self._parts.precision.name)
         if members.optimizer is not None and not isinstance(members.optimizer, DummyOptim):
             # Else DeepSpeed refuses optimizers it does not know.
@@ -76,7 +78,7 @@ class Filling:
         """Write the configuration that `plan` returns into the plugin, and return a copy of it."""
         filled = self.plan(plugin, members)
         before = self._opened(plugin).deepspeed_config
-        waiting = _waiting({_CLIPPING: "auto", **before})
+        waiting = _waiting({**_OPEN, **before})
         self._tell_of_clipping(waiting)
         # Changed in place, because others hold this dict too. The Trainer may have put in its own since.
         config = plugin.deepspeed_config = plugin.hf_ds_config.config
@@ -166,8 +168,7 @@ def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
 
 def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) -> None:
     """Refuse a configuration that contradicts itself or the device."""
-    config = plugin.hf_ds_config
-    on = [name for name in ("fp16", "bf16") if config.get_value(f"{name}.enabled") not in (None, False, "auto")]
+    config, on = plugin.hf_ds_config, formats_of(plugin)
     if len(on) > 1:
         raise ConfigurationError(
             "A DeepSpeed configuration may enable only one precision; got fp16.enabled and bf16.enabled. Keep one."
@@ -186,12 +187,23 @@ def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) ->
             )
 
 
+def formats_of(plugin: DeepSpeedPlugin) -> list[str]:
+    """Return the 16-bit formats that the configuration switches on."""
+    return [name for name in ("fp16", "bf16") if plugin.get_value(f"{name}.enabled") not in (None, False, "auto")]
+
+
 def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
-    """Refuse a configuration that turns off the precision that the run asked for."""
-    if name in ("fp16", "bf16") and plugin.hf_ds_config.is_false(f"{name}.enabled"):
+    """Refuse a configuration that says another precision than the run."""
+    on = [f"{each}.enabled=true" for each in formats_of(plugin) if each != name]
+    off = [
+        f"{each}.enabled=false"
+        for each in ("fp16", "bf16")
+        if each == name and plugin.get_value(f"{each}.enabled") is False
+    ]
+    for found in (*on, *off):
         raise ConfigurationError(
             f"The run and the DeepSpeed configuration need the same precision; got mixed_precision={name!r} and "
-            f"{name}.enabled=false. Set {name}.enabled to 'auto', or leave mixed_precision out."
+            f"{found}. Set {found.partition('=')[0]} to 'auto', or leave mixed_precision out."
         )
 
 

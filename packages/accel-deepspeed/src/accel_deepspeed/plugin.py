@@ -154,7 +154,6 @@ class DeepSpeedPlugin:
         found = given if isinstance(given, HfDeepSpeedConfig) else HfDeepSpeedConfig(given)
         self.hf_ds_config = found
         config = found.config
-        config.setdefault("gradient_accumulation_steps", 1)
         if "zero_optimization" not in config:
             raise ConfigurationError(
                 f"A DeepSpeed configuration needs the key 'zero_optimization'; got {sorted(config)}. "

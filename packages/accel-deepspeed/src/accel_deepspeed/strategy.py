@@ -67,10 +67,11 @@ class DeepSpeedStrategy(Strategy):
         self._sequences = SequenceParallel.of(parts)
         if self._sequences is not None:
             parts = replace(parts, mesh=self._sequences.mesh(parts.world.device.type))
-        super().__init__(parts)
         for plugin in parts.plugins:
             if isinstance(plugin, DeepSpeedPlugin):
-                configuration.refuse_contradictions(plugin, self.world.device.type)
+                configuration.refuse_contradictions(plugin, parts.world.device.type)
+        configuration.refuse_format(parts.plugins[0], parts.precision.name)
+        super().__init__(parts)
         self.format = EngineFormat(self._engine_of, self.layout.size("tp") == 1)
         self._filling = configuration.Filling(parts)
         # Weak references: an engine is freed when the user drops its prepared optimizer.
@@ -116,6 +117,11 @@ class DeepSpeedStrategy(Strategy):
     def group_needs(cls, plugin: object) -> GroupNeeds:
         """Return that a single process needs a group too."""
         return GroupNeeds(alone=True)
+
+    @classmethod
+    def decided_precision(cls, plugin: DeepSpeedPlugin) -> str | None:
+        """Return the number format that DeepSpeed's configuration switches on."""
+        return next(iter(configuration.formats_of(plugin)), None)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Leave casts of weights and scales of losses to the engine."""
@@ -177,7 +183,6 @@ class DeepSpeedStrategy(Strategy):
         """
         plugin = self.parts.plugin
         configuration.refuse_contradictions(plugin, self.world.device.type)
-        configuration.refuse_format(plugin, self.parts.precision.name)
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)

@@ -28,7 +28,7 @@ from accel_core.host import availability
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import MeterKwargs
-from accel_core.state import reset_all
+from accel_core.state import AcceleratorState, reset_all
 from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import Case, StrategyConformance, model, plain, samples, train
 from accel_core.testing.world import run
@@ -345,6 +345,21 @@ def test_sixteen_bits_are_the_engines_own() -> None:
     for state in weights:
         if state:
             torch.testing.assert_close(state, dict(expected.state_dict()), rtol=0.02, atol=0.02)
+
+
+@world(2, quiet=30)
+def test_the_configuration_decides_the_format() -> None:
+    """Where it says bf16 and the script nothing, the run is in bf16 from its beginning; a script's "no" is refused."""
+    begin()
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(2, bf16={"enabled": True}))
+    assert accelerator.mixed_precision == AcceleratorState().mixed_precision == "bf16"
+    net = model(dtype=torch.float)
+    net, _ = accelerator.prepare(net, adam(net))
+    assert next(net.parameters()).dtype is torch.bfloat16
+    assert Accelerator().mixed_precision == "bf16"
+    reset_all()
+    with pytest.raises(ConfigurationError, match=r"mixed_precision='no' and bf16\.enabled=true"):
+        Accelerator(cpu=True, mixed_precision="no", deepspeed_plugin=plugin(2, bf16={"enabled": True}))
 
 
 @world(2, quiet=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
+from accel_core.state.run import resolve_precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_deepspeed import configuration
 from accel_deepspeed.configuration import Filling, Members
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_deepspeed.row import ENGINE
+from accel_deepspeed.strategy import DeepSpeedStrategy
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
@@ -66,6 +69,14 @@ def test_what_is_open_comes_from_loaders_and_run(said: dict[str, str]) -> None:
     assert config["gradient_clipping"] == 0.0
     assert plugin.deepspeed_config == config
     assert plugin.deepspeed_config is not config
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_key_that_is_not_there_contradicts_nothing(steps: int) -> None:
+    """Without a number of batches in the configuration, that of the script counts."""
+    plugin = DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 2}})
+    config = fill(plugin, parts(steps=steps))
+    assert (config["gradient_accumulation_steps"], config["train_micro_batch_size_per_gpu"]) == (steps, 4)
 
 
 def test_a_total_that_counts_every_process_is_that_of_the_readers() -> None:
@@ -182,13 +193,42 @@ def test_contradictions_are_refused(plugin: dict[str, Any], words: str) -> None:
     assert made.deepspeed_config == before
 
 
-def test_number_formats_agree() -> None:
-    """fp16 is refused on a CPU, and a format that the run asks for cannot be switched off."""
+@pytest.mark.parametrize(
+    ("config", "asked", "message"),
+    [
+        ({"bf16": {"enabled": True}}, None, None),
+        ({"bf16": {"enabled": True}}, "bf16", None),
+        (
+            {"bf16": {"enabled": True}},
+            "no",
+            r"mixed_precision='no' and bf16\.enabled=true\. Set bf16\.enabled to 'auto'",
+        ),
+        (
+            {"bf16": {"enabled": True}, "fp16": {"enabled": "auto"}},
+            "fp16",
+            r"mixed_precision='fp16' and bf16\.enabled=true",
+        ),
+        ({"bf16": {"enabled": False}}, "bf16", r"mixed_precision='bf16' and bf16\.enabled=false"),
+        ({"bf16": {"enabled": False}}, None, None),
+        ({"bf16": {"enabled": "auto"}}, "bf16", None),
+        ({}, "no", None),
+    ],
+)
+def test_number_formats_agree(config: dict[str, Any], asked: str | None, message: str | None) -> None:
+    """The configuration decides where the script asks for no format; two that differ are refused."""
+    plugin = zero(**config)
+    name = resolve_precision(asked, of_engine=DeepSpeedStrategy.decided_precision(plugin))
+    with nullcontext() if message is None else pytest.raises(ConfigurationError, match=message):
+        configuration.refuse_format(plugin, name)
+    if message is None:
+        assert name == (asked or ("bf16" if config.get("bf16", {}).get("enabled") is True else "no"))
+        assert fill(plugin, parts(precision=name))["bf16"] == {"enabled": name == "bf16"}
+
+
+def test_fp16_is_refused_on_a_cpu() -> None:
+    """A CPU does not train in fp16, whether the script or the configuration asks for it."""
     with pytest.raises(DeviceUnavailableError, match=r"fp16\.enabled"):
         configuration.refuse_contradictions(zero(fp16={"enabled": True}), "cpu")
-    with pytest.raises(ConfigurationError, match=r"mixed_precision='bf16' and bf16\.enabled=false"):
-        configuration.refuse_format(zero(bf16={"enabled": False}), "bf16")
-    assert fill(zero(), parts(precision="bf16"))["bf16"] == {"enabled": True}
 
 
 def test_an_optimizer_is_given_once() -> None:

@@ -60,8 +60,10 @@ def first_alike(rank: int) -> int:
     return rank if known is None else rank - known.layout.place(("tp",), rank)  # the last axis
 
 
-def resolve_precision(wanted: str | None, cpu: bool = False) -> str:
+def resolve_precision(wanted: str | None, cpu: bool = False, of_engine: str | None = None) -> str:
     """Return the number format of the process's runs, changing nothing.
+
+    That of an engine's own configuration counts where neither the script nor the environment asks for one.
 
     Raises:
         ConfigurationError: The format is unknown, or the process trains in another one or on another device already.
@@ -81,7 +83,8 @@ def resolve_precision(wanted: str | None, cpu: bool = False) -> str:
                 "Pass cpu=True where the first Accelerator is made."
             )
         return resolved
-    wanted = (wanted or environ.text("ACCELERATE_MIXED_PRECISION", "no") or "no").lower()
+    launched = (environ.text("ACCELERATE_MIXED_PRECISION") or "no").lower()  # launchers write "no" where nobody chose
+    wanted = (wanted or (launched if launched != "no" else of_engine) or "no").lower()
     if wanted not in PrecisionType:
         raise ConfigurationError(
             f"The mixed precision is not known; got {wanted!r}."

@@ -74,8 +74,8 @@ class Strategy(ABC):
 
     Called in this order:
 
-    1. Once for a run: `lay_out` and `group_needs`, before any process group exists; the constructor, with the world,
-       the layout, the mesh and the strategy's own plugins; there `precision`; then `label`.
+    1. Once for a run: `decided_precision`, `lay_out` and `group_needs`, before any process group exists; the
+       constructor, with the world, the layout, the mesh and the strategy's own plugins; there `precision`; then `label`.
     2. For every `Accelerator.prepare`: `kind_of` for each object, `check`, which may refuse and changes nothing, and
        `prepare`, which owns the order. For each model, `prepare_model`, whose steps are methods of their own: `plan`
        (in `check` already), `convert`, `place`, `split`, `compile_blocks`, `distribute`; for an optimizer, `rebind` and
@@ -152,6 +152,15 @@ class Strategy(ABC):
             plugin: The strategy's own plugin.
         """
         return GroupNeeds()
+
+    @classmethod
+    def decided_precision(cls, plugin: Any) -> str | None:
+        """Return the number format that an engine's own configuration decides; `None` if it leaves that to the run.
+
+        Args:
+            plugin: The strategy's own plugin.
+        """
+        return None
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the precision of forward passes, with its gradient scaler; an engine may handle both itself.

@@ -94,7 +94,7 @@ def check_deepspeed_file(settings: Settings) -> None:
 def check(settings: Settings) -> None:
     """Refuse what DeepSpeed cannot do here, judged by the settings and its own file."""
     check_deepspeed_file(settings)
-    decided = {**settings.resolved, **values_from_file(settings)}
+    decided = _decided(settings)
     precision = decided["mixed_precision"]
     if settings["cpu"] and precision.value in ("fp16", "fp8"):
         raise ConfigurationError(
@@ -110,10 +110,15 @@ def check(settings: Settings) -> None:
             )
 
 
+def _decided(settings: Settings) -> dict[str, Resolved]:
+    return {**settings.resolved, **values_from_file(settings)}
+
+
 def environment(settings: Settings) -> dict[str, str]:
-    """Return where the processes look for modules, and which keys accompany DeepSpeed's file."""
+    """Return where the processes look for modules, the precision, and which keys accompany DeepSpeed's file."""
     path = settings.inherited.get("PYTHONPATH")
     return {
+        "ACCELERATE_MIXED_PRECISION": _decided(settings)["mixed_precision"].value or "no",
         "PYTHONPATH": f"{path}:{os.getcwd()}" if path else os.getcwd(),
         "ACCELERATE_CONFIG_DS_FIELDS": ",".join(keys_beside_file(settings)),
     }
@@ -123,7 +128,7 @@ def batch(settings: Settings) -> tuple[int | None, int | None, int | None]:
     """Return the samples of a step and of a process, and the batches of a step, as the file and the settings say."""
     config, steps = deepspeed_file(settings), _whole(settings["gradient_accumulation_steps"])
     if steps is None and config:
-        steps = _whole(config.get("gradient_accumulation_steps", 1))
+        steps = _whole(config.get("gradient_accumulation_steps"))
     return _whole(config.get("train_batch_size")), _whole(config.get("train_micro_batch_size_per_gpu")), steps
 
 

@@ -15,7 +15,9 @@ from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.questions.dialogue import hold_dialogue
 from accel_launch.questions.question import Question
+from accel_launch.settings.batch import batch_of
 from accel_launch.settings.checks import check_installed, check_settings
+from accel_launch.settings.child import child_environment
 from accel_launch.settings.file import write
 from accel_launch.settings.resolve import Settings
 
@@ -63,6 +65,22 @@ def test_file_and_flag_conflict(folder: Path, config: dict, words: list[str], to
     for agreeing in ({}, {key: "auto" for key in config if not isinstance(config[key], dict)}):
         path.write_text(json.dumps({"zero_optimization": {}, **agreeing}))
         check_settings(run_of("--deepspeed-config-file", "ds.json", *words))
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "steps"),
+    [
+        ({"bf16": {"enabled": True}, "gradient_accumulation_steps": 4}, "bf16", 4),
+        ({"bf16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto"}, "no", None),
+        ({}, "no", None),
+    ],
+)
+def test_processes_get_what_the_file_decides(folder: Path, config: dict, precision: str, steps: int | None) -> None:
+    """The file's precision is that of the run; a key that is not there leaves the number of batches to the script."""
+    (folder / "ds.json").write_text(json.dumps({"zero_optimization": {}, **config}))
+    settings = run_of("--deepspeed-config-file", "ds.json")
+    assert child_environment(settings)["ACCELERATE_MIXED_PRECISION"] == precision
+    assert batch_of(settings).accumulated == steps
 
 
 @pytest.mark.parametrize(

@@ -470,6 +470,7 @@ class Runtime:
 
     def release(self) -> None:
         """Let go of every prepared object and restart the accumulation window."""
+        self.strategy.release()
         for name in _PREPARED:
             getattr(self, name).clear()
         self.averages.clear()

@@ -394,6 +394,12 @@ class DeepSpeedStrategy(Strategy):
     def rebind(self, optimizers: Iterable[Any]) -> None:
         """Do nothing: an engine's optimizer holds its own parts of the parameters."""
 
+    def release(self) -> None:
+        """End the engines that train, which their own hooks would keep alive."""
+        for engine in self._engines:
+            library.destroy(engine.deepspeed)
+        self._made.clear()
+
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients in the engine that a loss comes from.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import json
 import os
 import signal
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -360,6 +362,31 @@ def test_the_configuration_decides_the_format() -> None:
     reset_all()
     with pytest.raises(ConfigurationError, match=r"mixed_precision='no' and bf16\.enabled=true"):
         Accelerator(cpu=True, mixed_precision="no", deepspeed_plugin=plugin(2, bf16={"enabled": True}))
+
+
+@world(2, quiet=30)
+def test_freed_engines_leave_the_process() -> None:
+    """Of engines that were trained and freed one after the other none stays, in any stage; until then, they refuse."""
+    begin()
+    for stage, of_zero in EVERYWHERE[:4]:
+        accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero))
+        x, engines = samples(BATCH, torch.float)[:][0], []
+        for _ in range(3):
+            net = model(dtype=torch.float)
+            net, optimizer = accelerator.prepare(net, adam(net))
+            for _ in range(3):
+                accelerator.backward(net(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            engines.append(weakref.ref(net))
+            loss = net(x).square().mean()
+            accelerator.free_memory()
+            with pytest.raises(StateError, match="leads to none of the 0 engines"):
+                accelerator.backward(loss)
+            del net, optimizer, loss
+        gc.collect()
+        assert [made() for made in engines] == [None] * 3, stage
+        reset_all()
 
 
 @world(2, quiet=30)

@@ -84,6 +84,7 @@ class Strategy(ABC):
        where the window ends `scale_gradients` if losses had weights, `clip_grad_norm_` or `clip_grad_value_`, and the
        stepper's `step` and `zero_grad`. `join`, `split_context` and `adapt_loader` where the user asks for them.
     4. When saving or loading: `format`, `state_dict`, `weights`. `held` for averages. `unwrap` at any time.
+       `release` in `free_memory`.
 
     A method that is called on a part of the ranks only says so; all others are called on every rank.
 
@@ -172,6 +173,10 @@ class Strategy(ABC):
             DeviceUnavailableError: The hardware does not compute in that format.
         """
         return precisions.choose(asked.name, self.world, asked.autocast, asked.scaler, asked.recipes)
+
+    def release(self) -> None:
+        """End what keeps prepared objects alive by itself; the run calls it when it lets go of all of them."""
+        return
 
     @property
     def main_rank(self) -> int:

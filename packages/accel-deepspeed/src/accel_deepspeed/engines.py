@@ -11,7 +11,7 @@ from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.state.gradient import GradientState
-from accel_deepspeed import gradients
+from accel_deepspeed.gradients import gradients_of
 from accel_deepspeed.zero_layout import SHARDED_STAGE
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ class Engine:
         parameters: The ids of the parameters that it trains.
     """
 
-    def __init__(self, deepspeed: DeepSpeedEngine) -> None:
+    def __init__(self, deepspeed: DeepSpeedEngine, parameters: frozenset[int]) -> None:
         self.deepspeed = deepspeed
+        self.gradients = gradients_of(deepspeed)
         self.held = False
-        self.parameters = _trained(deepspeed)
+        self.parameters = parameters
         self._complete = False
         self._skipped = False
         self._kept_graph = False
-        self._norm: gradients.KnownNorm | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -51,8 +51,8 @@ class Engine:
         """Compute gradients, and synchronize them at the end of the window."""
         earlier: list[torch.Tensor] = []
         if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
-            earlier = [part.clone() for part in gradients.parts_of(self.deepspeed)]
-            gradients.clear(self.deepspeed)
+            earlier = [part.clone() for part in self.gradients.parts()]
+            self.gradients.clear()
         # DeepSpeed clears this flag at the next forward pass only, and would lose one of two backward passes after it.
         begin = getattr(self.deepspeed.optimizer, "clear_backward_seen_flag", None)
         if begin is not None:
@@ -70,13 +70,12 @@ class Engine:
         self._kept_graph = bool(kwargs.get("retain_graph"))  # to name the cause if the next pass fails
         self._complete = ends_window
         if earlier:
-            gradients.add(self.deepspeed, earlier)
+            self.gradients.add(earlier)
 
-    def clip(self, factor: float, norm: float, own: float) -> None:
+    def clip(self, factor: float, norm: float) -> None:
         """Scale the gradients, and report their norm before scaling as that of the step."""
         if factor < 1:
-            gradients.scale(self.deepspeed, factor)
-        self._norm = gradients.known(self.deepspeed, own * factor)  # the step may reuse it
+            self.gradients.scale(factor)
         self.deepspeed._global_grad_norm = norm  # what get_global_grad_norm reports
 
     def step(self, closure: Callable[[], Any] | None) -> object:
@@ -88,9 +87,7 @@ class Engine:
         if not self._complete:  # the window is open: more gradients come
             return None
         self.deepspeed.set_gradient_accumulation_boundary(True)  # a later forward pass may have cleared it
-        with gradients.using(self.deepspeed, self._norm):
-            self.deepspeed.step()
-        self._norm = None
+        self.deepspeed.step()
         self._complete = False
         self._skipped = not self.deepspeed.was_step_applied()
         return None
@@ -98,16 +95,8 @@ class Engine:
     def zero_grad(self, set_to_none: bool | None) -> None:
         """Drop complete gradients; those of an open window stay, and a step leaves none."""
         if self._complete:
-            gradients.clear(self.deepspeed)
+            self.gradients.clear()
             self._complete = False
-
-
-def _trained(deepspeed: DeepSpeedEngine) -> frozenset[int]:
-    optimizer = deepspeed.optimizer
-    for groups in ("bit16_groups", "fp16_groups", "bf16_groups"):  # each kind of optimizer names them differently
-        if hasattr(optimizer, groups):
-            return frozenset(id(parameter) for group in getattr(optimizer, groups) for parameter in group)
-    return frozenset(id(p) for group in getattr(optimizer, "param_groups", ()) for p in group["params"])
 
 
 class _SteppedElsewhere:

@@ -6,166 +6,146 @@ DeepSpeed gives no public access to the parts before its step. Only this file re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accel_core._records import record
 from accel_core._torch import foreach_mul_
 from accel_core.errors import PreparationError
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
-    from deepspeed.runtime.base_optimizer import ZeROOptimizer
 
-__all__ = ["KnownNorm", "add", "clear", "known", "norm_of", "parts_of", "scale", "using"]
+__all__ = ["Gradients", "gradients_of"]
 
 _NO_STEP_YET = -1
 
 
-def parts_of(engine: DeepSpeedEngine) -> list[torch.Tensor]:
-    """Return the tensors that hold a window's complete gradients on this rank; refuse gradients on disk (nvme)."""
-    optimizer = engine.optimizer
-    if hasattr(optimizer, "fp32_groups_gradients_flat"):  # BF16_Optimizer keeps 32-bit gradients in flat tensors
-        return list(optimizer.fp32_groups_gradients_flat)
-    if not hasattr(optimizer, "averaged_gradients"):
-        return [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
-    if _is_offloaded(optimizer):
-        return [group.grad for group, _ in _offloaded(optimizer) if group.grad is not None]
-    parts = optimizer.averaged_gradients.values()
-    return [part for group in parts if group is not None for part in group if part is not None]
+def gradients_of(engine: DeepSpeedEngine) -> Gradients:
+    """Return the gradients of an engine, by its stage."""
+    if type(engine.optimizer).__name__ == "BF16_Optimizer":
+        return _Flat(engine)
+    return (Gradients, _Split, _Split, _Sharded)[engine.zero_optimization_stage()](engine)
 
 
-def scale(engine: DeepSpeedEngine, factor: float | torch.Tensor) -> bool:
-    """Multiply the complete gradients of a window."""
-    parts = parts_of(engine)
-    if parts:
-        foreach_mul_(parts, factor)
-    _note_norms(engine.optimizer)
-    return bool(parts)
+class Gradients:
+    """Gradients that every rank has whole, on the parameters: those of stage 0."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        self.engine = engine
+        self.optimizer: Any = engine.optimizer
+
+    def parts(self) -> list[torch.Tensor]:
+        """Return the tensors that hold a window's complete gradients on this rank; refuse gradients on disk (nvme)."""
+        return [parameter.grad for parameter in self.engine.module.parameters() if parameter.grad is not None]
+
+    def norm(self) -> float:
+        """Return the 2-norm of all gradients, the same on every rank; infinite if one is infinite or NaN."""
+        # Arithmetic on one Python number: on a small model, tensor operations would cost more than the norm itself.
+        norms = [float(each) for each in self._norms()]
+        scale = getattr(self.optimizer, "cur_scale", getattr(self.optimizer, "loss_scale", 1.0))
+        return math.hypot(*norms) / float(scale) if all(0 <= each < math.inf for each in norms) else math.inf
+
+    def scale(self, factor: float | torch.Tensor) -> bool:
+        """Multiply the gradients."""
+        parts = self.parts()
+        if parts:
+            foreach_mul_(parts, factor)
+        self._note_change()
+        return bool(parts)
+
+    def add(self, earlier: Iterable[torch.Tensor]) -> None:
+        """Add the gradients of an earlier backward pass to those of the last one."""
+        for part, before in zip(self.parts(), earlier, strict=True):
+            part.add_(before)
+        self._note_change()
+
+    def clear(self) -> None:
+        """Drop the gradients, which no step has used."""
+        self.optimizer.zero_grad()
+        self.engine.zero_grad()
+
+    def _norms(self) -> Iterable[Any]:
+        return [torch.nn.utils.get_total_norm(self.parts())]
+
+    def _note_change(self) -> None:
+        """Let DeepSpeed know that gradients were changed."""
 
 
-def norm_of(engine: DeepSpeedEngine) -> float:
-    """Return the 2-norm of all gradients of an engine, the same on every rank; infinite if one is infinite or NaN."""
-    optimizer = engine.optimizer
-    if hasattr(optimizer, "scaled_global_norm"):
-        norms = [float(optimizer.scaled_global_norm())]
-    elif hasattr(optimizer, "_get_norm_groups"):
-        norms = [float(each) for each in optimizer._get_norm_groups()]
-    else:
-        norms = [float(torch.nn.utils.get_total_norm(parts_of(engine)))]
-    # Arithmetic on one Python number: on a small model, tensor operations would cost more than the norm itself.
-    is_valid = all(0 <= each < math.inf for each in norms)
-    return math.hypot(*norms) / _loss_scale(engine) if is_valid else math.inf
+class _Flat(Gradients):
+    """Gradients in 32 bits, in one tensor for each group: those of stage 1 in bf16 with `grad_accum_dtype` fp32."""
+
+    def parts(self) -> list[torch.Tensor]:
+        return list(self.optimizer.fp32_groups_gradients_flat)
 
 
-@record(frozen=True)
-class KnownNorm:
-    """The 2-norm of an engine's gradients, and the gradients' versions when it was computed."""
+class _Split(Gradients):
+    """This rank's parts of gradients, on the device or offloaded: those of stages 1 and 2."""
 
-    norm: float
-    stand: tuple[tuple[int, int], ...]
+    @property
+    def is_offloaded(self) -> bool:
+        return bool(self.optimizer.cpu_offload)
 
-
-def known(engine: DeepSpeedEngine, norm: float) -> KnownNorm | None:
-    """Return a norm together with the current versions of the gradients; `None` if no step can reuse it."""
-    if not math.isfinite(norm) or _taker(engine.optimizer) is None:  # an overflow has to be found again, by all ranks
-        return None
-    return KnownNorm(norm, _stand_of(engine))
-
-
-def _taker(optimizer: ZeROOptimizer) -> str | None:
-    """Return the name of the method by which a step computes the gradient norm, if the norm can be replaced."""
-    name = next((name for name in ("scaled_global_norm", "_get_norm_groups") if hasattr(optimizer, name)), None)
-    if name is None or optimizer.clip_grad > 0 or optimizer.dynamic_loss_scale:  # the step needs the norm itself
-        return None
-    # Muon's norm is not that of the gradients, and gradients on disk cannot be read.
-    is_muon = "Muon" in type(optimizer.optimizer).__name__
-    return None if is_muon or getattr(optimizer, "swap_optimizer", False) else name
-
-
-def _stand_of(engine: DeepSpeedEngine) -> tuple[tuple[int, int], ...]:
-    return tuple((id(part), part._version) for part in parts_of(engine))  # the version counts writes in place
-
-
-@contextmanager
-def using(engine: DeepSpeedEngine, found: KnownNorm | None) -> Iterator[None]:
-    """Let a DeepSpeed step reuse the norm that clipping computed, if the gradients have not changed since.
-
-    DeepSpeed would compute it again, with another collective, to decide whether to skip the step. Writes through
-    `deepspeed.utils.safe_set_full_grad` go unnoticed: a NaN written in between reaches the weights, as in torch.
-    """
-    optimizer = engine.optimizer
-    name = _taker(optimizer)
-    if found is None or name is None or found.stand != _stand_of(engine):  # gradients were changed after clipping
-        yield
-        return
-    norm = torch.tensor(found.norm * _loss_scale(engine), device=engine.device)
-    setattr(optimizer, name, (lambda: norm) if name == "scaled_global_norm" else (lambda: [norm]))
-    try:
-        yield
-    finally:
-        delattr(optimizer, name)  # the instance attribute hid the method
-
-
-def clear(engine: DeepSpeedEngine) -> None:
-    """Drop the complete gradients of a window that no step has used."""
-    optimizer = engine.optimizer
-    optimizer.zero_grad()
-    if not hasattr(optimizer, "averaged_gradients"):
-        engine.zero_grad()
-        return
-    if hasattr(optimizer, "all_grad_tensors"):  # stages 1 and 2 start counting here
-        optimizer.micro_step_id = _NO_STEP_YET
-        for kept in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
-            kept.update(dict.fromkeys(kept))
-    elif not _is_offloaded(optimizer):
-        optimizer.averaged_gradients = {}
-    if _is_offloaded(optimizer):
-        optimizer.reset_cpu_buffers()  # gradients of offloaded parts add up in them
-        for group, _ in _offloaded(optimizer):
-            if group.grad is not None:
-                group.grad.zero_()
-
-
-def add(engine: DeepSpeedEngine, earlier: Iterable[torch.Tensor]) -> None:
-    """Add the gradients of an earlier backward pass to those of the last one."""
-    for part, before in zip(parts_of(engine), earlier, strict=True):
-        part.add_(before)
-    _note_norms(engine.optimizer)
-
-
-def _loss_scale(engine: DeepSpeedEngine) -> float:
-    scale = getattr(engine.optimizer, "loss_scale", 1.0)
-    return float(getattr(engine.optimizer, "cur_scale", scale))
-
-
-def _is_offloaded(optimizer: ZeROOptimizer) -> bool:
-    return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
-
-
-def _offloaded(optimizer: ZeROOptimizer) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield each group of offloaded fp32 weights, with its parameters."""
-    if getattr(optimizer, "swap_optimizer", False):
-        raise PreparationError(
-            "Gradients that DeepSpeed keeps on disk cannot be clipped or weighted by accel; got an optimizer that is "
-            "offloaded to nvme. Set gradient_clipping in the configuration, and pass no weight to backward."
+    def groups(self) -> list[tuple[Any, list[Any]]]:
+        """Return each group of offloaded fp32 weights, with its parameters."""
+        return list(
+            zip(self.optimizer.single_partition_of_fp32_groups, self.optimizer.params_in_partition, strict=True)
         )
-    if hasattr(optimizer, "single_partition_of_fp32_groups"):
-        yield from zip(optimizer.single_partition_of_fp32_groups, optimizer.params_in_partition, strict=True)
-    else:
-        yield from zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_groups, strict=True)
 
+    def parts(self) -> list[torch.Tensor]:
+        if self.is_offloaded:
+            return [group.grad for group, _ in self.groups() if group.grad is not None]
+        parts = self.optimizer.averaged_gradients.values()
+        return [part for group in parts for part in group or () if part is not None]
 
-def _note_norms(optimizer: ZeROOptimizer) -> None:
-    """Refresh the norms that DeepSpeed computed when it offloaded the gradients, and by which it clips."""
-    if not (hasattr(optimizer, "norm_for_param_grads") and _is_offloaded(optimizer)):
-        return
-    norms: dict[Any, torch.Tensor] = {}
-    for group, parameters in _offloaded(optimizer):
-        if group.grad is not None and parameters:
+    def clear(self) -> None:
+        self.optimizer.zero_grad()
+        self._restart()
+        if self.is_offloaded:
+            self.optimizer.reset_cpu_buffers()  # gradients of offloaded parts add up in them
+            for part in self.parts():
+                part.zero_()
+
+    def _restart(self) -> None:
+        """Begin a window anew."""
+        self.optimizer.micro_step_id = _NO_STEP_YET
+        for kept in (self.optimizer.averaged_gradients, self.optimizer.all_grad_tensors):
+            kept.update(dict.fromkeys(kept))
+
+    def _norms(self) -> Iterable[Any]:
+        return [self.optimizer.scaled_global_norm()]
+
+    def _note_change(self) -> None:
+        """Refresh the norms that DeepSpeed computed when it offloaded the gradients, and by which it clips."""
+        if self.is_offloaded:
             # One entry holds the whole group's norm: DeepSpeed adds up the squares of all.
-            norms[optimizer.get_param_id(parameters[0])] = group.grad.double().norm()
-    optimizer.norm_for_param_grads = norms
+            self.optimizer.norm_for_param_grads = {
+                self.optimizer.get_param_id(parameters[0]): group.grad.double().norm()
+                for group, parameters in self.groups()
+                if group.grad is not None and parameters
+            }
+
+
+class _Sharded(_Split):
+    """This rank's parts of gradients where parameters are in parts too: those of stage 3."""
+
+    @property
+    def is_offloaded(self) -> bool:
+        return bool(self.optimizer.offload_optimizer)
+
+    def groups(self) -> list[tuple[Any, list[Any]]]:
+        if self.optimizer.swap_optimizer:
+            raise PreparationError(
+                "Gradients that DeepSpeed keeps on disk cannot be clipped or weighted by accel; got an optimizer that "
+                "is offloaded to nvme. Set gradient_clipping in the configuration, and pass no weight to backward."
+            )
+        return list(zip(self.optimizer.fp32_partitioned_groups_flat, self.optimizer.fp16_groups, strict=True))
+
+    def _restart(self) -> None:
+        if not self.is_offloaded:
+            self.optimizer.averaged_gradients = {}
+
+    def _norms(self) -> Iterable[Any]:
+        norms: Iterable[Any] = self.optimizer._get_norm_groups()
+        return norms

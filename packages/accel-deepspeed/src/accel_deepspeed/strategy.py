@@ -32,7 +32,7 @@ from accel_core.strategies.bundle import Bundle, Kind, Slot
 from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest
 from accel_core.strategies.quantized import refuse_packed
 from accel_core.strategies.strategy import Strategy
-from accel_deepspeed import configuration, gradients, library, whole
+from accel_deepspeed import configuration, library, whole
 from accel_deepspeed.configuration import Members
 from accel_deepspeed.engines import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper, Engine
 from accel_deepspeed.format import EngineFormat
@@ -290,6 +290,7 @@ class DeepSpeedStrategy(Strategy):
         deepspeed = library.load(self.world.device, self.world.local_rank)
         config = self._filling.fill(plugin, members)
         self._follow_steps(config)
+        trained = frozenset(id(each) for each in _parameters_of(optimizer) if each.requires_grad)
         arguments: dict[str, Any] = {"model": recipe.compile_blocks(model, self.parts.compilation), "config": config}
         if isinstance(optimizer, DummyOptim):
             arguments["model_parameters"] = optimizer.params
@@ -311,7 +312,7 @@ class DeepSpeedStrategy(Strategy):
             made, *_ = deepspeed.initialize(**arguments)
         self._refuse_other_groups(made)
         self._compile(made)  # after DeepSpeed has put its hooks into the model
-        engine = Engine(made)
+        engine = Engine(made, trained)
         self._prepared[model] = ref(made)
         self._own(made)
         if optimizer is not None:
@@ -440,7 +441,7 @@ class DeepSpeedStrategy(Strategy):
     def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
         """Multiply the gradients of a window in all engines that it trained."""
         complete = [engine for engine in self._engines if engine.is_complete]
-        if not [engine for engine in complete if gradients.scale(engine.deepspeed, factor)]:
+        if not [engine for engine in complete if engine.gradients.scale(factor)]:
             raise StateError(
                 "The losses of this window have weights, but there are no gradients to apply them to; got "
                 f"{len(self._engines)} engines. Prepare the model that the losses come from with its optimizer."
@@ -513,12 +514,11 @@ class DeepSpeedStrategy(Strategy):
         complete = [engine for engine in engines if engine.is_complete]
         if not complete:
             return torch.tensor(float(engines[0].deepspeed.get_global_grad_norm() or 0.0), device=self.world.device)
-        norms = [gradients.norm_of(engine.deepspeed) for engine in complete]
-        total = math.hypot(*norms)  # as one norm of all gradients
+        total = math.hypot(*(engine.gradients.norm() for engine in complete))  # as one norm of all gradients
         # As torch does; a step with infinite ones is skipped.
         factor = min(1.0, float(clip.limit) / (total + 1e-6)) if math.isfinite(total) else 1.0
-        for engine, norm in zip(complete, norms, strict=True):
-            engine.clip(factor, total, norm)
+        for engine in complete:
+            engine.clip(factor, total)
         return torch.tensor(total, device=self.world.device)
 
     def clip_grad_value_(self, clip: Clip) -> None:
@@ -535,6 +535,8 @@ def _is_engine(model: object) -> bool:
 
 
 def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    if optimizer is None:
+        return []
     groups = list(optimizer.params if isinstance(optimizer, DummyOptim) else optimizer.param_groups)
     if isinstance(optimizer, DummyOptim):
         optimizer.params = groups  # which may have been an iterator

@@ -34,7 +34,7 @@ from accel_core.state import AcceleratorState, reset_all
 from accel_core.testing import requires, world
 from accel_core.testing.conformance.strategy import Case, StrategyConformance, model, plain, samples, train
 from accel_core.testing.world import run
-from accel_deepspeed import gradients
+from accel_deepspeed.gradients import gradients_of
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_deepspeed.strategy import DeepSpeedStrategy
 
@@ -285,7 +285,7 @@ def several_losses(net: Any, x: torch.Tensor, y: torch.Tensor, back: Callable[..
 
 @world(2, quiet=30)
 def test_gradients_that_change_after_clipping_are_looked_at_again() -> None:
-    """A step takes the norm from clipping where nothing changed; a NaN that was put there meanwhile stops it."""
+    """A step reports the norm that clipping left; a NaN that was put there meanwhile stops it."""
     begin()
     for stage, of_zero in EVERYWHERE[1:4]:
         accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero))
@@ -298,11 +298,9 @@ def test_gradients_that_change_after_clipping_are_looked_at_again() -> None:
             norm = accelerator.clip_grad_norm_(net.parameters(), 1e-3)
             assert norm > 1e-3
             if spoiled:
-                gradients.parts_of(net)[0].fill_(torch.nan)
+                gradients_of(net).parts()[0].fill_(torch.nan)
             optimizer.step()
             assert optimizer.step_was_skipped is spoiled
-            assert "_get_norm_groups" not in vars(net.optimizer)
-            assert "scaled_global_norm" not in vars(net.optimizer)
             if not spoiled:
                 assert float(net.get_global_grad_norm()) == pytest.approx(1e-3, rel=1e-3)
             optimizer.zero_grad()

@@ -75,7 +75,8 @@ class Strategy(ABC):
     Called in this order:
 
     1. Once for a run: `decided_precision`, `lay_out` and `group_needs`, before any process group exists; the
-       constructor, with the world, the layout, the mesh and the strategy's own plugins; there `precision`; then `label`.
+       constructor, with the world, the layout, the mesh and the strategy's own plugins; there `precision`; then
+       `label`.
     2. For every `Accelerator.prepare`: `kind_of` for each object, `check`, which may refuse and changes nothing, and
        `prepare`, which owns the order. For each model, `prepare_model`, whose steps are methods of their own: `plan`
        (in `check` already), `convert`, `place`, `split`, `compile_blocks`, `distribute`; for an optimizer, `rebind` and

@@ -1,33 +1,84 @@
-"""The DeepSpeed configuration of one model: fills what it leaves open, and refuses what contradicts the run."""
+"""What a DeepSpeed configuration leaves open is filled here, and what contradicts the run is refused."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
-
-import torch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from accel_core._records import record
-from accel_core.errors import (
-    ConfigurationError,
-    DeviceUnavailableError,
-    PreparationError,
-)
-from accel_core.strategies.parts import Parts
-from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
+from accel_core.errors import ConfigurationError, DeviceUnavailableError, PreparationError
+from accel_deepspeed.plugin_config import HfDeepSpeedConfig
+from accel_deepspeed.stand_ins import DummyOptim, DummyScheduler
 
-__all__ = ["Filling", "Members", "formats_of", "refuse_contradictions", "refuse_format", "refuse_stand_ins", "steps_of"]
+if TYPE_CHECKING:
+    import torch
+
+    from accel_core.strategies.parts import Parts
+
+__all__ = [
+    "Filling", "Members", "fill", "fill_all", "formats_of", "refuse_contradictions", "refuse_format",
+    "refuse_stand_ins", "set_number_format", "steps_of",
+]  # fmt: skip
 
 _logger = logging.getLogger(__name__)
 
 _MICRO, _GLOBAL, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
 _CLIPPING = "gradient_clipping"
+_FORMATS = ("fp16", "bf16")
 _OPEN = {_CLIPPING: "auto", _STEPS: "auto"}
 """Keys that are open where they are left out: without them, DeepSpeed clips to 1, and steps on every batch."""
 _OF_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+
+
+def fill(config: HfDeepSpeedConfig, key: str, values: Mapping[str, Any]) -> list[str]:
+    """Fill a key whose value is "auto", or compare one that is set."""
+    node, last = config.find_config_node(key)
+    if node is None:
+        return []
+    if node.get(last) == "auto":
+        if key not in values:
+            raise ConfigurationError(
+                f"The DeepSpeed configuration has 'auto' for {key!r}, and no value is known; got {sorted(values)}. "
+                "Write a value into the configuration, or pass one."
+            )
+        node[last] = values[key]
+    elif key in values and node.get(last) not in (None, values[key]):
+        return [f"- ds {key}={node[last]} vs arg {key}={values[key]}"]
+    return []
+
+
+def fill_all(config: HfDeepSpeedConfig, part: Mapping[str, Any], values: Mapping[str, Any], prefix: str) -> list[str]:
+    """Fill every "auto" value in a part of a configuration, or refuse it, and compare the others."""
+    return [line for key in list(_keys_of(part, prefix)) for line in fill(config, key, values)]
+
+
+def _keys_of(part: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of all values that are not dicts."""
+    for key, value in part.items():
+        if isinstance(value, dict):
+            yield from _keys_of(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
+
+
+def set_number_format(config: HfDeepSpeedConfig, name: str) -> None:
+    """Write the run's number format into a configuration, and compare it with what is there."""
+    parts = config.config
+    other = {"fp16": "bf16", "bf16": "fp16"}.get(name)
+    if other is not None:
+        if name not in parts:
+            parts[name] = {"enabled": True, "auto_cast": True} if name == "fp16" else {"enabled": True}
+        if config.is_true(f"{other}.enabled") and config.get_value(f"{other}.enabled") != "auto":
+            raise ConfigurationError(
+                f"The run uses {name} and the DeepSpeed configuration {other}; got {parts[other]}. Make them agree."
+            )
+    for each in _FORMATS:
+        part = parts.setdefault(each, {"enabled": False})
+        if part.get("enabled") == "auto":
+            part["enabled"] = each == name
 
 
 @record(frozen=True)
@@ -38,6 +89,7 @@ class Members:
     optimizer: Any = None
     schedule: Any = None
     sizes: Sequence[int | None] = ()
+    smallest: bool = True  # whether the smallest of these batch sizes counts, or the largest
 
 
 class Filling:
@@ -48,21 +100,20 @@ class Filling:
         self._filled: dict[int, tuple[object, dict[str, Any]]] = {}
         self._warned = False
 
-    def plan(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
-        """Return the configuration of an engine, without changing the plugin.
+    def plan(self, given: HfDeepSpeedConfig, members: Members) -> dict[str, Any]:
+        """Return the configuration of an engine, without changing the one given.
 
         Raises:
             ConfigurationError: The configuration contradicts the run, or an 'auto' value cannot be determined.
         """
-        trial = self._opened(plugin)  # a plan must not change the plugin
-        config = trial.deepspeed_config
+        trial = self._opened(given)
+        config = trial.config
         config.update({**_OPEN, **config})
-        trial.set_mixed_precision(self._parts.precision.name)
+        set_number_format(trial, self._parts.precision.name)
         if members.optimizer is not None and not isinstance(members.optimizer, DummyOptim):
             # Else DeepSpeed refuses optimizers it does not know.
             config.setdefault("zero_allow_untested_optimizer", True)
-        values = self._values(trial, members)
-        trial.deepspeed_config_process(must_match=False, **values)  # differences are compared below, where they matter
+        fill_all(trial, config, self._values(trial, members), "")  # differences are compared below, where they matter
         self._count_readers(config)
         _refuse_batches(config, self._parts.layout.replicas)
         return config
@@ -74,35 +125,33 @@ class Filling:
         if isinstance(micro, int) and total == micro * steps * self._parts.layout.world_size:
             config[_GLOBAL] = micro * steps * self._parts.layout.replicas
 
-    def fill(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
-        """Write the configuration that `plan` returns into the plugin, and return a copy of it."""
-        filled = self.plan(plugin, members)
-        before = self._opened(plugin).deepspeed_config
-        waiting = _waiting({**_OPEN, **before})
+    def fill(self, given: HfDeepSpeedConfig, members: Members) -> dict[str, Any]:
+        """Write the configuration that `plan` returns into the one given, and return a copy of it."""
+        filled = self.plan(given, members)
+        before = self._opened(given)
+        before.config = {**_OPEN, **before.config}
+        waiting = [key for key in _keys_of(before.config) if before.get_value(key) == "auto"]
         self._tell_of_clipping(waiting)
-        # Changed in place, because others hold this dict too. The Trainer may have put in its own since.
-        config = plugin.deepspeed_config = plugin.hf_ds_config.config
-        config.clear()
-        config.update(copy.deepcopy(filled))
-        self._filled[id(config)] = (config, {key: plugin.get_value(key) for key in waiting})
+        given.config.clear()  # changed in place, because others hold this dict too
+        given.config.update(copy.deepcopy(filled))
+        self._filled[id(given.config)] = (given.config, {key: given.get_value(key) for key in waiting})
         return filled
 
-    def _opened(self, plugin: DeepSpeedPlugin) -> DeepSpeedPlugin:
+    def _opened(self, given: HfDeepSpeedConfig) -> HfDeepSpeedConfig:
         """Return a copy with 'auto' restored where an earlier model filled in a value that nobody changed since."""
-        opened = copy.copy(plugin)
-        opened.hf_ds_config = copy.copy(plugin.hf_ds_config)
-        opened.hf_ds_config.config = opened.deepspeed_config = copy.deepcopy(plugin.hf_ds_config.config)
-        config, filled = self._filled.get(id(plugin.hf_ds_config.config), (None, {}))
-        if config is plugin.hf_ds_config.config:  # an id may be reused by another dict
+        opened = copy.copy(given)
+        opened.config = copy.deepcopy(given.config)
+        config, filled = self._filled.get(id(given.config), (None, {}))
+        if config is given.config:  # an id may be reused by another dict
             for key, value in filled.items():
-                node, last = opened.hf_ds_config.find_config_node(key)
+                node, last = opened.find_config_node(key)
                 if node is not None and node.get(last) == value:  # unless somebody set another value since
                     node[last] = "auto"
         return opened
 
-    def _values(self, plugin: DeepSpeedPlugin, members: Members) -> dict[str, Any]:
-        config, optimizer, schedule = plugin.hf_ds_config.config, members.optimizer, members.schedule
-        steps = steps_of(plugin, self._parts.accumulation.gradient_state.num_steps)
+    def _values(self, trial: HfDeepSpeedConfig, members: Members) -> dict[str, Any]:
+        config, optimizer, schedule = trial.config, members.optimizer, members.schedule
+        steps = steps_of(trial, self._parts.accumulation.gradient_state.num_steps)
         values: dict[str, Any] = {
             _STEPS: steps,
             # The script clips, with clip_grad_norm_; 0 keeps DeepSpeed from clipping as well.
@@ -113,11 +162,11 @@ class Filling:
             config[_MICRO] = "auto"
         sizes = members.sizes
         if optimizer is None:  # a model that is only evaluated has no batch size of its own
-            sizes = [1] if plugin.is_auto(_MICRO) else []
-        micro = _micro_batch(config, plugin, sizes)
+            sizes = [1] if config.get(_MICRO) == "auto" else []
+        micro = _micro_batch(config, sizes, min if members.smallest else max)
         if micro is not None:
             values |= {_MICRO: micro, _GLOBAL: micro * steps * self._parts.layout.replicas}
-        if any(plugin.is_auto(f"zero_optimization.{key}") for key in _OF_MODEL):
+        if any(trial.get_value(f"zero_optimization.{key}") == "auto" for key in _OF_MODEL):
             values |= _sizes_of(members.model)
         if isinstance(optimizer, DummyOptim):
             values |= {f"optimizer.params.{key}": value for key, value in optimizer.kwargs.items()}
@@ -152,9 +201,9 @@ class Filling:
             )
 
 
-def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
+def steps_of(config: HfDeepSpeedConfig, asked: int) -> int:
     """Return the number of batches per step; where the script leaves it at 1, the configuration decides."""
-    found = plugin.get_value(_STEPS)
+    found = config.get_value(_STEPS)
     if found in (None, "auto"):
         return asked
     if asked not in (1, found):  # 1 is the default: the script may not have said anything
@@ -166,9 +215,9 @@ def steps_of(plugin: DeepSpeedPlugin, asked: int) -> int:
     return int(found)
 
 
-def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) -> None:
+def refuse_contradictions(config: HfDeepSpeedConfig, device: str | None = None) -> None:
     """Refuse a configuration that contradicts itself or the device."""
-    config, on = plugin.hf_ds_config, formats_of(plugin)
+    on = formats_of(config)
     if len(on) > 1:
         raise ConfigurationError(
             "A DeepSpeed configuration may enable only one precision; got fp16.enabled and bf16.enabled. Keep one."
@@ -187,29 +236,25 @@ def refuse_contradictions(plugin: DeepSpeedPlugin, device: str | None = None) ->
             )
 
 
-def formats_of(plugin: DeepSpeedPlugin) -> list[str]:
+def formats_of(config: HfDeepSpeedConfig) -> list[str]:
     """Return the 16-bit formats that the configuration switches on."""
-    return [name for name in ("fp16", "bf16") if plugin.get_value(f"{name}.enabled") not in (None, False, "auto")]
+    return [name for name in _FORMATS if config.get_value(f"{name}.enabled") not in (None, False, "auto")]
 
 
-def refuse_format(plugin: DeepSpeedPlugin, name: str) -> None:
+def refuse_format(config: HfDeepSpeedConfig, name: str) -> None:
     """Refuse a configuration that says another precision than the run."""
-    on = [f"{each}.enabled=true" for each in formats_of(plugin) if each != name]
-    off = [
-        f"{each}.enabled=false"
-        for each in ("fp16", "bf16")
-        if each == name and plugin.get_value(f"{each}.enabled") is False
-    ]
-    for found in (*on, *off):
+    wrong = [f"{each}.enabled=true" for each in formats_of(config) if each != name]
+    if name in _FORMATS and config.is_false(f"{name}.enabled"):
+        wrong.append(f"{name}.enabled=false")
+    if wrong:
         raise ConfigurationError(
             f"The run and the DeepSpeed configuration need the same precision; got mixed_precision={name!r} and "
-            f"{found}. Set {found.partition('=')[0]} to 'auto', or leave mixed_precision out."
+            f"{wrong[0]}. Set {wrong[0].partition('=')[0]} to 'auto', or leave mixed_precision out."
         )
 
 
-def refuse_stand_ins(plugin: DeepSpeedPlugin, optimizer: object, schedule: object) -> None:
+def refuse_stand_ins(config: dict[str, Any], optimizer: object, schedule: object) -> None:
     """Refuse an optimizer or schedule that is defined twice or not at all."""
-    config = plugin.hf_ds_config.config
     for given, kind, stand_in in ((optimizer, "optimizer", DummyOptim), (schedule, "scheduler", DummyScheduler)):
         stands_in = isinstance(given, stand_in)
         if given is not None and not stands_in and kind in config:
@@ -236,18 +281,9 @@ def _refuse_batches(config: dict[str, Any], replicas: int) -> None:
         )
 
 
-def _waiting(config: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted keys whose value is 'auto'."""
-    found: list[str] = []
-    for key, value in config.items():
-        if isinstance(value, dict):
-            found += _waiting(value, f"{prefix}{key}.")
-        elif value == "auto":
-            found.append(prefix + key)
-    return found
-
-
-def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequence[int | None]) -> int | None:
+def _micro_batch(
+    config: dict[str, Any], sizes: Sequence[int | None], chosen: Callable[[Sequence[int]], int]
+) -> int | None:
     """Return the batch size of this rank; `None` where the configuration gives only the total."""
     size = config.get(_MICRO)
     known = [each for each in sizes if each is not None]
@@ -266,7 +302,7 @@ def _micro_batch(config: dict[str, Any], plugin: DeepSpeedPlugin, sizes: Sequenc
             "batch_size. Pass a DataLoader to the same prepare(), or write a number into the configuration: "
             f"accelerator.deepspeed_plugin.deepspeed_config['{_MICRO}'] = 8."
         )
-    return min(known) if plugin.is_train_batch_min else max(known)
+    return chosen(known)
 
 
 def _sizes_of(model: torch.nn.Module) -> dict[str, int]:

@@ -3,9 +3,20 @@
 from accel_core._records import record
 from accel_core.options.option import Prompt, boolean, names, number_or_auto, option
 
-__all__ = ["OFFLOAD_DEVICES", "DeepSpeedOptions"]
+__all__ = ["OFFLOAD_DEVICES", "PLACES", "DeepSpeedOptions"]
 
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
+PLACES = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}
+"""Where DeepSpeed's file has the values that are also options."""
 
 
 @record(frozen=True)

@@ -5,48 +5,26 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from contextlib import AbstractContextManager
-from types import ModuleType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, MissingDependencyError, StateError
+from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import availability, environ
 from accel_core.options.fp8 import Fp8Options
 from accel_core.options.option import option_named
 from accel_core.plugins.blocks import get_module_class_from_name
-from accel_deepspeed.options import DeepSpeedOptions
+from accel_deepspeed.configuration import fill, fill_all, set_number_format
+from accel_deepspeed.options import PLACES, DeepSpeedOptions
 from accel_deepspeed.plugin_config import HfDeepSpeedConfig
-from accel_deepspeed.plugin_filling import fill, fill_all, from_fields, refuse_mismatches, set_number_format
+from accel_deepspeed.row import ENGINE
 from accel_deepspeed.stand_ins import DummyOptim, DummyScheduler
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["DeepSpeedPlugin", "DummyOptim", "DummyScheduler", "HfDeepSpeedConfig"]
-
-_FIELDS_OF_A_FILE = (
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "zero_stage",
-    "offload_optimizer_device",
-    "offload_param_device",
-    "offload_param_nvme_path",
-    "offload_optimizer_nvme_path",
-    "zero3_save_16bit_model",
-    "mixed_precision",
-)
-
-_KEYS = {
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "gradient_clipping": "gradient_clipping",
-    "zero_stage": "zero_optimization.stage",
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
-    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
-    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
-    "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-}
 
 
 @record
@@ -103,15 +81,7 @@ class DeepSpeedPlugin:
         self._selected = False
         self._fill_fields()
         if self.hf_ds_config is None:
-            made = from_fields(
-                stage=self.zero_stage,
-                accumulation=self.gradient_accumulation_steps,
-                clipping=self.gradient_clipping,
-                optimizer=(self.offload_optimizer_device, self.offload_optimizer_nvme_path),
-                parameters=(self.offload_param_device, self.offload_param_nvme_path),
-                gather_16bit=self.zero3_save_16bit_model,
-            )
-            self.hf_ds_config = HfDeepSpeedConfig(made)
+            self.hf_ds_config = HfDeepSpeedConfig(self._described())
         else:
             self._read_config()
         self.deepspeed_config: dict[str, Any] = self.hf_ds_config.config
@@ -130,7 +100,7 @@ class DeepSpeedPlugin:
         if self.hf_ds_config is None:
             path = option_named(DeepSpeedOptions, "hf_ds_config").read()
             self.hf_ds_config = None if path in (None, "none") else path
-        for field in (*_KEYS, "zero3_init_flag"):
+        for field in (*PLACES, "zero3_init_flag"):
             option = option_named(DeepSpeedOptions, field)
             if getattr(self, field) is None:
                 setattr(self, field, option.read())
@@ -148,6 +118,26 @@ class DeepSpeedPlugin:
             level = option_named(Fp8Options, "opt_level")
             self.msamp_opt_level = level.read() if self.enable_msamp and environ.text(level.environment) else "O1"
 
+    def _described(self) -> dict[str, Any]:
+        """Return the configuration that the fields describe."""
+
+        def place(device: str | None, path: str | None) -> dict[str, Any]:
+            return {"device": device, "nvme_path": path if device == "nvme" else None}
+
+        return {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": self.gradient_accumulation_steps,
+            # Always present: without the key, DeepSpeed clips to a norm of 1.
+            "gradient_clipping": self.gradient_clipping or 0.0,
+            "zero_optimization": {
+                "stage": self.zero_stage,
+                "offload_optimizer": place(self.offload_optimizer_device, self.offload_optimizer_nvme_path),
+                "offload_param": place(self.offload_param_device, self.offload_param_nvme_path),
+                "stage3_gather_16bit_weights_on_model_save": self.zero3_save_16bit_model,
+            },
+        }
+
     def _read_config(self) -> None:
         self._refuse_fields_beside_a_file()
         given = self.hf_ds_config
@@ -159,21 +149,19 @@ class DeepSpeedPlugin:
                 f"A DeepSpeed configuration needs the key 'zero_optimization'; got {sorted(config)}. "
                 'Add it, for example {"zero_optimization": {"stage": 2}}.'
             )
-        for field, key in _KEYS.items():
-            value = self.get_value(key)
-            if value is None:
-                continue
-            if value == "auto":
-                part, _, last = key.rpartition(".")
-                (found.get_value(part) if part else config)[last] = getattr(self, field)
-            else:
+        for field, key in PLACES.items():
+            node, last = found.find_config_node(key)
+            value = None if node is None else node.get(last)
+            if node is not None and value == "auto":
+                node[last] = getattr(self, field)
+            elif value is not None:
                 setattr(self, field, value)
         found.set_stage_and_offload()
 
     def _refuse_fields_beside_a_file(self) -> None:
         """Refuse options that the launcher set beside a DeepSpeed file, where they would have no effect."""
         given = [field for field in (environ.text("ACCELERATE_CONFIG_DS_FIELDS") or "").split(",") if field]
-        both = [field for field in given if field in _FIELDS_OF_A_FILE]
+        both = [field for field in given if field in (*PLACES, "mixed_precision")]
         if "deepspeed_config_file" in given and both:
             raise ConfigurationError(
                 f"A DeepSpeed file replaces these options, which would be ignored; got {both}. Take them out of the "
@@ -214,7 +202,7 @@ class DeepSpeedPlugin:
         must_match: bool = True,
         **kwargs: object,
     ) -> None:
-        """Fill a key whose value is "auto", or compare one that is set; see `deepspeed_filling.fill`.
+        """Fill a key whose value is "auto", or compare one that is set; see `configuration.fill`.
 
         Args:
             ds_key_long: A dotted key; nothing happens if it is missing.
@@ -253,7 +241,11 @@ class DeepSpeedPlugin:
         noted = fill_all(self.hf_ds_config, self.deepspeed_config if config is None else config, kwargs, prefix)
         notes += noted if must_match else []
         if notes and not prefix:
-            refuse_mismatches(notes)
+            listed = "\n".join(notes)
+            raise ConfigurationError(
+                f"The DeepSpeed configuration and the run contradict each other; got\n{listed}\nSet these keys of the "
+                "configuration to 'auto'."
+            )
 
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Write the run's number format into the configuration, and compare it with what is there.
@@ -299,13 +291,24 @@ class DeepSpeedPlugin:
         """Return whether models are sharded while they are built."""
         return bool(self.zero3_init_flag)
 
-    def zero3_init_context_manager(self, enable: bool = False) -> AbstractContextManager[None]:
+    @contextmanager
+    def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
         """Return a context in which models are, or are not, sharded while they are built.
 
         Args:
             enable: Whether they are.
         """
-        return _ZeroInit(self, enable)
+        before = self.zero3_init_flag
+        self._switch_zero3_init(enable)
+        try:
+            yield
+        finally:
+            self._switch_zero3_init(before)
+
+    def _switch_zero3_init(self, flag: bool | None) -> None:
+        if self.zero3_init_flag != flag:
+            self.zero3_init_flag = flag
+            self.set_deepspeed_weakref()
 
     def set_deepspeed_weakref(self) -> None:
         """Tell transformers, where it and DeepSpeed are installed, which configuration its models are built for.
@@ -350,33 +353,5 @@ class DeepSpeedPlugin:
                     "Correct transformer_moe_cls_names."
                 )
             classes.append(found)
-        _deepspeed().utils.set_z3_leaf_modules(model, classes)
-
-
-class _ZeroInit(AbstractContextManager[None]):
-    """Switches sharding at construction on or off inside a block."""
-
-    def __init__(self, plugin: DeepSpeedPlugin, enable: bool) -> None:
-        self._plugin = plugin
-        self._enable = enable
-
-    def __enter__(self) -> None:
-        self._before = self._plugin.zero3_init_flag
-        self._switch(self._enable)
-
-    def __exit__(self, *exc: object) -> None:
-        self._switch(self._before)
-
-    def _switch(self, flag: bool | None) -> None:
-        if self._plugin.zero3_init_flag != flag:
-            self._plugin.zero3_init_flag = flag
-            self._plugin.set_deepspeed_weakref()
-
-
-def _deepspeed() -> ModuleType:
-    try:
-        return importlib.import_module("deepspeed")
-    except ImportError:
-        raise MissingDependencyError(
-            "This needs DeepSpeed, which is not installed. Run `pip install deepspeed`."
-        ) from None
+        ENGINE.require()
+        importlib.import_module("deepspeed.utils").set_z3_leaf_modules(model, classes)

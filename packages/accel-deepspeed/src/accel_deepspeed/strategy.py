@@ -69,8 +69,8 @@ class DeepSpeedStrategy(Strategy):
             parts = replace(parts, mesh=self._sequences.mesh(parts.world.device.type))
         for plugin in parts.plugins:
             if isinstance(plugin, DeepSpeedPlugin):
-                configuration.refuse_contradictions(plugin, parts.world.device.type)
-        configuration.refuse_format(parts.plugins[0], parts.precision.name)
+                configuration.refuse_contradictions(plugin.hf_ds_config, parts.world.device.type)
+        configuration.refuse_format(parts.plugins[0].hf_ds_config, parts.precision.name)
         super().__init__(parts)
         self.format = EngineFormat(self._engine_of, self.layout.size("tp") == 1)
         self._filling = configuration.Filling(parts)
@@ -90,7 +90,7 @@ class DeepSpeedStrategy(Strategy):
             MissingDependencyError: DeepSpeed is not installed.
         """
         ENGINE.require()
-        configuration.refuse_contradictions(plugin)
+        configuration.refuse_contradictions(plugin.hf_ds_config)
         tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
         if parallelism is not None and parallelism.total_size > 1:
             if (
@@ -121,7 +121,7 @@ class DeepSpeedStrategy(Strategy):
     @classmethod
     def decided_precision(cls, plugin: DeepSpeedPlugin) -> str | None:
         """Return the number format that DeepSpeed's configuration switches on."""
-        return next(iter(configuration.formats_of(plugin)), None)
+        return next(iter(configuration.formats_of(plugin.hf_ds_config)), None)
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Leave casts of weights and scales of losses to the engine."""
@@ -181,12 +181,13 @@ class DeepSpeedStrategy(Strategy):
             PreparationError: An optimizer comes without its model, or is defined twice or not at all; or stage 3 would
                 shard packed weights that do not compute in shards what the whole did.
         """
-        plugin = self.parts.plugin
-        configuration.refuse_contradictions(plugin, self.world.device.type)
+        plugin: DeepSpeedPlugin = self.parts.plugin
+        config = plugin.hf_ds_config
+        configuration.refuse_contradictions(config, self.world.device.type)
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
-            if plugin.hf_ds_config.is_zero3():
+            if config.is_zero3():
                 # After an evaluation on a CPU, bitsandbytes computes with bits that it arranged anew.
                 cast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.parts.precision.name)
                 refuse_packed(slot.given, self.world, self.world.device, cast=cast, integers=True)
@@ -196,13 +197,13 @@ class DeepSpeedStrategy(Strategy):
             schedule = _schedule_of(bundle, optimizer)
             scheduled = None if schedule is None else schedule.given
             if optimizer is None:
-                configuration.refuse_stand_ins(plugin, None, scheduled)
-                if plugin.hf_ds_config.is_zero3():
-                    self._filling.plan(plugin, Members(model.given))
+                configuration.refuse_stand_ins(config.config, None, scheduled)
+                if config.is_zero3():
+                    self._filling.plan(config, Members(model.given))
                 continue
-            configuration.refuse_stand_ins(plugin, optimizer.given, scheduled)
+            configuration.refuse_stand_ins(config.config, optimizer.given, scheduled)
             for_the_host(optimizer.given, plugin, dry_run=True)  # refuses now what would fail in prepare
-            self._filling.plan(plugin, Members(model.given, optimizer.given, scheduled, self._sizes(bundle)))
+            self._filling.plan(config, self._members(model, optimizer, schedule, self._sizes(bundle)))
 
     def _pairs(self, bundle: Bundle) -> list[tuple[Slot, Slot | None]]:
         """Return the new models, each with its optimizer."""
@@ -269,7 +270,7 @@ class DeepSpeedStrategy(Strategy):
             model.result = kit.prepare_model(model.given, model.place)
             return
         given = None if schedule is None else schedule.given
-        engine = self._initialize(Members(model.given, optimizer.given, given, sizes))
+        engine = self._initialize(self._members(model, optimizer, schedule, sizes))
         model.result = engine.deepspeed
         kit.keep_model(engine.deepspeed)
         wrapper = DeepSpeedOptimizerWrapper(engine.deepspeed.optimizer, engine, self.parts.accumulation.gradient_state)
@@ -283,12 +284,17 @@ class DeepSpeedStrategy(Strategy):
             schedule.result = kit.prepare_scheduler(given)
             schedule.result.optimizers = [wrapper]  # it steps when the engine does
 
+    def _members(self, model: Slot, optimizer: Slot, schedule: Slot | None, sizes: Sequence[int | None]) -> Members:
+        scheduled = None if schedule is None else schedule.given
+        return Members(model.given, optimizer.given, scheduled, sizes, self.parts.plugin.is_train_batch_min)
+
     def _initialize(self, members: Members) -> Engine:
         """Create an engine."""
         model, optimizer, schedule = members.model, members.optimizer, members.schedule
         plugin: DeepSpeedPlugin = self.parts.plugin
         deepspeed = library.load(self.world.device, self.world.local_rank)
-        config = self._filling.fill(plugin, members)
+        config = self._filling.fill(plugin.hf_ds_config, members)
+        plugin.deepspeed_config = plugin.hf_ds_config.config  # the Trainer may have put in its own
         self._follow_steps(config)
         trained = frozenset(id(each) for each in _parameters_of(optimizer) if each.requires_grad)
         arguments: dict[str, Any] = {"model": recipe.compile_blocks(model, self.parts.compilation), "config": config}

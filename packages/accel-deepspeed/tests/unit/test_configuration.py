@@ -56,7 +56,9 @@ def fill(plugin: DeepSpeedPlugin, run: Parts | None = None, sizes: Any = (4,), *
     """Fill a configuration for a small model."""
     net = given.pop("model", None) or torch.nn.Linear(2, 2)
     optimizer = given.get("optimizer") or torch.optim.SGD(net.parameters())
-    return Filling(run or parts()).fill(plugin, Members(net, optimizer, given.get("schedule"), sizes))
+    return Filling(run or parts()).fill(
+        plugin.hf_ds_config, Members(net, optimizer, given.get("schedule"), sizes, plugin.is_train_batch_min)
+    )
 
 
 @pytest.mark.parametrize("said", [{}, {"gradient_clipping": "auto"}])
@@ -92,11 +94,11 @@ def test_a_second_model_fills_what_the_first_one_filled() -> None:
     plugin = zero()
     filling, net = Filling(parts()), torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters())
-    filling.fill(plugin, Members(net, optimizer, None, [4]))
-    assert filling.fill(plugin, Members(net, optimizer, None, [6]))["train_micro_batch_size_per_gpu"] == 6
+    filling.fill(plugin.hf_ds_config, Members(net, optimizer, None, [4]))
+    assert filling.fill(plugin.hf_ds_config, Members(net, optimizer, None, [6]))["train_micro_batch_size_per_gpu"] == 6
     plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 5
     with pytest.raises(ConfigurationError, match="got train_micro_batch_size_per_gpu=5 and loaders of 6"):
-        filling.fill(plugin, Members(net, optimizer, None, [6]))
+        filling.fill(plugin.hf_ds_config, Members(net, optimizer, None, [6]))
 
 
 @pytest.mark.parametrize(("smallest", "expected"), [(True, 4), (False, 8)])
@@ -160,9 +162,9 @@ def test_the_configuration_counts_where_the_script_says_nothing() -> None:
     """One number of batches makes a step; two different ones are refused."""
     plugin = zero()
     plugin.deepspeed_config["gradient_accumulation_steps"] = 4
-    assert configuration.steps_of(plugin, 1) == 4
+    assert configuration.steps_of(plugin.hf_ds_config, 1) == 4
     with pytest.raises(ConfigurationError, match=r"got gradient_accumulation_steps=2 in the script and .*=4 in"):
-        configuration.steps_of(plugin, 2)
+        configuration.steps_of(plugin.hf_ds_config, 2)
 
 
 def test_batch_sizes_that_do_not_multiply_are_refused() -> None:
@@ -189,7 +191,7 @@ def test_contradictions_are_refused(plugin: dict[str, Any], words: str) -> None:
     made = zero(**plugin)
     before = copy.deepcopy(made.deepspeed_config)
     with pytest.raises(ConfigurationError, match=words):
-        configuration.refuse_contradictions(made)
+        configuration.refuse_contradictions(made.hf_ds_config)
     assert made.deepspeed_config == before
 
 
@@ -219,7 +221,7 @@ def test_number_formats_agree(config: dict[str, Any], asked: str | None, message
     plugin = zero(**config)
     name = resolve_precision(asked, of_engine=DeepSpeedStrategy.decided_precision(plugin))
     with nullcontext() if message is None else pytest.raises(ConfigurationError, match=message):
-        configuration.refuse_format(plugin, name)
+        configuration.refuse_format(plugin.hf_ds_config, name)
     if message is None:
         assert name == (asked or ("bf16" if config.get("bf16", {}).get("enabled") is True else "no"))
         assert fill(plugin, parts(precision=name))["bf16"] == {"enabled": name == "bf16"}
@@ -228,7 +230,7 @@ def test_number_formats_agree(config: dict[str, Any], asked: str | None, message
 def test_fp16_is_refused_on_a_cpu() -> None:
     """A CPU does not train in fp16, whether the script or the configuration asks for it."""
     with pytest.raises(DeviceUnavailableError, match=r"fp16\.enabled"):
-        configuration.refuse_contradictions(zero(fp16={"enabled": True}), "cpu")
+        configuration.refuse_contradictions(zero(fp16={"enabled": True}).hf_ds_config, "cpu")
 
 
 def test_an_optimizer_is_given_once() -> None:
@@ -236,10 +238,10 @@ def test_an_optimizer_is_given_once() -> None:
     net = torch.nn.Linear(2, 2)
     real, stand_in = torch.optim.SGD(net.parameters()), DummyOptim(net.parameters())
     with pytest.raises(PreparationError, match=r"got SGD in the script and AdamW in the DeepSpeed"):
-        configuration.refuse_stand_ins(zero(optimizer={"type": "AdamW"}), real, None)
+        configuration.refuse_stand_ins(zero(optimizer={"type": "AdamW"}).deepspeed_config, real, None)
     with pytest.raises(PreparationError, match=r"DummyOptim takes the place of the optimizer"):
-        configuration.refuse_stand_ins(zero(), stand_in, None)
+        configuration.refuse_stand_ins(zero().deepspeed_config, stand_in, None)
     with pytest.raises(PreparationError, match=r"DummyScheduler takes the place of the scheduler"):
-        configuration.refuse_stand_ins(zero(), real, DummyScheduler(real))
+        configuration.refuse_stand_ins(zero().deepspeed_config, real, DummyScheduler(real))
     made = DummyScheduler(real, lr_scheduler_callable=lambda found: torch.optim.lr_scheduler.StepLR(found, 1))
-    configuration.refuse_stand_ins(zero(), real, made)
+    configuration.refuse_stand_ins(zero().deepspeed_config, real, made)

@@ -7,33 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError
+from accel_deepspeed.options import PLACES
 from accel_launch.settings.reading import read_json, shortened
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
 
-__all__ = [
-    "KEYS_IN_FILE",
-    "batch",
-    "check",
-    "check_deepspeed_file",
-    "deepspeed_file",
-    "environment",
-    "keys_beside_file",
-    "values_from_file",
-]
-
-KEYS_IN_FILE: dict[str, tuple[str, ...]] = {
-    "zero_stage": ("zero_optimization", "stage"),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-    "gradient_clipping": ("gradient_clipping",),
-    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
-    "offload_param_device": ("zero_optimization", "offload_param", "device"),
-    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
-    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
-    "zero3_save_16bit_model": ("zero_optimization", "stage3_gather_16bit_weights_on_model_save"),
-}
-"""Where DeepSpeed's file has the values that are also settings."""
+__all__ = ["batch", "check", "environment", "keys_beside_file", "values_from_file"]
 
 _FORMATS = ("fp16", "bf16")
 
@@ -55,11 +35,11 @@ def values_from_file(settings: Settings) -> dict[str, Resolved]:
     """Return the settings that DeepSpeed's file decides, each with its place in the file."""
     config, name = deepspeed_file(settings), settings["deepspeed_config_file"]
     found = {}
-    for key, path in KEYS_IN_FILE.items():
-        value = _lookup(config, path)
+    for key, place in PLACES.items():
+        value = _lookup(config, place)
         if value not in (None, "auto"):
-            found[key] = Resolved(value, "deepspeed file", f"{name}: {'.'.join(path)}")
-    formats = [kind for kind in _FORMATS if _lookup(config, (kind, "enabled")) is True]
+            found[key] = Resolved(value, "deepspeed file", f"{name}: {place}")
+    formats = [kind for kind in _FORMATS if _lookup(config, f"{kind}.enabled") is True]
     if formats:
         found["mixed_precision"] = Resolved(formats[0], "deepspeed file", f"{name}: {formats[0]}.enabled")
     return found
@@ -83,7 +63,7 @@ def check_deepspeed_file(settings: Settings) -> None:
             f"The DeepSpeed file needs a section `zero_optimization`; got {shortened(sorted(config))} in {name}. "
             'Add it, for example {"zero_optimization": {"stage": 2}}.'
         )
-    if all(_lookup(config, (kind, "enabled")) is True for kind in _FORMATS):
+    if all(_lookup(config, f"{kind}.enabled") is True for kind in _FORMATS):
         raise ConfigurationError(
             f"A run has one precision; got fp16.enabled = true and bf16.enabled = true from {name}. Set one to false."
         )
@@ -140,7 +120,7 @@ def _refuse_keys_beside_it(settings: Settings) -> None:
     """Refuse keys of the same configuration file: they would be ignored, and training would say so too late."""
     if not _in_file(settings, "deepspeed_config_file"):
         return
-    both = [key for key in keys_beside_file(settings) if key in KEYS_IN_FILE or key == "mixed_precision"]
+    both = [key for key in keys_beside_file(settings) if key in PLACES or key == "mixed_precision"]
     if both:
         shown = ", ".join(f"{key} from {_in_file(settings, key)}" for key in both)
         raise ConfigurationError(
@@ -152,14 +132,14 @@ def _refuse_keys_beside_it(settings: Settings) -> None:
 
 def _refuse_differences(settings: Settings, config: Mapping[str, Any]) -> None:
     name = settings["deepspeed_config_file"]
-    for key, path in KEYS_IN_FILE.items():
-        there, here = _lookup(config, path), settings[key]
+    for key, place in PLACES.items():
+        there, here = _lookup(config, place), settings[key]
         if there not in (None, "auto") and settings.is_set(key) and not _same(there, here):
-            raise _conflict(settings, key, f"{'.'.join(path)} = {shortened(json.dumps(there))} from {name}")
+            raise _conflict(settings, key, f"{place} = {shortened(json.dumps(there))} from {name}")
     if not settings.is_set("mixed_precision"):
         return
     for kind in _FORMATS:
-        enabled = _lookup(config, (kind, "enabled"))
+        enabled = _lookup(config, f"{kind}.enabled")
         wanted = settings["mixed_precision"] == kind
         if isinstance(enabled, bool) and enabled != wanted:
             raise _conflict(settings, "mixed_precision", f"{kind}.enabled = {json.dumps(enabled)} from {name}")
@@ -171,8 +151,8 @@ def _in_file(settings: Settings, key: str) -> str:
     return next((source.where for source in (setting, *setting.overridden) if source.origin == "file"), "")
 
 
-def _lookup(config: object, path: tuple[str, ...]) -> Any:
-    for key in path:
+def _lookup(config: object, place: str) -> Any:
+    for key in place.split("."):
         config = config.get(key) if isinstance(config, dict) else None
     return config
 

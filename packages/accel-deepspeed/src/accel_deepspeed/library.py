@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import logging
+import time
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +19,9 @@ from accel_core.host import environ
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["as_local_rank", "destroy", "load"]
+__all__ = ["as_local_rank", "destroy", "load", "wait_for_locks"]
+
+_logger = logging.getLogger(__name__)
 
 
 def load(device: torch.device, local_rank: int) -> ModuleType:
@@ -32,7 +38,28 @@ def load(device: torch.device, local_rank: int) -> ModuleType:
             f"DeepSpeed has to use the device of the run; got {name} for a run on {device.type}. Set "
             f"DS_ACCELERATOR={device.type} before anything imports deepspeed."
         )
+    if local_rank == 0:
+        wait_for_locks()
     return library
+
+
+@functools.cache
+def wait_for_locks(limit: float = 30) -> None:
+    """Wait until nobody compiles operators on this machine; name locks that stay, as DeepSpeed waits for them forever.
+
+    A process that was killed while it compiled leaves one, in the cache of torch's extensions.
+    """
+    default = importlib.import_module("torch.utils.cpp_extension").get_default_build_root()
+    end, locks = time.monotonic() + limit, list(Path(environ.text("TORCH_EXTENSIONS_DIR") or default).rglob("lock"))
+    while locks := [lock for lock in locks if lock.exists()]:
+        if time.monotonic() > end:
+            _logger.warning(
+                "DeepSpeed waits while another process compiles an operator; got %s for %g s. If no process does, "
+                "delete this file.",
+                *(", ".join(map(str, locks)), limit),
+            )
+            return
+        time.sleep(0.1)
 
 
 def as_local_rank(device: torch.device) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,3 +76,17 @@ def test_the_device_of_an_engine_is_that_of_the_run(monkeypatch: pytest.MonkeyPa
     with library.as_local_rank(torch.device(device)):
         assert text("LOCAL_RANK") == number
     assert text("LOCAL_RANK") == "3"
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_a_lock_that_stays_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, stale: bool
+) -> None:
+    """DeepSpeed waits forever for the lock of a process that was killed while it compiled an operator."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monkeypatch.setattr(library.time, "sleep", lambda _: None if stale else lock.unlink())
+    library.wait_for_locks.__wrapped__(0.05)
+    assert [f"got {lock} for 0.05 s" in text for text in caplog.messages] == [True] * stale

@@ -1,4 +1,9 @@
-"""Converts a saved engine to another number of ranks."""
+"""Converts a saved engine to another number of ranks.
+
+DeepSpeed's own converter, `ds_to_universal`, cannot do it (0.19.8): it and what loads its files unpickle code, it knows
+the states of Adam alone, in stage 3 it leaves frozen weights out, and there all groups of parameters get the learning
+rate of the first. It also writes a second copy of everything before any rank can load.
+"""
 
 from __future__ import annotations
 
@@ -93,11 +98,11 @@ def _optimizer_for(engine: DeepSpeedEngine, saved: ZeroFolder, rank: int, ranks:
         move.filled(group, torch.zeros(length), lambda rank, group: saved.flats(rank)[group])
         for group, length in enumerate(lengths)
     ]
-    states: dict[int, dict[str, Any]] = {}
-    for group, length in enumerate(lengths):
-        found = _states_of(saved, move, group, length + padding[group])
-        if found:
-            states[group] = found
+    found = {
+        group: _states_of(saved, move, group, sum(sizes))
+        for group, sizes in enumerate(zip(lengths, padding, strict=True))
+    }
+    states = {group: state for group, state in found.items() if state}
     there = _base(saved.optimizers[0])["param_groups"]
     base = {
         "state": states,
@@ -143,26 +148,19 @@ class _Move:
 
     def __init__(self, source: Layout, target: Layout, rank: int) -> None:
         self._source = source
-        self._wanted: dict[int, list[tuple[str, Stretch]]] = {}
-        self._names: dict[int, str] = {}
-        for name, stretches in target.items():
-            for each in stretches:
-                self._names.setdefault(each.group, name)
-                if each.rank == rank:
-                    self._wanted.setdefault(each.group, []).append((name, each))
+        self._target = target
+        self._rank = rank
 
     def first_source(self, group: int) -> Stretch | None:
         """Return where the first values of a group are; `None` for an empty group."""
-        name = self._names.get(group)
-        return None if name is None else self._source[name][0]
+        names = (name for name, stretches in self._target.items() if stretches and stretches[0].group == group)
+        return next((self._source[name][0] for name in names), None)
 
     def filled(self, group: int, found: torch.Tensor, parts: _Parts) -> torch.Tensor:
         """Return `found`, the part of a group, filled with the values of its parameters."""
-        for name, wanted in self._wanted.get(group, ()):
-            for there in self._source[name]:
-                begin = max(wanted.begin, there.begin)
-                size = min(wanted.begin + wanted.size, there.begin + there.size) - begin
-                if size > 0:
-                    values = parts(there.rank, there.group).narrow(0, there.offset + begin - there.begin, size)
-                    found.narrow(0, wanted.offset + begin - wanted.begin, size).copy_(values)
+        for name, stretches in self._target.items():
+            for own in stretches:
+                if (own.rank, own.group) == (self._rank, group):
+                    whole = torch.cat([parts(e.rank, e.group).narrow(0, e.offset, e.size) for e in self._source[name]])
+                    found.narrow(0, own.offset, own.size).copy_(whole.narrow(0, own.begin, own.size))
         return found

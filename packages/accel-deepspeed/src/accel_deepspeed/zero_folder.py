@@ -5,7 +5,6 @@ What DeepSpeed's own program for this does, it does by running code from the fil
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import Manifest
-from accel_core.checkpoint.tensor_file import SpreadWeight, buffer_of
+from accel_core.checkpoint.tensor_file import SpreadWeight
 from accel_core.errors import CheckpointDamagedError, CheckpointMismatchError
 from accel_core.modules.unwrap import canonical_name
 from accel_deepspeed import zero_layout
@@ -151,17 +150,27 @@ class ZeroFolder:
         return state
 
     def _whole(self) -> dict[str, Any]:
-        """Return the state of stage 0, which has 32-bit weights beside those in 16 bits, without their names."""
+        """Return the state of stage 0, whose 32-bit weights, if it computes in 16, are found by what they round to."""
         state: dict[str, Any] = self.models[0]["module"]
-        exact = [each for group in (self.models[0].get("optimizer") or {}).get("fp32_groups", ()) for each in group]
-        if not exact:
-            return state
-        found = _exact_ones(state, exact)
-        if found is None:
-            raise CheckpointMismatchError(
-                f"Stage 0 in 16 bits keeps 32-bit weights without their names; got {len(exact)} in {str(self.path)!r} "
-                "that do not show which is which. Train in stage 1, or load the checkpoint and call save_model."
-            )
+        rounded = {
+            _place(value): value for value in state.values() if isinstance(value, Tensor) and value.itemsize == 2
+        }
+        found: dict[object, Tensor] = {}
+        for exact in (
+            each.detach() for group in (self.models[0].get("optimizer") or {}).get("fp32_groups", ()) for each in group
+        ):
+            same = [
+                place
+                for place, value in rounded.items()
+                if value.shape == exact.shape and torch.equal(value, exact.to(value.dtype))
+            ]
+            if not same or (len(same) > 1 and not torch.equal(rounded[same[0]].float(), exact)):
+                raise CheckpointMismatchError(
+                    "Stage 0 in 16 bits keeps 32-bit weights without their names; got some in "
+                    f"{str(self.path)!r} that do not show which is which. Train in stage 1, or load the checkpoint and "
+                    "call save_model."
+                )
+            found |= {place: rounded[place].float() for place in same} if len(same) > 1 else {same[0]: exact}
         return {name: found.get(_place(value), value) for name, value in state.items()}
 
     def _spread(self, shape: tuple[int, ...], stretches: Sequence[Stretch]) -> SpreadWeight:
@@ -206,33 +215,8 @@ def _mixture(path: Path, problems: Sequence[str]) -> CheckpointDamagedError:
     )
 
 
-def _exact_ones(state: Mapping[str, Any], exact: Sequence[Tensor]) -> dict[object, Tensor] | None:
-    """Return the 32-bit form of weights, by where their 16 bits lie; `None` where shapes and values leave it open."""
-    rounded = {_place(value): value for value in state.values() if isinstance(value, Tensor)}
-    sixteen = next((each.dtype for each in rounded.values() if each.dtype in (torch.bfloat16, torch.half)), None)
-    places: dict[object, list[object]] = {}
-    for place, value in rounded.items():
-        if value.dtype == sixteen:
-            places.setdefault(_bits(value), []).append(place)
-    masters: dict[object, list[Tensor]] = {}
-    for each in exact:
-        masters.setdefault(_bits(each.detach().to(sixteen)), []).append(each.detach())
-    found: dict[object, Tensor] = {}
-    for key, copies in masters.items():
-        there = places.get(key, [])
-        sure = len(there) == len(copies) or (there and torch.equal(copies[0], rounded[there[0]].float()))
-        if not sure or any(not torch.equal(copies[0], other) for other in copies):
-            return None
-        found |= dict(zip(there, copies, strict=False))
-    return found
-
-
 def _place(value: object) -> object:
     return value.data_ptr() if isinstance(value, Tensor) and value.numel() else id(value)
-
-
-def _bits(value: Tensor) -> object:
-    return tuple(value.shape), hashlib.sha256(buffer_of(value.contiguous())).digest()
 
 
 def layout_of(stage: int, ranks: int, shapes: Sequence[Mapping[str, Sequence[int]]], part: Mapping[str, Any]) -> Layout:

@@ -26,6 +26,8 @@ class Engine:
     Attributes:
         held: Whether backward passes leave the window open, even where the run would end it.
         parameters: The ids of the parameters that it trains.
+        is_complete: Whether the gradients of a window are complete and no step has used them yet.
+        step_was_skipped: Whether the last step was skipped because of infinite or NaN gradients.
     """
 
     def __init__(self, deepspeed: DeepSpeedEngine, parameters: frozenset[int]) -> None:
@@ -33,24 +35,14 @@ class Engine:
         self.gradients = gradients_of(deepspeed)
         self.held = False
         self.parameters = parameters
-        self._complete = False
-        self._skipped = False
+        self.is_complete = False
+        self.step_was_skipped = False
         self._kept_graph = False
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the gradients of a window are complete and no step has used them yet."""
-        return self._complete
-
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last step was skipped because of infinite or NaN gradients."""
-        return self._skipped
 
     def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: object) -> None:
         """Compute gradients, and synchronize them at the end of the window."""
         earlier: list[torch.Tensor] = []
-        if self._complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
+        if self.is_complete:  # a second loss of the same batch: DeepSpeed would forget the first one's gradients
             earlier = [part.clone() for part in self.gradients.parts()]
             self.gradients.clear()
         # DeepSpeed clears this flag at the next forward pass only, and would lose one of two backward passes after it.
@@ -68,7 +60,7 @@ class Engine:
                 "through retain_graph=True. Add the losses, and call backward once."
             ) from error
         self._kept_graph = bool(kwargs.get("retain_graph"))  # to name the cause if the next pass fails
-        self._complete = ends_window
+        self.is_complete = ends_window
         if earlier:
             self.gradients.add(earlier)
 
@@ -84,19 +76,19 @@ class Engine:
             raise ConfigurationError(
                 "A DeepSpeed optimizer does not take a closure; got one. Compute the loss before step()."
             )
-        if not self._complete:  # the window is open: more gradients come
+        if not self.is_complete:  # the window is open: more gradients come
             return None
         self.deepspeed.set_gradient_accumulation_boundary(True)  # a later forward pass may have cleared it
         self.deepspeed.step()
-        self._complete = False
-        self._skipped = not self.deepspeed.was_step_applied()
+        self.is_complete = False
+        self.step_was_skipped = not self.deepspeed.was_step_applied()
         return None
 
     def zero_grad(self, set_to_none: bool | None) -> None:
         """Drop complete gradients; those of an open window stay, and a step leaves none."""
-        if self._complete:
+        if self.is_complete:
             self.gradients.clear()
-            self._complete = False
+            self.is_complete = False
 
 
 class _SteppedElsewhere:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,18 +17,18 @@ __all__ = ["split_for_rank"]
 
 
 def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = False) -> Any:
-    """Return this rank's contiguous part of `inputs`.
+    """Return this rank's contiguous part of `inputs`; a text is one input, which every rank gets, and so are bytes.
 
     The parts differ by one element at most; the first ranks hold the longer ones.
 
     Raises:
-        DataError: The values of a dict have different lengths.
-        UnsupportedTypeError: A value of a dict has no length.
+        DataError: The values of a mapping have different lengths.
+        UnsupportedTypeError: The input, or a value of a mapping, has no length or cannot be indexed.
     """
-    if size == 1:
+    if size == 1 or isinstance(inputs, str | bytes):
         return inputs
-    if isinstance(inputs, dict):
-        lengths = {key: _length(key, value) for key, value in inputs.items()}
+    if isinstance(inputs, Mapping):
+        lengths = {key: _length(value, f" at {key_text(key)}") for key, value in inputs.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(
                 f"All values of a dict that is split between processes need the same length; got {lengths}. "
@@ -34,30 +36,27 @@ def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = F
             )
         parts = {key: split_for_rank(value, rank, size, apply_padding=apply_padding) for key, value in inputs.items()}
         return honor_mapping(inputs, parts)
+    indices = _indices(_length(inputs), rank, size, apply_padding)
     numpy = sys.modules.get("numpy")  # an array comes only from a NumPy that is loaded
-    if numpy is not None and isinstance(inputs, numpy.ndarray) and inputs.ndim:
-        return inputs[_indices(len(inputs), rank, size, apply_padding)]
-    if not isinstance(inputs, list | tuple | torch.Tensor | Dataset) and not hasattr(inputs, "select"):
-        return inputs
-    indices = _indices(len(inputs), rank, size, apply_padding)
-    if isinstance(inputs, torch.Tensor):
-        return inputs[torch.as_tensor(indices, dtype=torch.long, device=inputs.device)]
+    rows = getattr(inputs, "iloc", inputs)  # a table of pandas is indexed by its columns
+    if rows is not inputs or isinstance(inputs, torch.Tensor) or (numpy and isinstance(inputs, numpy.ndarray)):
+        return rows[indices]
     if hasattr(inputs, "select"):
         return inputs.select(indices)
     if isinstance(inputs, Dataset):
         return Subset(inputs, indices)
     part = [inputs[index] for index in indices]
-    return part if isinstance(inputs, list) else tuple(part)
+    return tuple(part) if isinstance(inputs, tuple) else part
 
 
-def _length(key: object, value: Any) -> int:
-    try:
-        return len(value)
-    except TypeError as failure:
-        raise UnsupportedTypeError(
-            "A dict that is split between processes holds values that have one length; got "
-            f"{type(value).__name__} at {key_text(key)}. Take what all processes share out of the dict."
-        ) from failure
+def _length(value: Any, place: str = "") -> int:
+    with contextlib.suppress(TypeError):
+        if hasattr(value, "__getitem__"):
+            return len(value)
+    raise UnsupportedTypeError(
+        f"What is split between processes has a length and can be indexed; got {type(value).__name__}{place}. Pass a "
+        "list, or leave out what all processes share."
+    )
 
 
 def _indices(length: int, rank: int, size: int, apply_padding: bool) -> list[int]:

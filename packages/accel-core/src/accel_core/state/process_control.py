@@ -75,16 +75,17 @@ class ProcessControl:
         """Give each process its part of `inputs` inside the block.
 
         Args:
-            inputs: A list, tuple, tensor or numpy array (split along its first dim), dataset, or a dict of these with
-                equal lengths. Anything else is given whole to every process.
+            inputs: A list or another sequence, a tensor or numpy array (split along its first dim), a dataset, or a
+                dict of these with equal lengths. A text or bytes are one input, which every process gets.
             apply_padding: Repeat the last element so that every process gets equally many.
 
         Yields:
-            This process's part, of the same type.
+            This process's part, of the same type; of a sequence other than a tuple, a list.
 
         Raises:
             DataError: The values of a dict have different lengths.
-            UnsupportedTypeError: A value of a dict has no length.
+            UnsupportedTypeError: There are several processes, and the input, or a value of a dict, has no length or
+                cannot be indexed.
 
         Examples:
             >>> with accelerator.split_between_processes(["a", "b", "c"]) as mine:

@@ -1,5 +1,7 @@
 """The three views."""
 
+import array
+import collections
 import pickle
 from collections import OrderedDict, defaultdict
 
@@ -138,7 +140,7 @@ def test_split_of_a_dict_with_a_value_without_length_is_refused(value: object) -
 
 
 def test_arrays_are_split_as_tensors_are() -> None:
-    """Labels in an array stay beside the prompts that they belong to; an array of no dim is one thing."""
+    """Labels in an array stay beside the prompts that they belong to."""
     from accel_core.comm.split import split_for_rank
 
     np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
@@ -147,7 +149,38 @@ def test_arrays_are_split_as_tensors_are() -> None:
     assert part["prompts"] == ["c", "c"]
     assert part["labels"].tolist() == [[3], [3]]
     assert split_for_rank(np.ones((0, 2)), 1, 2).shape == (0, 2)
-    assert split_for_rank(np.array(7), 1, 2) == 7
+
+
+@pytest.mark.parametrize(
+    "whole", [range(3), collections.deque([0, 1, 2]), array.array("i", [0, 1, 2]), collections.UserList([0, 1, 2])]
+)
+def test_any_sequence_is_split_as_a_list_is(whole: object) -> None:
+    """Each rank gets its part as a list, padded where that is asked for, alone and in a dict."""
+    from accel_core.comm.split import split_for_rank
+
+    assert [split_for_rank(whole, rank, 2) for rank in range(2)] == [[0, 1], [2]]
+    assert split_for_rank(whole, 1, 2, apply_padding=True) == [2, 2]
+    assert split_for_rank(collections.UserDict(a=whole), 1, 2) == {"a": [2]}
+
+
+@pytest.mark.slow
+def test_a_table_is_split_by_its_rows() -> None:
+    """A frame of pandas gives its rows, although it is indexed by columns."""
+    from accel_core.comm.split import split_for_rank
+
+    pandas = pytest.importorskip("pandas", reason="needs pandas, which accel-core does not")
+    assert split_for_rank(pandas.DataFrame([[1, 2], [3, 4], [5, 6]]), 1, 2).values.tolist() == [[5, 6]]
+
+
+@pytest.mark.parametrize("whole", [7, torch.tensor(7.5), None, iter([1]), {1, 2}])
+def test_what_cannot_be_split_is_refused(whole: object) -> None:
+    """What has no length or no order is named; a text and bytes are one input, and one process splits nothing."""
+    from accel_core.comm.split import split_for_rank
+
+    with pytest.raises(UnsupportedTypeError, match=rf"got {type(whole).__name__}\. Pass a list"):
+        split_for_rank(whole, 0, 2)
+    assert split_for_rank(whole, 0, 1) is whole
+    assert (split_for_rank("text", 0, 2), split_for_rank(b"bytes", 1, 2)) == ("text", b"bytes")
 
 
 def test_split_of_a_dict_keeps_its_class() -> None:

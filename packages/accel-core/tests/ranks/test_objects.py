@@ -8,6 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from accel_core.accelerator import Accelerator
 from accel_core.comm import control, objects, transport
 from accel_core.comm.trigger import Trigger
 from accel_core.data.scatter import ScatterChannel
@@ -28,8 +29,20 @@ def test_gather_object_joins_lists_of_any_length():
     """Items come in the order of ranks, and lists may be empty."""
     rank = ensure().rank
     assert objects.gather_object([rank, {"k": (rank,)}] * rank) == [1, {"k": (1,)}]
-    assert objects.gather_object("ab") == ["a", "b", "a", "b"]
-    assert objects.gather_object({f"k{rank}": 1}) == ["k0", "k1"]
+    assert objects.gather_object((f"k{rank}",)) == ["k0", "k1"]
+
+
+@pytest.mark.parametrize("value", [{"k": 1}, "ab", b"ab", 7])
+@world(2)
+def test_gathering_one_object_names_its_type(value: object):
+    """One object is refused, with what to pass, instead of its keys, letters or numbers; nothing waits."""
+    named = rf"got .* \({type(value).__name__}\)\. Pass \[value\]"
+    for gather in (objects.gather_object, Accelerator().gather_for_metrics):
+        with pytest.raises(UnsupportedTypeError, match=named):
+            gather(value)
+        with pytest.raises(RemoteRankError if ensure().rank else UnsupportedTypeError):
+            gather([value] if ensure().rank else value)
+        assert gather([value]) == [value, value]
 
 
 @world(2)
@@ -55,14 +68,6 @@ def test_messages_need_no_memory_of_the_default_device():
         collected = whole_on_first(spread)
     assert torch.equal(got, rows[rank])
     assert torch.equal(collected, rows[0][4:] if rank else rows[0])
-
-
-@world(2)
-def test_gather_object_needs_a_list():
-    """Something that is not iterable is refused on the rank that brought it, and no rank waits."""
-    rank = ensure().rank
-    with pytest.raises(RemoteRankError if rank else UnsupportedTypeError, match=r"gather_object"):
-        objects.gather_object([1] if rank else 1)
 
 
 @world(2)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import io
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from accel_core.comm.transport import Message, check_rank, digest_of, participate
-from accel_core.errors import CollectiveError, PartView, UnsupportedTypeError
+from accel_core.errors import CollectiveError, PartView, expect
 from accel_core.process.world import World, ensure
 
-__all__ = ["broadcast_object_list", "gather_object", "pickled", "swap"]
+__all__ = ["broadcast_object_list", "check_items", "gather_object", "pickled", "swap"]
 
 
 def gather_object(object: object) -> Any:
@@ -26,7 +26,7 @@ def gather_object(object: object) -> Any:
 
     Raises:
         CollectiveError: An object cannot be pickled; the other ranks get RemoteRankError.
-        UnsupportedTypeError: `object` is not iterable.
+        UnsupportedTypeError: `object` is one object: not iterable, a mapping, a text or bytes.
 
     Examples:
         >>> records = gather_object([{"rank": 0}])  # one list for each process
@@ -37,17 +37,19 @@ def gather_object(object: object) -> Any:
     if world.size == 1:
         return object
     gathered: list[Any] = []
-    for part in swap(object, "gather_object", world, check=_check_iterable):
+    for part in swap(object, "gather_object", world, check=check_items):
         gathered.extend(part)
     return gathered
 
 
-def _check_iterable(value: object) -> None:
-    if not isinstance(value, Iterable):
-        raise UnsupportedTypeError(
-            f"gather_object joins the items that ranks bring, so each brings a list; got {type(value)}. "
-            "Put the object into a list: gather_object([object])."
-        )
+def check_items(value: object) -> None:
+    """Refuse what has no items that could be joined with those of other ranks.
+
+    Raises:
+        UnsupportedTypeError: It is one object: not iterable, a mapping, a text or bytes.
+    """
+    fits = isinstance(value, Iterable) and not (isinstance(value, Mapping | str | bytes) and value)
+    expect(fits, value, "The items that ranks bring are joined, so each rank brings a list", "Pass [value].")
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:

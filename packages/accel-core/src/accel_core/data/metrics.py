@@ -11,7 +11,7 @@ import torch
 from accel_core.comm.batch import find_device, send_to_device
 from accel_core.comm.collectives import gather
 from accel_core.comm.control import Channel
-from accel_core.comm.objects import swap
+from accel_core.comm.objects import check_items, swap
 from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.data.rows import count_rows, is_array, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
@@ -42,6 +42,7 @@ def gather_for_metrics(
         CollectiveError: An object cannot be pickled.
         DataError: Ranks hold parts of samples.
         RemoteRankError: Another rank failed.
+        UnsupportedTypeError: Objects are not in a list, in which they have an order.
     """
     single = not hasattr(use_gather_object, "__len__")
     expect(single, use_gather_object, "gather_for_metrics takes one nest", "Write gather_for_metrics((first, second)).")
@@ -64,7 +65,7 @@ def gather_for_metrics(
                 raise
         else:
             return gathered if counts is None else drop_duplicates(gathered, counts, order)
-    parts = swap(_to_host(input_data), "gather_for_metrics", world)
+    parts = swap(_to_host(input_data), "gather_for_metrics", world, check=_check_rows)
     held = [_part_size(loader)] * world.size if counts is None else _chosen(counts, order)
     merged = _merge([parts[rank] for rank in order], held, as_list=use_gather_object)
     return _to_device(merged, input_data)
@@ -80,6 +81,12 @@ def _refuse_cut(value: object, loader: object) -> None:
             "Metrics count whole samples; got rows while a loader is read whose samples are cut over ranks. Evaluate "
             "with a loader that is prepared by itself, without the model, or use gather."
         )
+
+
+def _check_rows(value: object) -> None:
+    """Refuse objects that are not in a list, of which nothing says how many samples they belong to."""
+    if count_rows(value) is None and not any(map(is_array, tree_leaves(value))):
+        check_items(value)
 
 
 _Held = Sequence["int | tuple[int, int] | None"]

@@ -37,13 +37,15 @@ def prepared(**options: Any) -> tuple[Accelerator, Any]:
 
 
 def interrupted(folder: Path, epoch: int, batches: int, **options: Any) -> None:
-    """Read whole epochs and some batches of another one, and save."""
+    """Read whole epochs and some batches of another one, and save; without any, after the last of them."""
     accelerator, loader = prepared(**options)
     for _ in range(epoch):
         assert list(loader)
     for _, number in zip(loader, range(1, batches + 1), strict=False):
         if number == batches:
             accelerator.save_state(str(folder))
+    if not batches:
+        accelerator.save_state(str(folder))
 
 
 def values(loader: Any) -> list[list[int]]:
@@ -65,36 +67,42 @@ def order_of(seed: int) -> list[int]:
 
 
 def check_epochs(folder: Path, *, seedable: bool) -> None:
-    """Interrupted anywhere: the next pass is a whole epoch, or without the batches that the script skips."""
+    """Interrupted anywhere: the next pass is a whole epoch, or without the batches that the script skips.
+
+    With a seed it is the epoch that was interrupted, or the next one at a border; else the order is that of any epoch.
+    """
     options = {"shuffle": seedable, "use_seedable_sampler": seedable}
     accelerator, loader = prepared(**options)
     rank, ranks = accelerator.process_index, accelerator.num_processes
-    orders = [order_of(SEED + epoch) if seedable else list(range(LENGTH)) for epoch in range(2)]
-    first, second = (share(order, rank, ranks) for order in orders)
-    for epoch, batches in ((1, 3), (0, len(first))):
+    orders = [order_of(SEED + epoch) if seedable else list(range(LENGTH)) for epoch in range(4)]
+    parts = [share(order, rank, ranks) for order in orders]
+    whole = len(parts[0])
+    for epoch, batches in ((1, 3), (0, whole), (2, 0)):
         place = folder / str(epoch)
         interrupted(place, epoch, batches, **options)
+        at, done = (epoch + batches // whole, batches % whole) if seedable else (0, batches)
         accelerator, loader = prepared(**options)
         accelerator.load_state(str(place))
-        assert loader.iteration == 0
-        by_hand = [batch.tolist() for step, batch in enumerate(loader) if step >= batches]
-        assert by_hand == first[batches:]
-        assert values(loader) == second
+        assert loader.iteration == at
+        by_hand = [batch.tolist() for step, batch in enumerate(loader) if step >= done]
+        assert by_hand == parts[at][done:]
+        assert values(loader) == parts[at + 1]
         accelerator, loader = prepared(**options)
         accelerator.load_state(str(place))
-        assert values(accelerator.skip_first_batches(loader, batches)) == first[batches:]
+        assert values(accelerator.skip_first_batches(loader, done)) == parts[at][done:]
+        assert values(loader) == parts[at + 1]
 
 
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.parametrize("seedable", [False, True])
-def test_one_process_begins_the_epoch_again(seedable: bool, tmp_path: Path) -> None:
-    """One process reads the whole epoch, or what is left behind the batches that the script skips."""
+def test_one_process_reads_the_epoch_whole(seedable: bool, tmp_path: Path) -> None:
+    """One process reads the whole epoch, or what is left after the batches that the script skips."""
     check_epochs(tmp_path, seedable=seedable)
 
 
 @world(2)
-def test_ranks_begin_the_epoch_again(tmp_path: Path) -> None:
-    """Two ranks read their shares of the whole epoch, or what is left behind the batches that the script skips."""
+def test_ranks_read_the_epoch_whole(tmp_path: Path) -> None:
+    """Two ranks read their shares of the whole epoch, or what is left after the batches that the script skips."""
     for seedable in (False, True):
         check_epochs(tmp_path / str(seedable), seedable=seedable)
 

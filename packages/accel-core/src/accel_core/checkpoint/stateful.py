@@ -118,8 +118,11 @@ def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) ->
     for index, loader in enumerate(run.dataloaders):
         position, state = names.numbered(names.SAMPLER_NAME, index), names.numbered(names.DATALOADER_NAME, index)
         cursor = _cursor(loader)
-        if cursor is not None and (restores or _keeps_state(loader)) and _present(source, position):
-            add(position, f"data position {index}", cursor, _position_difference)
+        if cursor is not None and _present(source, position):
+            if restores or _keeps_state(loader):
+                add(position, f"data position {index}", cursor, _position_difference)
+            elif source.manifest is not None and cursor.state_dict().get("seed") is not None:
+                add(position, f"data position {index}", _Epoch(cursor), _position_difference)
         if _keeps_state(loader) and _present(source, state):
             add(state, f"data loader {index}", loader)
     for index, item in enumerate(run.custom_objects):
@@ -200,6 +203,16 @@ class _Generators:
         return None if type(states.get("step", 0)) is int else "holds a step that is not a number"
 
 
+class _Epoch:
+    """The epoch of a position alone, where a seed decides its order: scripts for Accelerate skip batches themselves."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor, self.state_dict = cursor, cursor.state_dict
+
+    def load_state_dict(self, state: Any) -> None:
+        self._cursor.load_state_dict(state | {"offset": 0, "steps": 0, "order": {}, "drawn_late": False})
+
+
 def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
     """Compare the form of a loader's position with that of this version."""
     if not isinstance(state, Mapping):
@@ -238,7 +251,7 @@ def _key_difference(own: object, state: object) -> str | None:
     return f"has {sorted(theirs - ours)} and lacks {sorted(ours - theirs)}: the state of another class"
 
 
-def _cursor(loader: object) -> Stateful | None:
+def _cursor(loader: object) -> Any:
     cursor = getattr(loader, "cursor", None)
     return cursor if isinstance(cursor, Stateful) else None
 

@@ -51,7 +51,8 @@ class DataLoaderConfiguration:
             of length zero.
         restore_position: Whether `load_state` restores the position of loaders, so that the first pass after it gives
             the rest of the epoch. Otherwise that pass gives a whole epoch, as in Accelerate, except from the loaders
-            that `use_stateful_dataloader` builds. `None` uses the variable ACCEL_RESTORE_POSITION, else the default of
+            that `use_stateful_dataloader` builds; with `use_seedable_sampler`, in the order of the epoch that was
+            saved. `None` uses the variable ACCEL_RESTORE_POSITION, else the default of
             the process; see `set_default_restore_position`.
 
     Raises:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from accel_core.comm.objects import gather_object
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.presharded import already_sharded
@@ -332,7 +333,7 @@ class Sharded(IterableDataset):
 
 @world(2)
 def test_each_rank_reads_its_own_shards():
-    """Of a stream in shards each rank reads its own alone, of one length or not, and every sample is gathered once."""
+    """Of shards that can be dealt out evenly each rank reads its own alone; every sample is gathered once."""
     rank = ensure().rank
     for count in (1, 2, 3, 4):
         shards = [list(range(10 * number, 10 * number + 3)) for number in range(count)]
@@ -340,12 +341,27 @@ def test_each_rank_reads_its_own_shards():
             seen = []
             plain = DataLoader(Sharded(shards, seen), batch_size=2)
             loader = prepare_data_loader(plain, dispatch_batches=False, **options)
-            own = count > 1 and "split_batches" not in options
+            own = count % 2 == 0 and "split_batches" not in options
             for _ in range(2):
                 assert sorted(read(loader)[1]) == list(itertools.chain(*shards))
             assert seen == [shard[0] for shard in (shards[rank::2] if own else shards)] * 2
             assert type(plain.dataset) is Sharded
             assert plain.dataset.num_shards == count
+
+
+@requires("datasets")
+@world(2)
+def test_rows_of_datasets_come_once_where_rounds_are_even():
+    """24 rows of a stream of `datasets` are six rounds of two batches, however many shards it has."""
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"value": list(range(24))})
+    for shards in (1, 2, 3, 4):
+        stream = rows.to_iterable_dataset(num_shards=shards).with_format("torch")
+        loader = prepare_data_loader(DataLoader(stream, batch_size=2), dispatch_batches=False)
+        rounds = gather_object([[batch["value"].tolist() for batch in loader]])
+        assert [len(part) for part in rounds] == [6, 6]
+        assert sorted(itertools.chain(*itertools.chain(*rounds))) == list(range(24))
 
 
 @requires("datasets")

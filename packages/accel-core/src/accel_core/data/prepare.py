@@ -166,8 +166,8 @@ def _own_shards(dataset: IterableDataset[Any], place: _Place) -> object | None:
     """Return the shards of one rank, of a stream that can give them without reading the others; `None` of any other."""
     shard = getattr(dataset, "shard", None)
     shards = getattr(dataset, "num_shards", getattr(dataset, "n_shards", None))
-    # Fewer would leave ranks without data.
-    if not callable(shard) or not isinstance(shards, int) or shards < place.ranks:
+    # Fewer would leave ranks without data, and where some get one more, the others would repeat data meanwhile.
+    if not callable(shard) or not isinstance(shards, int) or not shards or shards % place.ranks:
         return None
     own: object = shard(num_shards=place.ranks, index=place.rank)
     return own

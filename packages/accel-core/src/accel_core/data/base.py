@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from accel_core._records import record
 from accel_core.data.adapter import DataLoaderAdapter
-from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, get_sampler
+from accel_core.data.samplers import Around, BatchSamplerShard, IterableDatasetShard, get_sampler
 from accel_core.data.settings import LoaderSettings, Setting
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import UnknownBatchSizeError
@@ -286,7 +286,16 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         shard = self.shard
         if shard is None or shard.even_batches or shard.drop_last:
             return True
-        return offset >= (shard.total_length if shard.batch_size is None else self.total_dataset_length)
+        return offset >= (self.epoch_length() or 0)
+
+    def epoch_length(self) -> int | None:
+        """Return the length of an epoch as positions count it, over all ranks; `None` where it is not known."""
+        base = self.index_base
+        with contextlib.suppress(TypeError):
+            if self.spec.batch_size is None:
+                return base.total_length if isinstance(base, Around) else len(base)
+            return self.total_dataset_length * (self.local_ranks or 1)
+        return None
 
     def step_units(self, counts: StepCounts | None) -> int:
         """Return how far a step moves the position: its samples, or its batches where these have no fixed size."""

@@ -98,6 +98,13 @@ class PreparedLoader(LoaderBase):
         if first is not _END:
             yield first
         elif offset and self.is_over(offset):
+            length, unit = self.epoch_length(), self.cursor.unit
+            if length is None or offset > length:
+                _logger.warning(
+                    f"The data of this loader end before the position that was loaded, so the next epoch begins; got "
+                    f"{'fewer' if length is None else length} {unit}, and a position after {offset} {unit}. "
+                    "Resume with the data of the run that was saved."
+                )
             rest = self._read()
         yield from rest
 

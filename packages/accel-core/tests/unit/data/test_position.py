@@ -148,6 +148,29 @@ def test_nothing_skipped_is_read(ranks, workers):
     assert data.read == ([] if workers else wanted * 2)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("kind", "found"), [(Recording, "8 samples"), (Stream, "fewer samples"), ("units", "4 batches")])
+def test_data_that_end_before_the_position_are_told(kind, found, ranks, caplog):
+    """The next epoch is read, with one warning that names both lengths; nothing is said where the data are whole."""
+
+    def prepared(length):
+        if kind == "units":
+            return make(ranks, data=range(20), batch_sampler=[[at, at + 1] for at in range(0, length, 2)])
+        return make(ranks, data=kind(length))
+
+    read, position = stop_after(prepared(20), 6 // ranks)
+    shorter = prepared(8)
+    shorter.cursor.load_state_dict(position)
+    whole = values(shorter)
+    assert sum(map(len, whole)) == 8 // ranks
+    (record,) = caplog.records
+    assert f"got {found}, and a position after {position['offset']} {position['unit']}." in record.getMessage()
+    again = prepared(20)
+    again.cursor.load_state_dict(position)
+    assert read + values(again) == values(prepared(20))
+    assert len(caplog.records) == 1
+
+
 def test_persistent_workers_go_on():
     """With persistent workers a position is taken once, and whole epochs follow."""
     kwargs = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}

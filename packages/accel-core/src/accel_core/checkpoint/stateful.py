@@ -225,7 +225,7 @@ def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
         if type(value) not in types:
             return f"holds {'no' if value is ... else 'a ' + type(value).__name__ + ' for its'} {key}"
     negative = [key for key in ("epoch", "offset", "steps") if state[key] < 0]
-    if negative or not all(isinstance(one, Tensor) for one in state["order"].values()):
+    if negative or not all(isinstance(one, Tensor | tuple) for one in state["order"].values()):
         return f"holds {negative[0] + ' that is negative' if negative else 'an order that is no states of generators'}"
     if len(state["readers"]) != len(own["readers"]):
         return f"holds {len(state['readers'])} facts of its readers and this accel reads {len(own['readers'])}"

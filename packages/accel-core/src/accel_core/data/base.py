@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from accel_core._records import record
 from accel_core.data.adapter import DataLoaderAdapter
-from accel_core.data.samplers import Around, BatchSamplerShard, IterableDatasetShard, get_sampler
+from accel_core.data.samplers import Around, BatchSamplerShard, IterableDatasetShard, get_sampler, is_exact
 from accel_core.data.settings import LoaderSettings, Setting
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import UnknownBatchSizeError
@@ -22,8 +22,8 @@ from accel_core.state.gradient import GradientState
 
 __all__ = ["DataLoaderStateMixin", "EpochState", "LoaderBase", "Order"]
 
-Order = dict[str, torch.Tensor]
-"""States of generators, by name."""
+Order = dict[str, Any]
+"""States of generators, by name: tensors of torch's, tuples of Python's and NumPy's."""
 
 
 @record
@@ -158,6 +158,12 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
     def index_base(self) -> Any:
         """What gives the loader's indices: its batch sampler, or its sampler where it does not batch."""
         return self.batch_sampler if self.batch_sampler is not None else self.sampler
+
+    @property
+    def exact_batches(self) -> Any:
+        """The batch sampler whose batches are shared out, where all of them but the last are full; else `None`."""
+        inner = self.index_base if self.shard is None else self.shard.batch_sampler
+        return inner if is_exact(inner) and inner.batch_size == self.spec.batch_size else None
 
     @property
     def batches_indices(self) -> bool:

@@ -19,8 +19,6 @@ from accel_core.data.position import (
     Cursor,
     Indices,
     capture_order,
-    drawing_once,
-    is_exact,
     keeps_default_generator,
     replay_order,
 )
@@ -272,9 +270,15 @@ class PreparedLoader(LoaderBase):
             return iter(super().__iter__())
         # The run that took the position kept its workers, so the seed for these must not come from the same generator.
         own, self.generator, self._seedless = self.generator, torch.Generator(), False
+        sampler = get_sampler(self)
+        draws_twice = type(sampler).__module__.startswith("torchdata.")  # torchdata's does where workers are new
+        before = sampler.generator.get_state() if draws_twice else None
         try:
-            with drawing_once(self):
-                return iter(super().__iter__())
+            stream = iter(super().__iter__())
+            if draws_twice and not self._state_loaded:
+                sampler.generator.set_state(before)
+                stream = iter(super().__iter__())  # whose workers are kept, as they were in that run
+            return stream
         finally:
             self.generator = own
 
@@ -302,9 +306,8 @@ class PreparedLoader(LoaderBase):
         """Return how many batches this rank gets from `offset` on, where that is certain beforehand."""
         if isinstance(self.dataset, IterableDataset) or self._iterates_itself() or self.local_ranks:
             return None
-        shard = self.shard
-        inner: Any = shard.batch_sampler if shard is not None else self.batch_sampler
-        if not is_exact(inner):
+        shard, inner = self.shard, self.exact_batches
+        if inner is None:
             return None
         if shard is not None:
             steps = shard.steps_from(offset)
@@ -418,16 +421,11 @@ class DataLoaderShard(PreparedLoader):
 
     def _count_down(self, epoch: EpochState, stream: Iterator[Any], steps: int) -> Iterator[Any]:
         """Yield batches whose number is known beforehand, without reading one ahead."""
-        noted = {} if epoch.counts is None else epoch.counts
         advance = self.gradient_state._advance
+        # This loop is what a prepared loader costs: all steps but the last are full, and move two counters.
         for batch in itertools.islice(stream, max(0, steps - 1)):
-            # This loop is what a prepared loader costs: a full step after a full one moves two counters.
-            if noted or self.counts is not None:
-                counts = self._counts_of(epoch)
-                self._serve(epoch, counts, self.step_units(counts))
-            else:
-                epoch.served += 1
-                advance(self)
+            epoch.served += 1
+            advance(self)
             yield batch
         if steps:
             batch = next(stream, _END)

@@ -15,76 +15,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import BatchSampler
 
 from accel_core.data.base import EpochState, LoaderBase, Order
-from accel_core.data.samplers import BatchSamplerShard, SeedableRandomSampler, batches_from, get_sampler
+from accel_core.data.samplers import EXACT_SAMPLERS, batches_from, get_sampler
 from accel_core.data.shard import StepCounts
 from accel_core.errors import CheckpointMismatchError
 
-__all__ = [
-    "Cursor",
-    "Indices",
-    "capture_order",
-    "drawing_once",
-    "is_exact",
-    "keeps_default_generator",
-    "replay_order",
-]
+__all__ = ["Cursor", "Indices", "capture_order", "keeps_default_generator", "replay_order"]
 
 _VERSION = 1
 _END: object = object()
-_EXACT_SAMPLERS = frozenset(
-    {
-        DistributedSampler,
-        RandomSampler,
-        SeedableRandomSampler,
-        SequentialSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    }
-)
-
-
-def is_exact(batches: object) -> bool:
-    """Return whether a batch sampler and its sampler are torch's own classes, whose length and order are known."""
-    return type(batches) is BatchSampler and type(batches.sampler) in _EXACT_SAMPLERS
 
 
 def capture_order(loader: LoaderBase) -> Order:
     """Return the present states of the generators from which a loader's order is drawn."""
-    states = {"default": torch.get_rng_state(), **_generator_states(loader)}
-    if type(get_sampler(loader)) in _EXACT_SAMPLERS:
-        return states
-    # Samplers and streams of other classes may draw from the process's other generators.
-    _, words, spare = random.getstate()
-    states["python"] = torch.tensor(words, device="cpu")
-    if spare is not None:
-        states["python_spare"] = _bits_of(spare)
-    if "numpy" in sys.modules:
-        _, keys, at, has_spare, other = sys.modules["numpy"].random.get_state(legacy=True)
-        states["numpy"] = torch.tensor([*keys.tolist(), at], device="cpu")
-        if has_spare:
-            states["numpy_spare"] = _bits_of(other)
+    states: Order = {"default": torch.get_rng_state(), **_generator_states(loader)}
+    if type(get_sampler(loader)) not in EXACT_SAMPLERS:
+        # Samplers of other classes, and streams, may draw from the process's other generators.
+        states["python"] = random.getstate()
+        if "numpy" in sys.modules:
+            name, keys, *rest = sys.modules["numpy"].random.get_state(legacy=True)
+            states["numpy"] = (str(name), keys.tolist(), *rest)
     return states
-
-
-def _bits_of(spare: float) -> torch.Tensor:
-    """Return a normal number that a generator keeps for the next draw, as they are drawn in pairs, as an integer."""
-    return torch.tensor(spare, dtype=torch.float64, device="cpu").view(torch.int64)
-
-
-def _spare_of(states: Order, name: str) -> float | None:
-    """Return the normal number that a generator kept, or `None`."""
-    bits = states.get(name)
-    return None if bits is None else bits.view(torch.float64).item()
 
 
 @contextlib.contextmanager
@@ -128,36 +81,6 @@ def keeps_default_generator() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drawing_once(loader: LoaderBase) -> Iterator[None]:
-    """Let torchdata's sampler draw one order in the block, as for kept workers, although new ones ask for it twice."""
-    batches, sampler = loader.batch_sampler, get_sampler(loader)
-    if type(sampler).__module__.partition(".")[0] != "torchdata" or getattr(batches, "sampler", None) is not sampler:
-        yield
-        return
-    batches.__dict__["sampler"] = _DrawnInVain(sampler)
-    try:
-        yield
-    finally:
-        batches.__dict__["sampler"] = sampler
-
-
-class _DrawnInVain:
-    """A sampler of torchdata whose first order nobody reads, so that its generator has to stay where it is."""
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-        self._is_read = False
-
-    def __iter__(self) -> Iterator[Any]:
-        generator, is_read, self._is_read = self._sampler.generator, self._is_read, True
-        before = generator.get_state()
-        drawn: Iterator[Any] = iter(self._sampler)
-        if not is_read:
-            generator.set_state(before)
-        return drawn
-
-
-@contextlib.contextmanager
 def _process_generators(states: Order) -> Iterator[None]:
     """Set the generators that the process shares, inside the block."""
     numpy_random: Any = sys.modules["numpy"].random if "numpy" in states and "numpy" in sys.modules else None
@@ -168,16 +91,12 @@ def _process_generators(states: Order) -> Iterator[None]:
             if "default" in states:
                 torch.set_rng_state(states["default"])
             if "python" in states:
-                spare = _spare_of(states, "python_spare")
-                random.setstate((python_before[0], tuple(states["python"].tolist()), spare))
+                random.setstate(states["python"])
             if numpy_random is not None:
-                *keys, at = states["numpy"].tolist()
-                spare = _spare_of(states, "numpy_spare")
-                numpy_random.set_state(("MT19937", keys, at, int(spare is not None), spare or 0.0))
+                numpy_random.set_state(states["numpy"])
             yield
         finally:
-            if "python" in states:
-                random.setstate(python_before)
+            random.setstate(python_before)
             if numpy_random is not None:
                 numpy_random.set_state(numpy_before)
 
@@ -194,7 +113,10 @@ def _sampler_generator(loader: object) -> torch.Generator | None:
 
 
 def _same(one: Order, other: Order) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(state, other[name]) for name, state in one.items())
+    return all(
+        torch.equal(state, other[name]) if isinstance(state, torch.Tensor) else state == other[name]
+        for name, state in one.items()
+    )
 
 
 class Indices:
@@ -225,11 +147,10 @@ class Indices:
         epoch.counts = counts
         if epoch.replay is not None:
             return self._replayed(loader, epoch, counts)
-        order = capture_order(loader)
+        order = epoch.order = capture_order(loader)
+        epoch.drawn_late = True
         indices = self._from(loader, epoch, counts)
-        drawn = not _same(order, capture_order(loader))
-        epoch.order, epoch.drawn_late = order, True
-        return self._passed(indices, loader, epoch, counts, captured=drawn)
+        return indices if not _same(order, capture_order(loader)) else itertools.chain(_capture(loader, epoch), indices)
 
     def __len__(self) -> int:
         loader = self.loader
@@ -237,74 +158,61 @@ class Indices:
 
     def _replayed(self, loader: LoaderBase, epoch: EpochState, counts: dict[int, StepCounts]) -> Iterator[Any]:
         """Draw the order as it was drawn before, when the first index is asked for."""
-        position = epoch.replay or {}
-        order = position["order"] or capture_order(loader)
-        with replay_order(loader, order):
+        with replay_order(loader, (epoch.replay or {})["order"] or capture_order(loader)):
             epoch.order, epoch.drawn_late = capture_order(loader), True
-            indices = self._passed(self._from(loader, epoch, counts), loader, epoch, counts, captured=True)
+            indices = self._from(loader, epoch, counts)
             first = next(indices, _END)
         if first is not _END:
             yield first
             yield from indices
 
     def _from(self, loader: LoaderBase, epoch: EpochState, counts: dict[int, StepCounts]) -> Iterator[Any]:
-        """Return the indices from the position on."""
-        base, offset = loader.index_base, epoch.begins_at
-        if isinstance(base, BatchSamplerShard):
-            return base.from_offset(offset, counts)
-        if not offset:
-            return iter(base)
-        if loader.local_ranks or loader.spec.batch_size is None or not isinstance(base, BatchSampler):
-            passed = epoch.steps_before if loader.local_ranks else offset
-            return itertools.islice(iter(base), passed, None)
-        return batches_from(base, offset, 0)[0]
-
-    def _passed(
-        self,
-        indices: Iterator[Any],
-        loader: LoaderBase,
-        epoch: EpochState,
-        counts: dict[int, StepCounts],
-        *,
-        captured: bool,
-    ) -> Iterator[Any]:
-        """Return the indices behind those that are skipped, and count batches that are not full."""
-        base = loader.index_base
-        size = loader.spec.batch_size if loader.batches_indices and not isinstance(base, BatchSamplerShard) else None
-        skip = 0 if epoch.begins_at else loader.own_skip()
-        counted = indices if size is None else _counted(indices, size, counts)
-        opening = self._opening(counted, loader, epoch, counts, skip, captured=captured)
-        # The batches of torch's own batch sampler are full until its samples run out, so they go by uncounted.
-        if size is None:
-            return itertools.chain(opening, indices)
-        passed = epoch.steps_before * size if loader.local_ranks else epoch.begins_at
-        full = max(0, len(base.sampler) - passed) // size - skip if is_exact(base) and base.batch_size == size else 0
-        if full <= 0:
-            return itertools.chain(opening, counted)
-        rest = _counted(indices, size, counts, skip + full)
-        return itertools.chain(opening, itertools.islice(indices, full), rest)
-
-    def _opening(
-        self,
-        indices: Iterator[Any],
-        loader: LoaderBase,
-        epoch: EpochState,
-        counts: dict[int, StepCounts],
-        skip: int,
-        *,
-        captured: bool,
-    ) -> Iterator[Any]:
-        """Do what is due when the first index is asked for, and yield nothing."""
-        if not captured:
-            epoch.order = capture_order(loader)
-        for step, _ in enumerate(itertools.islice(indices, skip)):
-            epoch.skipped += loader.own_units(counts.pop(step, None))
-        yield from ()
+        """Return the indices from the position on, or after those that are skipped; batches that are not full count."""
+        base, shard, offset = loader.index_base, loader.shard, epoch.begins_at
+        exact = loader.exact_batches is not None
+        skip = 0 if offset else loader.own_skip()
+        if skip and exact:  # all steps but the last are full, so the steps that are skipped end at a known position
+            offset, skip = skip * loader.own_units(None), 0
+            epoch.skipped, epoch.first_step = offset, 0
+        if shard is not None:
+            indices: Iterator[Any] = shard.from_offset(offset, counts)
+        elif exact:
+            size = base.batch_size
+            if loader.local_ranks:
+                offset = epoch.steps_before * size or offset // loader.local_ranks
+            indices, _ = batches_from(base, offset, 0)
+            full, rest = divmod(max(0, len(base.sampler) - offset), size)
+            if rest and not base.drop_last:
+                counts[full] = StepCounts((rest,), (rest,))
+        else:
+            if loader.local_ranks or loader.spec.batch_size is None or not isinstance(base, BatchSampler):
+                passed = epoch.steps_before if loader.local_ranks else offset
+                indices = itertools.islice(iter(base), passed, None)
+            else:
+                indices, _ = batches_from(base, offset, 0)
+            if loader.batches_indices and loader.spec.batch_size is not None:
+                indices = _counted(indices, loader.spec.batch_size, counts)
+        return itertools.chain(_skip(indices, skip, loader, epoch, counts), indices) if skip else indices
 
 
-def _counted(indices: Iterator[Any], size: int, counts: dict[int, StepCounts], first: int = 0) -> Iterator[Any]:
+def _capture(loader: LoaderBase, epoch: EpochState) -> Iterator[Any]:
+    """Note the states of the generators when the first index is asked for, and yield nothing."""
+    epoch.order = capture_order(loader)
+    yield from ()
+
+
+def _skip(
+    indices: Iterator[Any], skip: int, loader: LoaderBase, epoch: EpochState, counts: dict[int, StepCounts]
+) -> Iterator[Any]:
+    """Pass over batches when the first index is asked for, and yield nothing."""
+    for step, _ in enumerate(itertools.islice(indices, skip)):
+        epoch.skipped += loader.own_units(counts.pop(step, None))
+    yield from ()
+
+
+def _counted(indices: Iterator[Any], size: int, counts: dict[int, StepCounts]) -> Iterator[Any]:
     """Yield batches of indices, and note by step the size of each that is not full."""
-    for step, index in enumerate(indices, first):
+    for step, index in enumerate(indices):
         if len(index) != size:
             counts[step] = StepCounts((len(index),), (len(index),))
         yield index

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from accel_core._torch import pin_memory
 from accel_core.comm.batch import send_to_device
@@ -16,6 +24,7 @@ from accel_core.data.shard import ShardSpec, StepCounts, count_steps, shard_batc
 from accel_core.errors import ConfigurationError
 
 __all__ = [
+    "EXACT_SAMPLERS",
     "Around",
     "BatchSamplerShard",
     "CountedBatch",
@@ -27,6 +36,7 @@ __all__ = [
     "batches_from",
     "check_split",
     "get_sampler",
+    "is_exact",
 ]
 
 
@@ -53,6 +63,13 @@ class SeedableRandomSampler(RandomSampler):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
         self.epoch = epoch
+
+
+EXACT_SAMPLERS = (
+    *(DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler),
+    SeedableRandomSampler,
+)
+"""Classes whose length and order are known; a subclass of one may do anything."""
 
 
 def check_split(batch_size: int | None, ranks: int) -> None:
@@ -82,11 +99,16 @@ def _spec_of(shard: BatchSamplerShard | IterableDatasetShard, *, even: bool = Tr
     )
 
 
+def is_exact(batches: object) -> bool:
+    """Return whether a batch sampler and its sampler are of classes whose length and order are known."""
+    return type(batches) is BatchSampler and type(batches.sampler) in EXACT_SAMPLERS
+
+
 def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
     """Return the batches of a batch sampler from a position on."""
     # torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
     # of another class whole batches are drawn and let go.
-    if type(batch_sampler) is not BatchSampler:
+    if type(batch_sampler) is not BatchSampler or not offset:
         return skip_samples(iter(batch_sampler), offset, keep)
     order = iter(batch_sampler.sampler)
     pool = list(itertools.islice(order, min(keep, offset)))
@@ -94,29 +116,12 @@ def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[I
     return iter(BatchSampler(left, batch_sampler.batch_size, batch_sampler.drop_last)), pool
 
 
-def _is_whole(sampler: object) -> bool:
-    """Return whether a sampler of torch's has its order as a whole, so that any part of it can be looked up."""
-    if type(sampler) is SequentialSampler:
-        return True
-    if not isinstance(sampler, RandomSampler) or type(sampler) not in (RandomSampler, SeedableRandomSampler):
-        return False
-    return not sampler.replacement and 0 < sampler.num_samples == len(sampler.data_source)
-
-
-def _drawn(sampler: Sampler[int]) -> tuple[Sequence[int], Iterator[int]]:
-    """Draw the order of a sampler that has it whole; return it, and an iterator that ends the sampler's own pass."""
-    order = iter(sampler)
+def _drawn(sampler: Any) -> tuple[Sequence[int], Iterator[int]]:
+    """Draw the order of a sampler of torch's; return it, and what ends the sampler's own pass."""
     if type(sampler) is SequentialSampler:
         return range(len(sampler)), iter(())
-    first = next(order)
-    inner: object = order
-    while inspect.isgenerator(inner):
-        inner = inner.gi_yieldfrom
-    if type(inner) is not type(iter([])):  # torch up to 2.15 yields from a list
-        return [first, *itertools.islice(order, len(sampler) - 1)], order  # type: ignore[arg-type]
-    whole = cast("list[int]", inner.__reduce__()[1][0])
-    inner.__setstate__(len(whole))  # type: ignore[attr-defined]
-    return whole, order
+    order = iter(sampler)
+    return list(itertools.islice(order, len(sampler))), order
 
 
 class Around(BatchSampler):
@@ -196,23 +201,16 @@ class BatchSamplerShard(Around):
 
     def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[list[int]]:
         """Return this rank's batches from a position on."""
-        spec, batches = self.spec, self.batch_sampler
-        if type(batches) is BatchSampler and spec.batch_size == batches.batch_size and _is_whole(batches.sampler):
-            # At a position the order is drawn now; at the beginning, when the first batch is asked for.
-            return self._looked_up(offset, spec, counts, _drawn(batches.sampler) if offset else None)  # type: ignore[arg-type]
+        spec = self.spec
+        if is_exact(self.batch_sampler) and spec.batch_size == self.batch_sampler.batch_size:
+            return self._looked_up(offset, spec, counts)
         order, pool = self._from(offset, spec)
         return shard_batches(order, spec, pool=pool, note=counts.__setitem__)
 
-    def _looked_up(
-        self,
-        offset: int,
-        spec: ShardSpec,
-        counts: dict[int, StepCounts],
-        drawn: tuple[Sequence[int], Iterator[int]] | None,
-    ) -> Iterator[list[int]]:
+    def _looked_up(self, offset: int, spec: ShardSpec, counts: dict[int, StepCounts]) -> Iterator[list[int]]:
         """Yield this rank's batches, and look at no index of other ranks before the last step."""
         batches = self.batch_sampler
-        whole, ending = drawn or _drawn(batches.sampler)  # type: ignore[arg-type]
+        whole, ending = _drawn(batches.sampler)
         window = spec.step_samples or 1
         part = window // spec.ranks
         steps = max(0, len(whole) - offset) // window if part * spec.ranks == window else 0

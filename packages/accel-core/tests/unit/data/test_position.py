@@ -149,7 +149,9 @@ def test_nothing_skipped_is_read(ranks, workers):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("kind", "found"), [(Recording, "8 samples"), (Stream, "fewer samples"), ("units", "4 batches")])
+@pytest.mark.parametrize(
+    ("kind", "found"), [(Recording, "8 samples"), (Stream, "fewer samples"), ("units", "4 batches")]
+)
 def test_data_that_end_before_the_position_are_told(kind, found, ranks, caplog):
     """The next epoch is read, with one warning that names both lengths; nothing is said where the data are whole."""
 

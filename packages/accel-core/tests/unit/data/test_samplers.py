@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler
 
+from accel_core.data import samplers
 from accel_core.data.samplers import BatchSamplerShard, SeedableRandomSampler, batches_from
 from accel_core.data.shard import StepCounts, shard_batches
 
@@ -27,6 +28,11 @@ def with_default(size: int) -> Sampler[int]:
 def with_seed(size: int) -> Sampler[int]:
     """Return an order that depends on a seed and the epoch."""
     return SeedableRandomSampler(range(size), data_seed=5)
+
+
+def with_replacement(size: int) -> Sampler[int]:
+    """Return random places of a generator of its own, some of them several times."""
+    return RandomSampler(range(size), replacement=True, generator=torch.Generator().manual_seed(5))
 
 
 def in_order(size: int) -> Sampler[int]:
@@ -48,14 +54,14 @@ def seen(shard: BatchSamplerShard, offset: int, start: Callable[..., Iterator[li
     found: list[object] = []
     for begin in (offset, 0):
         counts: dict[int, StepCounts] = {}
-        for batch in itertools.chain([None], start(shard, begin, counts), [None]):
+        for batch in itertools.chain(start(shard, begin, counts), [None]):
             own = getattr(sampler, "generator", None)
             states = [each.get_state() for each in (own, torch.default_generator) if each is not None]
             found.append((batch, dict(counts), *(bytes(each.tolist()) for each in states)))
     return [found, getattr(sampler, "epoch", 0)]
 
 
-@pytest.mark.parametrize("make", [in_order, with_generator, with_default, with_seed])
+@pytest.mark.parametrize("make", [in_order, with_generator, with_default, with_seed, with_replacement])
 @pytest.mark.parametrize("split", [False, True])
 def test_batches_counts_and_draws_are_those_of_all_ranks_batches(
     make: Callable[[int], Sampler[int]], split: bool
@@ -75,7 +81,7 @@ def test_batches_counts_and_draws_are_those_of_all_ranks_batches(
             assert found == made, (size, batch, drop_last, ranks, even, offset, rank)
 
 
-def test_no_index_of_another_rank_is_looked_at() -> None:
+def test_no_index_of_another_rank_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hundred thousand ranks, one makes its own batches alone."""
 
     class Watched(list[int]):
@@ -92,7 +98,8 @@ def test_no_index_of_another_rank_is_looked_at() -> None:
     ranks, steps = 100_000, 3
     shard = BatchSamplerShard(BatchSampler(in_order(ranks * 4 * steps), 4, False), ranks, 17)
     order = Watched(range(ranks * 4 * steps))
-    batches = shard._looked_up(0, shard.spec, {}, (order, iter(())))
+    monkeypatch.setattr(samplers, "_drawn", lambda sampler: (order, iter(())))
+    batches = shard.from_offset(0, {})
     taken = [*itertools.islice(batches, steps)]
     assert taken == [[*range(start, start + 4)] for start in range(17 * 4, ranks * 4 * steps, ranks * 4)]
     assert order.asked == 4 * steps

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from accel_core._records import record
 from accel_core.data.adapter import DataLoaderAdapter
 from accel_core.data.samplers import Around, BatchSamplerShard, IterableDatasetShard, get_sampler, is_exact
-from accel_core.data.settings import LoaderSettings, Setting
+from accel_core.data.settings import LoaderSettings, setting
 from accel_core.data.shard import ShardSpec, StepCounts
 from accel_core.errors import UnknownBatchSizeError
 from accel_core.process import world
@@ -117,17 +117,17 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
     _origin: LoaderBase | None = None
     _stand_in: weakref.ref[LoaderBase] | None = None
 
-    device = Setting["torch.device | None"]("device")
-    rng_types = Setting["list[Any] | None"]("rng_types")
-    synchronized_generator = Setting["torch.Generator | None"]("synchronized_generator")
-    skip_batches = Setting[int]("skip_batches")
-    torch_device_mesh = Setting[Any]("torch_device_mesh")
-    split_batches = Setting[bool]("split_batches")
-    slice_fn = Setting[Callable[..., Any]]("slice_fn")
-    uneven_end = Setting[str]("uneven_end")
-    local_ranks = Setting[int]("local_ranks")
-    _drop_last = Setting[bool]("drop_last")
-    _non_blocking = Setting[bool]("non_blocking")
+    device: torch.device | None = setting("device")
+    rng_types: list[Any] | None = setting("rng_types")
+    synchronized_generator: torch.Generator | None = setting("synchronized_generator")
+    skip_batches: int = setting("skip_batches")
+    torch_device_mesh: Any = setting("torch_device_mesh")
+    split_batches: bool = setting("split_batches")
+    slice_fn: Callable[..., Any] = setting("slice_fn")
+    uneven_end: str = setting("uneven_end")
+    local_ranks: int = setting("local_ranks")
+    _drop_last: bool = setting("drop_last")
+    _non_blocking: bool = setting("non_blocking")
 
     def __repr__(self) -> str:
         spec, size = self.spec, self._own_batch_size()

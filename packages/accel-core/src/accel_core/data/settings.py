@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,10 +15,9 @@ from accel_core.mesh.layout import DATA_AXES
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["LoaderSettings", "Setting", "mesh_parts"]
+__all__ = ["LoaderSettings", "mesh_parts", "setting"]
 
 _DATA_AXES = ("dp", *DATA_AXES, "fsdp")
-_V = TypeVar("_V")
 
 
 @record(frozen=True)
@@ -42,27 +41,13 @@ class LoaderSettings:
     cut: bool = False  # whether ranks that read the same hold a part of each sample
 
 
-class _Configured(Protocol):
-    """What has settings."""
+def setting(name: str) -> Any:
+    """Return an attribute that is kept in a loader's settings; old code sets some after the loader was prepared."""
 
-    settings: LoaderSettings
+    def change(loader: Any, value: object) -> None:
+        loader.settings = dataclasses.replace(loader.settings, **{name: value})
 
-
-class Setting(Generic[_V]):
-    """A loader's attribute that is kept in its settings. Old code sets some of them after the loader was prepared."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, loader: None, owner: type) -> Setting[_V]: ...
-    @overload
-    def __get__(self, loader: _Configured, owner: type) -> _V: ...
-    def __get__(self, loader: _Configured | None, owner: type) -> Setting[_V] | _V:
-        return self if loader is None else cast("_V", getattr(loader.settings, self._name))
-
-    def __set__(self, loader: Any, value: _V) -> None:
-        loader.settings = dataclasses.replace(loader.settings, **{self._name: value})
+    return property(lambda loader: getattr(loader.settings, name), change)
 
 
 def mesh_parts(mesh: DeviceMesh) -> tuple[int, ...]:

@@ -279,6 +279,10 @@ def check(case):
         assert len(flat(rest)) == len(set(flat(rest)))
         assert case.drop_last or sorted(flat(rest)) == sorted(expected)
         return
+    if case.drop_last and case.length - positions[0]["offset"] < case.size * (1 if case.split else case.after):
+        # Nothing is left for so many ranks, which begin the next epoch.
+        assert len(flat(rest)) == len(set(flat(rest)))
+        return
     found = flat(first) + flat(rest)
     assert len(set(found)) == len(found), f"twice: {sorted(found)}"
     if case.drop_last:

@@ -30,14 +30,28 @@ _END: object = object()
 
 def capture_order(loader: LoaderBase) -> Order:
     """Return the present states of the generators from which a loader's order is drawn."""
-    states: Order = {"default": torch.get_rng_state(), **_generator_states(loader)}
-    if type(get_sampler(loader)) not in EXACT_SAMPLERS:
-        # Samplers of other classes, and streams, may draw from the process's other generators.
+    # Samplers of other classes, and streams, may draw from the process's other generators.
+    return _process_states(everything=type(get_sampler(loader)) not in EXACT_SAMPLERS) | _generator_states(loader)
+
+
+def _process_states(*, everything: bool) -> Order:
+    """Return the states of the generators that the process shares: torch's, and with `everything` all."""
+    states: Order = {"default": torch.get_rng_state()}
+    if everything:
         states["python"] = random.getstate()
         if "numpy" in sys.modules:
             name, keys, *rest = sys.modules["numpy"].random.get_state(legacy=True)
             states["numpy"] = (str(name), keys.tolist(), *rest)
     return states
+
+
+def _set_process_states(states: Order) -> None:
+    if "default" in states:
+        torch.set_rng_state(states["default"])
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(states["numpy"])
 
 
 @contextlib.contextmanager
@@ -49,25 +63,27 @@ def replay_order(loader: LoaderBase, states: Order) -> Iterator[None]:
     """
     sampler = get_sampler(loader)
     own, own_loader = getattr(sampler, "generator", None), loader.generator
-    with _process_generators(states):
-        try:
-            if "loader" in states:
-                if own_loader is None:
-                    loader.generator = torch.Generator()
-                loader.generator.set_state(states["loader"])
-            else:
-                loader.generator = None
-            if "sampler" in states and hasattr(sampler, "generator"):
-                if own is None:
-                    own = sampler.generator = torch.Generator()
-                own.set_state(states["sampler"])
-            elif own is not None and "default" in states:
-                sampler.generator = None
-            yield
-        finally:
-            if own is not None:
-                sampler.generator = own
-            loader.generator = own_loader
+    before = {name: state for name, state in _process_states(everything=True).items() if name in states}
+    try:
+        _set_process_states(states)
+        if "loader" in states:
+            if own_loader is None:
+                loader.generator = torch.Generator()
+            loader.generator.set_state(states["loader"])
+        else:
+            loader.generator = None
+        if "sampler" in states and hasattr(sampler, "generator"):
+            if own is None:
+                own = sampler.generator = torch.Generator()
+            own.set_state(states["sampler"])
+        elif own is not None and "default" in states:
+            sampler.generator = None
+        yield
+    finally:
+        _set_process_states(before)
+        if own is not None:
+            sampler.generator = own
+        loader.generator = own_loader
 
 
 @contextlib.contextmanager
@@ -78,27 +94,6 @@ def keeps_default_generator() -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
-
-
-@contextlib.contextmanager
-def _process_generators(states: Order) -> Iterator[None]:
-    """Set the generators that the process shares, inside the block."""
-    numpy_random: Any = sys.modules["numpy"].random if "numpy" in states and "numpy" in sys.modules else None
-    python_before = random.getstate()
-    numpy_before = None if numpy_random is None else numpy_random.get_state()
-    with keeps_default_generator():
-        try:
-            if "default" in states:
-                torch.set_rng_state(states["default"])
-            if "python" in states:
-                random.setstate(states["python"])
-            if numpy_random is not None:
-                numpy_random.set_state(states["numpy"])
-            yield
-        finally:
-            random.setstate(python_before)
-            if numpy_random is not None:
-                numpy_random.set_state(numpy_before)
 
 
 def _generator_states(loader: LoaderBase) -> Order:

@@ -24,15 +24,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from accel_core.checkpoint import commit, lists
-from accel_core.checkpoint.in_place import Journal
+from accel_core.checkpoint import commit
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
-from accel_core.comm import transport
 from accel_core.mesh.tensor import local_part
 from accel_core.process import world
 from accel_parallel.checkpoint.writer import ShardPart
@@ -135,20 +133,16 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
         setattr(owner, name, wrapped)
 
     show()
-    wrap(commit, "make_room", "make room")
+    wrap(commit, "stage", "make room")
     wrap(FilePart, "write", "write")
     wrap(ShardPart, "write", "write")
     wrap(ShardPart, "conclude", "list")
     wrap(Ranks, "exchange", "agree")
-    wrap(Ranks, "total", "sum")
-    wrap(lists, "write", "own list")
-    wrap(Journal, "prepare", "prepare")
+    wrap(Ranks, "gather", "sum")
     wrap(Manifest, "write", "manifest")
-    wrap(commit, "flush_tree", "flush")
-    wrap(commit, "publish", "put in place")
-    wrap(Journal, "commit", "commit")
-    wrap(Journal, "place", "place")
-    wrap(Journal, "clear", "delete")
+    wrap(commit, "_flush_tree", "flush")
+    wrap(commit, "publish", "commit")
+    wrap(commit, "_place", "place")
     wrap(commit, "prune", "prune")
 
 
@@ -172,7 +166,6 @@ def die_after(calls: int) -> None:
     os.fsync = lambda descriptor: None
     for name in CHANGING_CALLS:
         wrap(os, name)
-    wrap(commit, "_rename_if_absent")
 
 
 def save_and_die(run: BareRun, target: str, count: int, calls: int) -> int:
@@ -242,9 +235,6 @@ def main() -> None:
     random.seed(SETTINGS["seed"] + rank)
     if SETTINGS.get("plain"):
         os.link = no_links
-        commit._renameat2 = lambda: None  # type: ignore[assignment, misc]
-    if SETTINGS.get("many"):
-        transport._FRAMES_UPTO = 1
     world.ensure(cpu=True, timeout=timedelta(seconds=SETTINGS.get("timeout", 60)))
     run = build()
     run.project.project_dir = SETTINGS["directory"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_core.checkpoint.manifest import found_save
+from accel_core.checkpoint import commit
 from accel_core.checkpoint.preemption import EXIT_CODE
 from accel_core.testing import limits
 from accel_core.testing.programs import ProgramAndRanks
@@ -68,7 +68,7 @@ def test_asked_to_end_and_started_again(number: signal.Signals, uninterrupted: P
     assert found, errors
     assert [rank["exit_code"] for rank in json.loads(Path(found[1]).read_text())["ranks"]] == [EXIT_CODE] * RANKS
     assert "start the run again" in errors
-    assert found_save(tmp_path / "ckpt").whole
+    assert commit.find(tmp_path / "ckpt") is not None
     assert not (tmp_path / "end-0.pt").exists()
     launcher = launch(tmp_path, 0.0)
     errors = limits.communicate(launcher)[1]

@@ -29,7 +29,6 @@ from accel_bigmodel import (
 )
 from accel_bigmodel.hooks.prefetch import _residencies
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint.weights import save_model
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.host.environ import patch_environment
 from accel_core.modules.held_memory import tell_if_exhausted
@@ -203,34 +202,6 @@ def tight(sim: Any, folder: Path) -> dict[str, Any]:
     return {"equal": all(torch.equal(output, expected) for output in outputs)}
 
 
-def stored(sim: Any, folder: Path) -> dict[str, Any]:
-    """Layers that stay in a store come to the device through a cache with room for four."""
-    plain, _, expected = reference(folder)
-    save_model(plain, None, "memory://bucket/weights")
-    places: dict[str, int | str] = {"embed": 0, "head": 0, "layers": "disk"}
-    model = load_checkpoint_and_dispatch(
-        empty(), "memory://bucket/weights", device_map=places, offload_folder=folder / "near", offload_cache=4 * LAYER
-    )
-    seen: list[int] = []
-
-    def look(*_: object) -> None:
-        found = 0
-        for path in folder.rglob("piece-*"):
-            with contextlib.suppress(FileNotFoundError):  # another piece took its room
-                found += path.stat().st_size
-        seen.append(found)
-
-    for layer in model.layers:
-        layer.register_forward_hook(look)
-    outputs = [model(TOKENS.to(simulated.NAME)).cpu() for _ in range(3)]
-    bindings = [part.binding for part, _ in _residencies(model)]
-    return {
-        "equal": all(torch.equal(output, expected) for output in outputs),
-        "within": max(seen) <= 4 * LAYER,
-        "prefetched": all(binding is not None for binding in bindings) and len(bindings) == len(model.layers),
-    }
-
-
 def gradients(sim: Any, folder: Path) -> dict[str, Any]:
     """An adapter over an offloaded base trains as it does in memory: staging memory is never used again under grad."""
     plain, _, _ = reference(folder)
@@ -401,7 +372,6 @@ SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
         full,
         refused,
         tight,
-        stored,
         gradients,
         back,
         mixed,

@@ -3,13 +3,12 @@
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from accel_bigmodel.checkpoint.load import LoadOptions, found_weights, load, loading_index, opened_weights, packed_for
+from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index, packed_for
 from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
@@ -27,6 +26,7 @@ from accel_bigmodel.offload.reuse import offload_once
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_bigmodel.placement import TiedTensors, as_device, in_normal_mode, retie_parameters
 from accel_core._records import record
+from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.errors import ConfigurationError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
@@ -459,23 +459,20 @@ def load_checkpoint_and_dispatch(
     expert_lookahead: bool = False,
     keep_pages: bool | None = None,
     dequantize: bool = False,
-    offload_cache: int | str | None = None,
 ) -> nn.Module:
     """Load a checkpoint into a model and spread it over devices, the CPU and the disk.
 
-    Weights on "disk" that are in safetensors or GGUF files are used in place: nothing is written. Those in safetensors
-    files of a store stay there, and are fetched when a block is about to need them.
+    Weights on "disk" that are in safetensors or GGUF files are used in place: nothing is written.
 
     Args:
         model: The model, usually empty; changed in place.
         checkpoint: A weights file (safetensors, GGUF, or of `torch.save`), an index (`.json`), or a folder with one; or
-            the address of one in a store.
+            the address of one in a store, which is fetched first.
         device_map: Devices by name, or "auto", "balanced", "balanced_low_0" or "sequential" to have them chosen. None
             loads without dispatching.
         max_memory: Bytes or written sizes by device, for the choice; by default what is free.
         no_split_module_classes: Class names of modules that stay on one device.
-        offload_folder: Where weights on "disk" are written that no safetensors file holds, and where the cache lies of
-            those in a store; by default among temporary files.
+        offload_folder: Where weights on "disk" are written that no safetensors file holds.
         offload_buffers: Whether buffers of offloaded parts are away too.
         dtype: The dtype that floating point weights are cast to; by default the model's own.
         offload_state_dict: Accepted: what goes to the CPU is mapped from its file and needs no room twice.
@@ -492,15 +489,13 @@ def load_checkpoint_and_dispatch(
         keep_pages: As for `dispatch_model`.
         dequantize: Whether packed weights of a GGUF file are unpacked while they are loaded, as for
             `load_checkpoint_in_model`; by default they stay packed, also where they wait.
-        offload_cache: Bytes or a written size ("8GiB"): how much of the weights on "disk" that stay in a store lies on
-            this machine; by default all that was used. What computes at once stays in any case.
 
     Returns:
-        The model. A forward that fails because a store does can be repeated.
+        The model.
 
     Raises:
-        ConfigurationError: When `expert_cache` does not fit the model or its device, `offload_cache` is too small or
-            bounds nothing, or pages are to go that nothing releases (`keep_pages=False` with `prefetch=False`).
+        ConfigurationError: When `expert_cache` does not fit the model or its device, or pages are to go that nothing
+            releases (`keep_pages=False` with `prefetch=False`).
         CheckpointError: When the checkpoint is missing, damaged, unsafe, or does not fit; the model is as it was.
         DeviceMapError: When the map is unknown, misses a tensor, or memory does not suffice.
         DeviceUnavailableError: When the map names a device that is not here.
@@ -510,14 +505,13 @@ def load_checkpoint_and_dispatch(
         >>> model = load_checkpoint_and_dispatch(Net(), "checkpoint", device_map="auto")
 
         >>> accelerator.save_model(model, "memory://bucket/weights")
-        >>> arguments = {"device_map": {"": "disk"}, "offload_cache": "1MiB"}
-        >>> model = load_checkpoint_and_dispatch(Net(), "memory://bucket/weights", **arguments)
+        >>> model = load_checkpoint_and_dispatch(Net(), "memory://bucket/weights", device_map={"": "disk"})
     """
     _check_pages(prefetch, keep_pages)
     options = LoadOptions(offload_folder, dtype, (), offload_buffers, False, strict, device_map is not None, dequantize)
     from_rank0 = broadcast_from_rank0 and full_state_dict
-    given = found_weights(checkpoint, offload_cache, whole=from_rank0)
-    with packed_for(model, given, options, from_rank0=from_rank0):
+    checkpoint = local_weights(checkpoint)
+    with packed_for(model, checkpoint, options, from_rank0=from_rank0):
         # Limits bound what is prefetched only where they decided the map, and nobody chose a window.
         limits = max_memory if isinstance(device_map, str) and prefetch is None else None
         if isinstance(device_map, str):
@@ -531,8 +525,7 @@ def load_checkpoint_and_dispatch(
             prefetch = placement.room_left(limits, dtype)
         cached = _CachedExperts.of(placement, expert_cache, expert_lookahead, dtype)
         placement.check_blocks_fit(preload_module_classes, dtype, cached.names)
-        checkpoint = opened_weights(given, placement, offload_folder, offload_cache)
-        load(placement, checkpoint, replace(options, by_rows=cached.names), from_rank0=from_rank0)
+        load(placement, checkpoint, options, from_rank0=from_rank0)
     if device_map is None:
         return model
     weights = _Weights(None, offload_folder, None, offload_buffers)

@@ -102,23 +102,6 @@ def test_a_chosen_map_keeps_its_limit(strategy: str, dtype: torch.dtype | None, 
     assert peak <= 4 * size + extra + size // 2
 
 
-@pytest.mark.parametrize("store", ["memory", "file"])
-@torch.no_grad()
-def test_weights_in_a_store_come_to_the_device(store: str, tmp_path: Path) -> None:
-    """Parts on the "disk" of a checkpoint in a store pass through a cache of two layers to the GPU."""
-    pytest.importorskip("fsspec")
-    address = f"memory://bucket/{tmp_path.name}" if store == "memory" else f"file://{tmp_path / 'store'}"
-    save_model(stack(), None, address)
-    places: dict[str, int | str] = {str(number): "disk" if number else 0 for number in range(LAYERS)}
-    cache = 2 * LAYER if store == "memory" else None  # a folder of this machine is no store
-    x = torch.randn(4, WIDTH, device=DEVICE)
-    model = load_checkpoint_and_dispatch(
-        empty(), address, places, offload_folder=tmp_path / "near", offload_cache=cache
-    )
-    expected = stack().to(DEVICE)(x)
-    assert all(torch.equal(model(x), expected) for _ in range(3))
-
-
 @pytest.mark.parametrize("place", [0, "cpu", "disk"])
 @torch.no_grad()
 def test_packed_weights_are_unpacked_by_the_device(place: int | str, tmp_path: Path) -> None:

@@ -26,9 +26,6 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
 )
-from accel_bigmodel.checkpoint.load import loading_index
-from accel_bigmodel.offload.pieces import away
-from accel_core.checkpoint.weights import save_model
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
 from accel_core.testing.limits import wait_for_fork
 from accel_core.testing.requires import requires
@@ -114,31 +111,6 @@ def chosen(model: nn.Module, tokens: torch.Tensor) -> list[int]:
         found.append(layer.router(tokens).topk(CHOICES, -1).indices.unique().numel())
         tokens = layer(tokens)
     return found
-
-
-def test_chosen_experts_come_from_a_store(fresh_state: None, tmp_path: Path, whole: nn.Module) -> None:
-    """Of experts in a store only those are fetched that tokens chose, each once while the disk has room."""
-    pytest.importorskip("fsspec")
-    save_model(mixtures(), None, "memory://bucket/experts")
-    with init_empty_weights():
-        model = mixtures()
-    model = load_checkpoint_and_dispatch(
-        model,
-        "memory://bucket/experts",
-        device_map=DISK,
-        expert_cache=ONE,
-        offload_cache="1MiB",
-        offload_folder=tmp_path,
-    )
-    found = away(loading_index(model)["0.experts.up"]["safetensors_file"])
-    assert found is not None
-    traffic = found.file.store.traffic
-    begun = traffic.bytes
-    with torch.no_grad():
-        for _ in range(2):
-            assert torch.equal(model(TOKENS), whole(TOKENS))
-            assert traffic.bytes - begun == sum(chosen(whole, TOKENS)) * ONE
-    assert model.expert_report().from_disk == 2 * sum(chosen(whole, TOKENS)) * ONE
 
 
 @pytest.mark.parametrize(

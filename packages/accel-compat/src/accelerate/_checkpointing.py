@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_core.checkpoint import commit, names, pickles, plain, stateful
+from accel_core.checkpoint import names, pickles, plain, stateful
 from accel_core.checkpoint.format import Part, Source
 from accel_core.checkpoint.load import placement
 from accel_core.checkpoint.manifest import Manifest
@@ -57,7 +57,7 @@ def save_accelerator_state(
 
 def _write(part: Part, folder: Path, rank: int) -> None:
     """Write a part under another name first, so that a file that is there is replaced in one step."""
-    with tempfile.TemporaryDirectory(prefix=commit.STAGING, dir=folder) as staging:
+    with tempfile.TemporaryDirectory(prefix=names.HIDDEN, dir=folder) as staging:
         for entry in part.write(Path(staging), rank):
             os.replace(Path(staging) / entry.name, folder / entry.name)
 

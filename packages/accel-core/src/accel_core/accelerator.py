@@ -1411,11 +1411,12 @@ class Accelerator(FunctionControl):
         *,
         blocking: bool = True,
         parts: Iterable[str] | None = None,
+        timeout: float = 60.0,
         **save_model_func_kwargs: object,
     ) -> Any:
         """Save models, optimizers, schedules, data positions, random states and registered objects.
 
-        Every process calls it. Where each holds whole models and optimizers, the main one may call it alone.
+        Every process calls it.
 
         Args:
             output_dir: The folder, or an address in an object store (`s3://bucket/run/7`); with
@@ -1423,10 +1424,15 @@ class Accelerator(FunctionControl):
             safe_serialization: Weights as safetensors.
             blocking: Return when the checkpoint is complete; else return a handle at once and write meanwhile.
             parts: `("model",)` for the models alone, `("adapters",)` for the adapters of PEFT models; by default all.
+            timeout: Seconds within which every process has to come.
             **save_model_func_kwargs: Passed to what writes the models.
 
         Returns:
             The folder or address, or with `blocking=False` a handle with `wait()`.
+
+        Raises:
+            RankDisagreementError: A process did not come.
+            CheckpointError: It could not be written; what was there before is intact.
 
         Examples:
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -1440,6 +1446,7 @@ class Accelerator(FunctionControl):
                 safe_serialization=safe_serialization,
                 blocking=blocking,
                 parts=parts,
+                timeout=timeout,
                 **save_model_func_kwargs,
             )
 

@@ -23,13 +23,12 @@ from torch.utils.flop_counter import flop_registry
 
 from accel_core._records import record
 from accel_core._torch import after_gradients, is_in_backward
-from accel_core.comm import roll_call
+from accel_core.comm.arrival import arrive
 from accel_core.comm.control import Channel
-from accel_core.comm.disagreement import listed_failures
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.rows import count_rows
 from accel_core.devices.memory import peak_memory
-from accel_core.errors import ConfigurationError, EngineUnavailableError, RankDisagreementError
+from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host.run_card import card
 from accel_core.logging import get_logger
 from accel_core.optim.optimizer import AcceleratedOptimizer
@@ -43,6 +42,7 @@ __all__ = ["Measurement", "Meter", "MeteredOptimizer", "MeteredRuntime"]
 _logger = get_logger(__name__)
 _PARTS = ("waiting", "forward", "backward", "exchange", "optimizer", "saving", "rest", "evaluation")
 _WAITING, _FORWARD, _BACKWARD, _EXCHANGE, _OPTIMIZER, _, _REST, _EVALUATION = range(len(_PARTS))
+_ARRIVAL = 60.0  # seconds within which all ranks come to their first measured step
 _MOST_MARKS = 100_000  # of one step, so that memory does not grow where no step ends
 _SIDE, _TRIES = 1024, 5  # of square products that show what a CPU can do
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -409,8 +409,8 @@ class Meter:
             samples = tokens = 0.0
         if isinstance(self._settings.flops, int | float):
             flops = samples * self._settings.flops
-        if self.last is None:
-            self._check_all_measure()
+        if self.last is None:  # one without a meter would meet the exchange with one of its gradients
+            arrive(self._world, f"Measuring steps with MeterKwargs(every={self._settings.every})", _ARRIVAL)
         own = (self._sums[: len(_PARTS)], steps, samples, tokens, flops, self._peak, peak_memory(self._world.device))
         self._sums = [0.0] * len(self._sums)
         group = "" if self._world.device.type == "cpu" else "meter"
@@ -422,16 +422,6 @@ class Meter:
                 card.utilization(self.last.mfu)
             named = {f"meter/{each.name}": getattr(self.last, each.name) for each in fields(self.last)}
             self._log({name: value for name, value in named.items() if value is not None}, self._steps)
-
-    def _check_all_measure(self) -> None:
-        """Refuse a meter on some ranks: the others would meet its exchange with one of their gradients."""
-        absent = roll_call.call(self._world, "measuring steps")
-        if absent and set(absent.values()) != {roll_call.ELSEWHERE}:  # who waits in a frame is told in the exchange
-            raise RankDisagreementError(
-                f"Steps are measured on all ranks or on none; got MeterKwargs(every={self._settings.every}) on rank "
-                f"{self._world.rank}, and not {'; '.join(listed_failures(absent))}. Pass the same MeterKwargs on every "
-                "rank."
-            )
 
     def _measurement(self, rows: dict[int, Any], memory: int) -> Measurement:
         mean = [sum(row[0][part] / row[1] for row in rows.values()) / len(rows) for part in range(len(_PARTS))]

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from store_server import LIBRARY, SCHEME, FaultyProxy, file_system, serving, settings
 
-from accel_core.checkpoint.remote import store, upload
+from accel_core.checkpoint.remote import storage, store
 from accel_core.process.world import destroy
 
 
@@ -31,7 +31,7 @@ def s3(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(store, "_PAUSE", 0.0)
-    upload._probed.clear()
+    storage._probed.clear()
     file_system()
     server.begin()
     yield server

@@ -49,7 +49,7 @@ def stored(address: str | Path | None, **project: Any) -> set[float]:
     return values(run)
 
 
-def save_when_told(address: str, run_id: str, temporary: str, variables: dict[str, str], pipe: Connection) -> None:
+def save_when_told(address: str, temporary: str, variables: dict[str, str], pipe: Connection) -> None:
     """Save again and again, each time in a process of its own: its id goes to the parent, which arms the server.
 
     For each value that comes: the id of the process, its status when it has ended.
@@ -67,7 +67,6 @@ def save_when_told(address: str, run_id: str, temporary: str, variables: dict[st
         process = os.fork()
         if process == 0:
             run = build(value)
-            run.project.run_id = run_id
             pipe.send(os.getpid())
             pipe.recv()
             save_state(run, address)

@@ -93,7 +93,7 @@ class Killed:
         self.here, there = context.Pipe()
         # The server that processes are forked from may have begun before the store.
         variables = {**settings(s3), "ACCEL_TEST_STORE": KIND}
-        arguments = (address, self.run.project.run_id, str(temporary), variables, there)
+        arguments = (address, str(temporary), variables, there)
         self.child = context.Process(target=save_when_told, args=arguments)
         self.child.start()
 

@@ -143,15 +143,15 @@ def test_weights_that_are_replaced_while_they_are_fetched_are_no_mixture(
     """Parts of a file of which some were read before it was replaced and some after it are an error."""
     at = f"{bucket}/weights"
     save_model(net(2.0), None, at)
-    read_part, seen = store.Store.read, []
+    get, seen = store.Store.get, []
 
-    def replaced(self: store.Store, name: str, start: int = 0, stop: int | None = None) -> bytes:
+    def replaced(self: store.Store, name: str, path: Path) -> None:
         if name == "model.safetensors" and not seen:
             seen.append(name)
             save_model(net(3.0), None, at)
-        return read_part(self, name, start, stop)
+        get(self, name, path)
 
-    monkeypatch.setattr(store.Store, "read", replaced)
+    monkeypatch.setattr(store.Store, "get", replaced)
     with pytest.raises(CheckpointError, match="were replaced while they were fetched"):
         local_weights(at)
     assert read(at) == {3.0}

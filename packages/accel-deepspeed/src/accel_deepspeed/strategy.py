@@ -540,10 +540,10 @@ def _is_engine(model: object) -> bool:
     return any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__)
 
 
-def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+def _parameters_of(optimizer: torch.optim.Optimizer | DummyOptim | None) -> list[torch.Tensor]:
     if optimizer is None:
         return []
-    groups = list(optimizer.params if isinstance(optimizer, DummyOptim) else optimizer.param_groups)
+    groups: list[Any] = list(optimizer.params if isinstance(optimizer, DummyOptim) else optimizer.param_groups)
     if isinstance(optimizer, DummyOptim):
         optimizer.params = groups  # which may have been an iterator
     return [p for group in groups for p in (group["params"] if isinstance(group, dict) else [group])]

@@ -26,7 +26,7 @@ from accel_megatron import library
 from accel_megatron.engine import MegatronEngine
 from accel_parallel.checkpoint import models as stored_models
 from accel_parallel.checkpoint import writer
-from accel_parallel.checkpoint.metadata import METADATA_NAME, Box
+from accel_parallel.checkpoint.metadata import METADATA_NAME
 from accel_parallel.checkpoint.reader import ShardFolder
 
 __all__ = ["EngineFormat"]
@@ -72,31 +72,6 @@ class EngineFormat(PlainFormat):
         """Return all files except the random states of other ranks."""
         own = _random_name(rank)
         return [name for name in source.files() if name == own or not name.startswith(f"{_FOLDER}/random_")]
-
-    def pieces(self, run: Run, source: Source) -> dict[str, list[tuple[int, int]]]:
-        """Return which bytes of shards this rank reads, by file: of weights, and of their state, those of its degrees.
-
-        The optimizer's state is laid out like the weights, under their names.
-        """
-        found: dict[str, list[tuple[int, int]]] = {}
-        for engine in _engines(run.models) if f"{_FOLDER}/{METADATA_NAME}" in source.files() else ():
-            own: dict[str, list[Box]] = {}
-            shapes: dict[str, tuple[int, ...]] = {}
-            for one in _tensors(engine):
-                sizes = (1,) * one.prepend_axis_num + tuple(one.local_shape)
-                own.setdefault(one.key, []).append(Box(tuple(one.global_offset), sizes))
-                shapes[one.key] = tuple(one.global_shape)
-            shards = stored_models.shards_of(source, _FOLDER)
-            stored = {name: tuple(each.shape) for name, each in shards.tensors.items()}
-            weights = {name: _STATE.sub("", name) for name in stored}
-            # What this rank lacks another stage has; the rest is read whole, and megatron-core says what is wrong.
-            alike = [
-                name
-                for name, weight in weights.items()
-                if "optimizer" not in weight.split(".") and shapes.get(weight, stored.get(weight)) == stored[name]
-            ]
-            found |= shards.overlapping({name: own.get(weights[name], []) for name in alike})
-        return found
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare the checkpoint with the engine, without changing it, and return how to restore it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,28 +208,30 @@ def _write(operation: str, collect: Callable[[], dict[str, Any]], path: Path, ke
 def _write_shards(state: dict[str, Any], target: Path, ranks: Ranks, *, on_this_disk: bool) -> None:
     """Write a folder of shards beside its place, and put it there when it is complete."""
     doing = f"Writing {str(target)!r}"
-    # On the same disk, so that putting it in place is one rename.
-    # One name on all ranks: that of the first.
-    staging = commit.sibling_path(target, commit.STAGING, ranks.broadcast(names.fresh_id()))
+    folder, identity = target.parent, ranks.broadcast(names.fresh_id())
+    staging = commit.staging_of(folder, identity)
+    leads = False
     try:
+        # The first rank makes the folder on its disk, then those of machines that have disks of their own.
+        for makes in (ranks.rank == 0, on_this_disk):
+            with ranks.together(doing):
+                if target.exists() and not target.is_dir():
+                    raise CheckpointError(f"Shards need a folder; got the file {str(target)!r}. Rename it.")
+                if makes and not staging.is_dir():
+                    leads = True
+                    commit.stage(folder, identity)
         with ranks.together(doing) as exchange:
-            if target.exists() and not target.is_dir():
-                raise CheckpointError(f"Shards need a folder; got the file {str(target)!r}. Rename it.")
             (part,) = writer.plan({target.name: state}, ranks.rank, exchange)
-            staging.mkdir(parents=True, exist_ok=True)
             part.write(staging, ranks.rank)
             notes = exchange(part.note)
-        # The first rank completes its disk; then those of machines that have disks of their own find theirs waiting.
-        for completes in (ranks.rank == 0, on_this_disk):
-            with ranks.together(doing):
-                if completes and staging.exists():
-                    part.conclude(staging, ranks.rank, notes)
-                    commit.flush_tree(staging)
-                    commit.replace_folder(staging / target.name, target)
-                    staging.rmdir()
+        with ranks.together(doing):
+            if leads:
+                part.conclude(staging, ranks.rank, notes)
+                before = {f"{target.name}/{name}" for name in commit.files_in(target)} if target.exists() else set()
+                commit.publish(staging, folder, stale=before - commit.files_in(staging).keys(), last=[])
     finally:
-        if on_this_disk:
-            shutil.rmtree(staging, ignore_errors=True)
+        if leads:
+            commit.clear(staging)
 
 
 def _read(

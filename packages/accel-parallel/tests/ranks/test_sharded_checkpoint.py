@@ -351,7 +351,7 @@ def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
 
     class Forgetful(RankPart):
         def write(self, folder: Path, rank: int) -> list[Entry]:
-            return [*super().write(folder, rank), Entry(f"lost_{rank}", 1, "")]
+            return [*super().write(folder, rank), Entry(f"lost_{rank}", 1, "", rank)]
 
     own = build(1)
     save_state(own, tmp_path / "ckpt")
@@ -360,7 +360,8 @@ def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
         form = ToyFormat()
         form.parts = lambda request, kind=kind: [kind({"a": torch.ones(2)})]  # type: ignore[method-assign]
         own.strategy = Holder(form)
-        assert words in failure_of(save_state, own, tmp_path / "ckpt")
+        text = failure_of(save_state, own, tmp_path / "ckpt")
+        assert words in text, text
     other = build(2)
     load_state(other, tmp_path / "ckpt")
     assert_equal(everything(other), before)

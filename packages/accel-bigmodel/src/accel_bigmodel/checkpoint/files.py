@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from accel_core.checkpoint.in_place import standing_weights
+from accel_core.checkpoint.commit import standing_file
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accel_core.checkpoint.shards import read_index
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsafeCheckpointError
@@ -25,7 +25,7 @@ def find_files(checkpoint: str | os.PathLike[str]) -> tuple[list[str], dict[str,
         UnsafeCheckpointError: When the index names a file outside its folder.
         CheckpointDamagedError: When the index cannot be read.
     """
-    path = standing_weights(Path(checkpoint))
+    path = standing_file(Path(checkpoint))
     if not os.path.exists(path):
         raise CheckpointNotFoundError(
             f"No checkpoint at {str(path)!r}; nothing is there. Check the path, or fetch the files again."

@@ -3,8 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -14,20 +13,19 @@ from torch import nn
 from accel_bigmodel.checkpoint.broadcast import open_on_rank0, together
 from accel_bigmodel.checkpoint.files import find_files, holds_gguf
 from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
-from accel_bigmodel.checkpoint.read import Checkpoint, PickledShard, SafetensorsShard, Shard
+from accel_bigmodel.checkpoint.read import Checkpoint, PickledShard, Shard
 from accel_bigmodel.device_map.check import AnyDevice
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
 from accel_bigmodel.hooks.residency import packed_key
-from accel_bigmodel.offload.pieces import Away, PieceCache, put_away
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
 from accel_core._records import record
-from accel_core.checkpoint.remote.weights import StoredWeights, weights_at
-from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError, OffloadFolderError
+from accel_core.checkpoint.remote.weights import local_weights
+from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFolderError
 from accel_core.logging import get_logger
 from accel_core.modules import packed
-from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
+from accel_core.modules.sizes import as_dtype
 from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 from accel_core.modules.unwrap import canonical_name
 from accel_core.tqdm import on_terminal
@@ -35,12 +33,10 @@ from accel_core.tqdm import on_terminal
 __all__ = [
     "LoadOptions",
     "LoadedKeys",
-    "found_weights",
     "load",
     "load_checkpoint_in_model",
     "load_offloaded_weights",
     "loading_index",
-    "opened_weights",
     "packed_for",
 ]
 
@@ -68,7 +64,6 @@ class LoadOptions:
     strict: bool = False
     must_fill: bool = False
     dequantize: bool = False
-    by_rows: Collection[str] = ()  # modules of experts that come one by one
 
     def dtype_for(self, name: str, tensor: torch.Tensor) -> torch.dtype | None:
         """Return the dtype that a tensor is cast to; None for the model's own."""
@@ -131,35 +126,6 @@ class _Plan:
         return (target for _, targets in self.files for target in targets)
 
 
-def found_weights(checkpoint: str | os.PathLike[str], cache: int | str | None, *, whole: bool) -> Path | StoredWeights:
-    """Return where a checkpoint is on this machine, or what of it may stay in a store; `whole` leaves nothing there."""
-    found = weights_at(checkpoint)
-    if isinstance(found, StoredWeights) and found.have_headers and not whole:
-        return found
-    if cache is not None:
-        raise ConfigurationError(
-            f"A cache keeps weights on the disk that stay in safetensors files of a store; got offload_cache={cache!r} "
-            f"and {os.fspath(checkpoint)!r}, which is read whole. Leave offload_cache out."
-        )
-    return found if isinstance(found, Path) else found.fetch()
-
-
-def opened_weights(
-    found: Path | StoredWeights, placement: Placement, folder: str | os.PathLike[str] | None, cache: int | str | None
-) -> Path:
-    """Return where a checkpoint can be read; of one in a store only headers are fetched if parts go to the disk."""
-    if isinstance(found, Path):
-        return found
-    budget = None if cache is None else convert_file_size_to_int(cache)
-    if not placement.waits_on("disk"):
-        return found.fetch()
-    path, files = found.headers(None if folder is None else os.path.abspath(folder))
-    pieces = PieceCache(path if path.is_dir() else path.parent, budget)
-    for place, file in files.items():
-        put_away(place, Away(file, pieces))
-    return path
-
-
 def loading_index(model: nn.Module) -> dict[str, Any]:
     """Return the index of the weights that loading left on disk."""
     found: dict[str, Any] = model.__dict__.get(_INDEX, {})
@@ -182,7 +148,6 @@ def load_checkpoint_in_model(
     *,
     must_fill: bool = False,
     dequantize: bool = False,
-    offload_cache: int | str | None = None,
 ) -> LoadedKeys:
     """Load a checkpoint into a model; each tensor goes straight to its device, and what is on "disk" stays in its file.
 
@@ -191,11 +156,10 @@ def load_checkpoint_in_model(
     Args:
         model: The model, which may be empty.
         checkpoint: A weights file (safetensors, GGUF, or of `torch.save`), an index (`.json`), or a folder with one; or
-            the address of one in a store, where weights on "disk" stay that are in safetensors files.
+            the address of one in a store, which is fetched first.
         device_map: Devices by name of submodule or tensor; by default every tensor stays on the device it has, and
             empty ones go to the CPU.
-        offload_folder: Where weights on "disk" are written that no safetensors file holds, and where the cache lies of
-            those in a store; by default among temporary files.
+        offload_folder: Where weights on "disk" are written that no safetensors file holds.
         dtype: The dtype that floating point weights are cast to; by default the model's own.
         offload_state_dict: Accepted: what goes to the CPU is mapped from its file and needs no room twice.
         offload_buffers: Whether buffers of parts on "disk" stay on disk too.
@@ -207,8 +171,6 @@ def load_checkpoint_in_model(
         must_fill: Whether tensors that would be left empty, on the meta device, are an error.
         dequantize: Whether packed weights of a GGUF file are unpacked while they are loaded. By default they stay
             packed: their parameters are frozen, and each operation that computes with one unpacks it.
-        offload_cache: Bytes or a written size ("8GiB"): how much of the weights on "disk" that stay in a store lies on
-            this machine; by default all that was used.
 
     Returns:
         The names that the checkpoint lacks, and those that the model lacks.
@@ -217,7 +179,6 @@ def load_checkpoint_in_model(
         CheckpointMismatchError: When shapes differ, integers are stored for a floating point parameter, names differ
             with `strict`, or tensors are left empty with `must_fill`; all of them are listed.
         CheckpointError: When a file is missing, damaged or unsafe, or a store fails for good.
-        ConfigurationError: When `offload_cache` is too small, or there is nothing that it bounds.
         OffloadError: When weights must be written and `offload_folder` is missing or cannot be.
         DeviceMapError: When the device map misses a tensor, or has it on the disk and elsewhere.
         DeviceUnavailableError: When the device map names a device that is not here.
@@ -230,9 +191,8 @@ def load_checkpoint_in_model(
         LoadedKeys(missing_keys=[], unexpected_keys=[])
     """
     from_rank0 = broadcast_from_rank0 and full_state_dict
-    given = found_weights(checkpoint, offload_cache, whole=from_rank0)
+    checkpoint = local_weights(checkpoint)
     placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
-    checkpoint = opened_weights(given, placement, offload_folder, offload_cache)
     options = LoadOptions(
         offload_folder,
         dtype,
@@ -248,10 +208,10 @@ def load_checkpoint_in_model(
 
 
 def packed_for(
-    model: nn.Module, checkpoint: Path | StoredWeights, options: LoadOptions, *, from_rank0: bool
+    model: nn.Module, checkpoint: Path, options: LoadOptions, *, from_rank0: bool
 ) -> contextlib.AbstractContextManager[None]:
     """Return a context in which a model has packed parameters where a GGUF file has packed weights that stay so."""
-    if options.dequantize or from_rank0 or isinstance(checkpoint, StoredWeights) or not holds_gguf(checkpoint):
+    if options.dequantize or from_rank0 or not holds_gguf(checkpoint):
         return contextlib.nullcontext()
     return packed_while_loading(model, GgufShard(find_files(checkpoint)[0], model), options.dtype_for)
 
@@ -319,7 +279,6 @@ def _checked_plan(placement: Placement, source: Checkpoint, options: LoadOptions
     if options.must_fill:
         _check_filled(model, plan)
     _check_offload(plan, options)
-    _check_cache(plan, options.by_rows)
     return plan
 
 
@@ -421,30 +380,11 @@ def _check_offload(plan: _Plan, options: LoadOptions) -> None:
         ) from failure
 
 
-def _check_cache(plan: _Plan, by_rows: Collection[str]) -> None:
-    """Check that a cache has room for the weights of any module that stay in a store, and for all shared ones."""
-    sizes: Counter[str] = Counter()
-    shared, budget = 0, None
-    for target in plan.targets:
-        if target.waits_on_disk and isinstance(target.shard, SafetensorsShard) and target.shard.cache is not None:
-            budget, entry = target.shard.cache.budget, target.shard.file.entries[target.stored]
-            owner = target.names[0].rpartition(".")[0]
-            sizes[owner] += entry.nbytes // entry.shape[0] if owner in by_rows else entry.nbytes
-            shared += entry.nbytes if len(target.names) > 1 else 0
-    if budget is not None and budget < (needed := shared + max(sizes.values())):
-        raise ConfigurationError(
-            "A cache of weights in a store holds those of the largest module, and all that modules share; got "
-            f"offload_cache={written_size(budget)}, where that is {written_size(needed)}. Raise offload_cache."
-        )
-
-
 def _fill(model: nn.Module, plan: _Plan, options: LoadOptions) -> dict[str, Any]:
     """Put every tensor in its place; return the index of what stays on disk."""
     index: dict[str, Any] = {}
     written: MutableMapping[str, Any] = {}
     for shard, targets in plan.files:
-        if isinstance(shard, SafetensorsShard):
-            shard.expect(target.stored for target in targets if not target.waits_on_disk)
         for target in on_terminal(targets, "Loading weights"):
             form = packed.find(target.tensor) if options.packs else None
             if not target.waits_on_disk:

@@ -1,7 +1,7 @@
 """The tensors of a checkpoint by name, whatever files it consists of; nothing is read before it is needed."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,6 @@ from accel_bigmodel.checkpoint.files import find_files
 from accel_bigmodel.checkpoint.gguf import GgufShard
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import InFile, MappedFile
-from accel_bigmodel.offload.pieces import Away, away
 from accel_core.checkpoint.pickles import load_object, open_plain
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 from accel_core.modules.unwrap import canonical_name
@@ -21,21 +20,12 @@ __all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "load_state_dict", 
 
 
 class SafetensorsShard:
-    """A safetensors file of a checkpoint: its tensors are views of a memory map, or read from a store."""
+    """A safetensors file of a checkpoint: its tensors are views of a memory map."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        found = away(path)
-        self._in_store = None if found is None else Away(found.file)
-        self.cache = None if found is None else found.cache
         # A map of its own: a model that takes the views may write to them, and no other model shall see that.
-        self.file = MappedFile(path, source=self._in_store)
-
-    def expect(self, names: Iterable[str]) -> None:
-        """Note which tensors will be asked for, so that a store is asked for those that lie together at once."""
-        if self._in_store is not None:
-            entries = (self.file.entries[name] for name in names)
-            self._in_store.expect((entry.start, entry.stop) for entry in entries if entry.nbytes)
+        self.file = MappedFile(path)
 
     def names(self) -> list[str]:
         """List the tensors."""

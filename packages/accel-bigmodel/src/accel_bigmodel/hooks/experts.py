@@ -220,7 +220,7 @@ class _ChosenExperts:
 
     def _is_in_place(self, slot: Slot) -> bool:
         _, _, place = self._store(slot.name)
-        if place is None or place[0].source is not None:  # a store is waited for
+        if place is None:
             return False
         return _has_rows(slot.placeholder) or place[0].entries[place[1]].form == slot.dtype
 

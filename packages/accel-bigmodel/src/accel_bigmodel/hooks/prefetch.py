@@ -1,7 +1,7 @@
 """Puts schedules on a dispatched model, so that offloaded weights are prefetched while other blocks compute."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -12,7 +12,6 @@ from accel_bigmodel.hooks.hook import SequentialHook
 from accel_bigmodel.hooks.listed import CachedWeights
 from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
-from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
 from accel_bigmodel.offload.schedule import Block, Schedule, Transport
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
@@ -49,7 +48,7 @@ def attach_prefetch(
             count = sum(slot.placeholder.numel() * slot.placeholder.dtype.itemsize for slot in residency.slots)
             blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, spec), store, prefix))
         largest = max(block.nbytes for _, _, block, _, _ in blocks)
-        budget = _within_cache(_budget(device, largest, prefetch), [block for _, _, block, _, _ in blocks])
+        budget = _budget(device, largest, prefetch)
         if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
             continue
         transport: Transport[Weights] = (
@@ -116,18 +115,6 @@ def _has_room(device: torch.device, count: int) -> bool:
     if hasattr(module, "memory_reserved"):
         free += int(module.memory_reserved(device)) - int(module.memory_allocated(device))
     return free >= count
-
-
-def _within_cache(budget: int | None, blocks: Sequence[Block[Weights]]) -> int | None:
-    """Return how much of a budget waits for its turn in caches of files in stores: the next block, or half of them."""
-    here = [block for block in blocks if block.source.places]
-    places: list[tuple[MappedFile, str]] = [place for block in here for place in block.source.places]
-    rooms = [file.source.room for file, _ in places if file.source is not None and file.source.room is not None]
-    if budget is None or not rooms:
-        return budget
-    stored = sum(file.entries[name].nbytes for file, name in places)
-    room = min(rooms) * sum(block.nbytes for block in here) // max(stored, 1)
-    return min(budget, room, max(2 * max(block.nbytes for block in here), room // 2))
 
 
 def _budget(device: torch.device, largest: int, prefetch: Prefetch) -> int | None:

@@ -7,7 +7,7 @@ import resource
 import weakref
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from accel_core.checkpoint.tensor_file import check_booleans
 from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
-__all__ = ["InFile", "Map", "MappedFile", "Source", "header_of"]
+__all__ = ["InFile", "Map", "MappedFile", "header_of"]
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -39,29 +39,6 @@ class InFile(NamedTuple):
     weight: torch.Tensor | None = None
 
 
-class Source(Protocol):
-    """Where the bytes of a file are that lies elsewhere."""
-
-    size: int
-    room: int | None  # bytes of it that may be here at once; None for all
-
-    def mapped(self, first: int, last: int) -> tuple[Any, int]:
-        """Return memory, and where bytes of the file begin in it.
-
-        Args:
-            first: The first byte that is asked for.
-            last: The byte behind the last one.
-        """
-
-    def will_need(self, first: int, last: int) -> None:
-        """Have bytes of the file fetched while something else computes.
-
-        Args:
-            first: The first byte that will be asked for.
-            last: The byte behind the last one.
-        """
-
-
 def header_of(path: str | os.PathLike[str]) -> Header | GgufHeader:
     """Read the header of a safetensors or GGUF file, and nothing else.
 
@@ -77,8 +54,8 @@ def header_of(path: str | os.PathLike[str]) -> Header | GgufHeader:
         os.close(descriptor)
 
 
-def _read(descriptor: int, path: str | os.PathLike[str], size: int | None = None) -> Header | GgufHeader:
-    return read_gguf(descriptor, path) if os.fspath(path).endswith(".gguf") else read_header(descriptor, path, size)
+def _read(descriptor: int, path: str | os.PathLike[str]) -> Header | GgufHeader:
+    return read_gguf(descriptor, path) if os.fspath(path).endswith(".gguf") else read_header(descriptor, path)
 
 
 def _open(path: str | os.PathLike[str]) -> int:
@@ -130,25 +107,17 @@ def _leaves_room(size: int) -> bool:
 class MappedFile:
     """A file mapped into memory, private to this process: its tensors are views, read when they are touched.
 
-    Where the process may not use enough address space for the whole file, each tensor is mapped while it is in use. So
-    is one of a file that lies elsewhere but for its header: its `source` gives the bytes.
+    Where the process may not use enough address space for the whole file, each tensor is mapped while it is in use.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        entries: Mapping[str, StoredTensor] | None = None,
-        source: Source | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], entries: Mapping[str, StoredTensor] | None = None) -> None:
         self.path = os.fspath(path)
-        self.source = source
         with open(_open(path), "rb") as file:
-            size = None if source is None else source.size
-            self.header = _read(file.fileno(), self.path, size) if entries is None else None
+            self.header = _read(file.fileno(), self.path) if entries is None else None
             self.entries = (entries or {}) if self.header is None else self.header.tensors
             self._stamp = os.fstat(file.fileno())
             self.size = self._stamp.st_size
-            mapped = self.source is None and self.size and _leaves_room(self.size)
+            mapped = self.size and _leaves_room(self.size)
             self._map = Map(file.fileno(), self.size) if mapped else None
         self._held: dict[str, torch.Tensor] = {}
         self._views: MutableMapping[str, torch.Tensor] = weakref.WeakValueDictionary() if self._map is None else {}
@@ -227,8 +196,6 @@ class MappedFile:
         """Return mapped memory, and where bytes of the file begin in it."""
         if self._map is not None:
             return self._map.buffer, first
-        if self.source is not None:
-            return self.source.mapped(first, last)
         begin = first - first % mmap.PAGESIZE
         with open(_open(self.path), "rb") as file:
             found = os.fstat(file.fileno())
@@ -263,8 +230,6 @@ class MappedFile:
         if row is not None:
             size = entry.nbytes // entry.shape[0]
             first, last = first + row * size, first + (row + 1) * size
-        if self.source is not None and advice == mmap.MADV_WILLNEED:
-            self.source.will_need(first, last)
         if self._map is None:  # a piece is read when it is touched, and goes with its view
             return
         if advice == mmap.MADV_DONTNEED:

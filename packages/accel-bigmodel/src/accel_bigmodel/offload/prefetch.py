@@ -72,7 +72,7 @@ class MapTransport:
         spec = _spec_of(block)
         stayed = spec.kept_at is not None and spec.kept_at == _waited()
         for file, name in spec.places:
-            if not stayed or file.source is not None:
+            if not stayed:
                 file.will_need(name)
 
     def finish(self, block: Block[Weights], ticket: Any) -> Weights:
@@ -172,9 +172,6 @@ class StreamTransport:
             end.synchronize()
         weights = Weights([])
         used: list[torch.Tensor] = []
-        for file, name in spec.places:
-            if file.source is not None:
-                file.will_need(name)
         with self._stream:
             for name, dtype in zip(spec.names, spec.dtypes, strict=True):
                 source = spec.store.stored(name)

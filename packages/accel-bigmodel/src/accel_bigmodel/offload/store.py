@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from accel_bigmodel.offload.index import MappedFile
-from accel_bigmodel.offload.pieces import away
 from accel_core.checkpoint.json_file import read_json
 from accel_core.checkpoint.manifest import check_name
 from accel_core.checkpoint.tensor_file import buffer_of
@@ -421,7 +420,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         path = next((entry[key] for key in _IN_PLACE if entry.get(key) is not None), None)
         if path is not None:
             if path not in self._maps:
-                self._maps[path] = MappedFile(path, source=away(path))
+                self._maps[path] = MappedFile(path)
             found = self._maps[path], entry.get("weight_name", key)
             if found[1] not in found[0]:
                 raise OffloadError(

@@ -12,7 +12,7 @@ from torch import nn
 from accel_bigmodel import load_checkpoint_and_dispatch, load_checkpoint_in_model
 from accel_bigmodel.checkpoint.read import load_state_dict, open_checkpoint
 from accel_bigmodel.checkpoint.skeleton import skeleton_of
-from accel_core.checkpoint.in_place import Journal
+from accel_core.checkpoint import commit
 from accel_core.checkpoint.weights import save_model
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointMismatchError, CheckpointNotFoundError
 
@@ -122,12 +122,13 @@ def test_a_save_that_was_killed_after_its_commit_is_read(
     old, new = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     save_model(old, None, tmp_path, max_shard_size=80)
 
-    def killed(journal: Journal, committed: Path) -> None:
-        (journal.target / "model.safetensors.index.json").unlink()
-        raise KeyboardInterrupt
+    def killed(target: Path) -> None:
+        if commit.standing(target) != target:
+            (target / "model.safetensors.index.json").unlink()
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "place", killed)
+        patched.setattr(commit, "_place", killed)
         with pytest.raises(KeyboardInterrupt):
             save_model(new, None, tmp_path, max_shard_size=80)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

@@ -51,7 +51,7 @@ def address_of(given: str) -> Path | None:
         if "://" in given and "::" in given:
             raise ConfigurationError(
                 f"An address names one store; got {given!r}, with several schemes. Pass the one in which the "
-                "checkpoint lies, and ProjectConfiguration(local_cache=...) to keep the newest on this machine."
+                "checkpoint lies."
             )
         return None
     scheme, rest = found[1].lower(), found[2]

@@ -117,6 +117,10 @@ class Source:
         found = names.found_in(self.folder)
         return [name for name in found if self.only in ("", name, name.partition("/")[0])]
 
+    def has(self, name: str) -> bool:
+        """Return whether a file is due: listed in the manifest or, in a folder of Accelerate, there."""
+        return (self.folder / name).exists() if self.manifest is None else name in self.manifest
+
     def read(self, name: str, **options: Any) -> Any:
         """Return what a file of this save holds: JSON, or what `torch.save` wrote."""
         self.check_listed(name)
@@ -185,7 +189,7 @@ class SharedPart(Part, Protocol):
     def note(self) -> object:
         """What the rank that concludes has to know of what `write` did.
 
-        It is sent to all ranks; by many of them only when that of any rank is not equal to its last one.
+        It is sent to the rank that concludes.
         """
 
     def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:

@@ -1,12 +1,13 @@
-"""Restoring the state of a run from a folder: everything is read and compared before anything is changed.
+"""Restoring the state of a run: everything is read and compared before anything is changed.
 
-1. The ranks agree which save they load, and see which format it is in (`_select`).
-2. `FileSnapshot.take` notes what its files are now. Threads compare them with the manifest, while each part of the run
-   compares itself with what is stored for it (`Restoration`); the ranks exchange their findings. If another process
-   put another save in the place meanwhile, it all begins again.
+1. `_open`: the main rank chooses the save and reads the lists of its files; the others see that theirs is the same.
+2. `Storage.fetch` brings what ranks read to their machine. Threads compare the files with the manifest, while each part
+   of the run compares itself with what is stored for it (`Restoration`); the ranks exchange their findings.
 3. If anything is damaged or does not fit, every rank raises the same error, and nothing was changed.
 4. Load hooks are called; the models that they left are compared.
 5. Each `Restoration` is applied. Only a failure in this step leaves a run that is restored in part.
+
+A save that is committed to the same place meanwhile is an error: load again.
 """
 
 from __future__ import annotations
@@ -14,28 +15,27 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from accel_core._records import record
-from accel_core.checkpoint import background, commit, names, selection, stateful
+from accel_core.checkpoint import background, names, selection, stateful
 from accel_core.checkpoint.address import Address
-from accel_core.checkpoint.agreement import agree_on_latest, agree_on_save
 from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
 from accel_core.checkpoint.formats import recognise
-from accel_core.checkpoint.manifest import Manifest, content_of
-from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
+from accel_core.checkpoint.manifest import Manifest
+from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
-from accel_core.checkpoint.remote.download import Download
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
-from accel_core.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, UnsafeCheckpointError
+from accel_core.checkpoint.storage import Storage, storage_of
+from accel_core.comm.disagreement import ranks_text
+from accel_core.comm.transport import known_to_all
+from accel_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError, UnsafeCheckpointError
 from accel_core.modules import reduction_order
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
@@ -47,8 +47,6 @@ __all__ = ["load_state", "placement"]
 logger = logging.getLogger(__name__)
 
 _CHECKERS = 2
-_ATTEMPTS = 10
-_PAUSE = 0.001
 
 
 def load_state(
@@ -69,21 +67,22 @@ def load_state(
     options = placement(load_model_func_kwargs.pop("map_location", None), run.world) | (load_kwargs or {})
     ranks = Ranks(run.world, "load_state")
     request = LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict)
+    storage = _found(request)
     try:
         with byte_bar("Loading"):
-            reading = _read_and_compare(request)
+            reading = _open(request, storage)
+            _compare(reading)
         if run.world.is_main:
             logger.info("Loading states from %s", reading.report.folder)
         if run.load_state_pre_hooks:
             reading.plans = _call_hooks(reading) + reading.plans
+        _refuse_replaced(reading, f"nothing was changed{' but by load hooks' if run.load_state_pre_hooks else ''}")
         _apply(reading)
+        _refuse_replaced(reading, "all of it was restored, of which something may be of the other save")
         reduction_order.follow(run.models, ranks.exchange)
     finally:
-        for copy in request.copies:
-            copy.close()
-    if reading.copy is not None:
-        run.project.run_id = reading.copy.commit.run  # which goes on
-    number = reading.snapshot.target.name.rpartition("_")[2]
+        storage.close()
+    number = storage.target.name.rpartition("_")[2]
     if run.project.automatic_checkpoint_naming and number.isdecimal():
         # The next save comes after this one, wherever a crash left its files.
         run.project.iteration = max(run.project.iteration, int(number) + 1)
@@ -119,60 +118,22 @@ class LoadRequest:
     model_kwargs: dict[str, Any]  # what the user passes to `load_state_dict` of models
     ranks: Ranks
     strict: bool
-    copies: list[Download] = field(default_factory=list)  # what came from a store, until it is loaded
 
     def folder(self) -> Path:
         """Return the folder to load, or the folder in which to look for the latest checkpoint."""
         if self.input_dir is not None:
-            return names.folder_of(self.input_dir)
+            given = names.folder_of(self.input_dir)
+            return given if isinstance(given, Address) else Path(os.path.realpath(given))
         if not self.run.project.automatic_checkpoint_naming:
             raise ConfigurationError(
                 "load_state was not given a folder; input_dir is None and automatic naming is off. Pass a folder."
             )
         return names.folder_of(self.run.project.checkpoints_folder())
 
-    def series(self) -> list[Path]:
-        """Return the numbered checkpoints among which the latest is looked for, which another process may delete."""
-        automatic = self.input_dir is None and self.run.project.automatic_checkpoint_naming
-        return commit.numbered(self.folder()) if automatic else []
 
-    def moved(self, series: list[Path]) -> bool:
-        """Return whether another process saved or deleted since the latest was looked for among `series`."""
-        if self.copies:
-            return self.run.world.is_main and self.copies[-1].is_old()
-        return self.series() != series
-
-
-def _read_and_compare(request: LoadRequest) -> Reading:
-    """Compare a checkpoint with the run, from the beginning again whenever another process replaced it meanwhile."""
-    ranks = request.ranks
-    for attempt in range(_ATTEMPTS):
-        series = request.series()
-        try:
-            reading = _select(request)
-        except CheckpointError:  # the same on every rank, here and below: all of them come to the same question
-            if not any(ranks.exchange(request.moved(series))):
-                raise
-        else:
-            failure: CheckpointError | None = None
-            try:
-                _compare(reading)
-            except CheckpointError as error:
-                failure = error
-            if not any(ranks.exchange(reading.snapshot.replaced())):
-                if failure is not None:
-                    raise failure
-                return reading
-        time.sleep(_PAUSE * 2**attempt)  # the other process may not be done
-    raise CheckpointError(
-        f"The checkpoint {str(request.input_dir)!r} could not be read; got another save in its place {_ATTEMPTS} times "
-        "meanwhile. Load a copy of it, or save less often."
-    )
-
-
-def _select(request: LoadRequest) -> Reading:
-    """Agree on the save that is loaded, and see which format it is in."""
-    ranks = request.ranks
+def _found(request: LoadRequest) -> Storage:
+    """Return where the checkpoint is that all ranks load: the one that was named, or the latest of a series."""
+    run, ranks = request.run, request.ranks
     with ranks.together(f"Opening the checkpoint {str(request.input_dir)!r}"):
         if torch.is_inference_mode_enabled():
             raise CheckpointError(
@@ -180,66 +141,55 @@ def _select(request: LoadRequest) -> Reading:
                 "Call it outside of that block, or use torch.no_grad()."
             )
         _check_keywords(request)
-        given = request.folder()
-    copy: Download | None = None
-    if isinstance(given, Address):
-        cache = request.run.project.local_cache
-        copy = Download.begin(request.run.world, ranks, given, cache, series=request.input_dir is None)
-        request.copies.append(copy)
-        given = copy.local.files
-    elif request.input_dir is None:
-        given = agree_on_latest(given, ranks)
-    target = Path(os.path.realpath(given))
-    save = agree_on_save(target, ranks)
-    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
-        folder = given if save is None or (save.folder == target and given.exists()) else save.folder
-        machine = [(rank, ranks.size) for rank in _machine(request.run.world)]
-        manifest = Manifest.read(folder, machine)
+        storage = storage_of(request.folder(), run.world, run.project)
+    if request.input_dir is not None:
+        return storage
+    newest: Path | CheckpointNotFoundError | None = None
+    with ranks.together(f"Looking for checkpoints in {str(storage.target)!r}"):
+        if ranks.rank == 0:
+            try:
+                newest = storage.newest()
+            except CheckpointNotFoundError as error:  # which all ranks raise as one
+                newest = error
+    found = ranks.broadcast(newest)
+    if not isinstance(found, Path):
+        raise known_to_all(found or CheckpointNotFoundError(str(storage.target)))
+    return storage_of(found, run.world, run.project)
+
+
+def _open(request: LoadRequest, storage: Storage) -> Reading:
+    """Agree on what the checkpoint is made of, see which format it is in, and bring what ranks read to this machine."""
+    run, ranks, doing = request.run, request.ranks, f"Opening the checkpoint {str(storage.target)!r}"
+    folder, manifest = storage.open(ranks)
+    with ranks.together(doing):
         # Accelerate writes down no number of ranks, but a file of random states for each.
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
         source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
-    whole = save is not None and save.whole
-    if manifest is not None and manifest.lists is not None:
-        source, whole = _with_lists(source, manifest, request, whole)
-    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
-        if copy is not None and source.manifest and source.manifest is not manifest and request.run.world.is_local_main:
-            copy.lay_out(source.manifest)
-        own = recognise(source, request.run.strategy.format)
-    shown = folder if copy is None else copy.store.address
-    traffic = None if copy is None else copy.store.traffic
-    report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0, traffic=traffic)
-    report.reseeded = list(range(size, request.run.world.size))
-    reading = Reading(request, source, own, whole, FileSnapshot(target, folder), report, None, copy)
-    if copy is not None:
-        hooks, look = request.run.load_state_pre_hooks, getattr(own, "pieces", None)  # hooks may read anything
-        read = set(source.files()) if hooks else reading.read_by(*_machine(request.run.world))
-        copy.fetch(read, ranks, partial(look, request.run, source) if look and not hooks else None)
-    with ranks.together(f"Opening the checkpoint {str(given)!r}"):
+        own = recognise(source, run.strategy.format)
+        shown = storage.target if isinstance(storage.target, Address) else folder
+        report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0)
+        report.reseeded = [
+            rank for rank in range(run.world.size) if not source.has(names.random_states_name(rank)) or rank >= size
+        ]
+        reading = Reading(request, storage, source, own, report, None)
+    # Hooks may read anything.
+    storage.fetch(source.files() if run.load_state_pre_hooks else reading.read_by(*_machine(run.world)), ranks)
+    with ranks.together(doing):
         reading.part = report.part = selection.selected(source)
-    read = reading.read_by(request.run.world.rank)
-    moved(0, sum(entry.size for entry in source.manifest.entries if entry.name in read) if source.manifest else None)
-    reading.snapshot.take(read)
+        if reading.part is not None:
+            report.reseeded = []
+    read = reading.read_by(run.world.rank)
+    moved(0, sum(entry.size for entry in manifest.entries if entry.name in read) if manifest else None)
     return reading
 
 
-def _with_lists(source: Source, known: Manifest, request: LoadRequest, whole: bool) -> tuple[Source, bool]:
-    """Return a checkpoint with the lists of all ranks, and whether every rank finds its share of them whole.
-
-    Of whole models it is enough that each rank has the lists of its machine: it reads shared files and its own.
-    Otherwise each list is read by one rank, which tells the others.
-    """
-    run = request.run
-    with request.ranks.together(f"Reading the lists of the checkpoint {str(source.folder)!r}") as exchange:
-        form = run.strategy.format
-        plain = type(form) is PlainFormat and form.recognises(source)
-        everywhere = exchange((whole, whole and plain and not run.load_state_pre_hooks))
-        if not all(enough for _, enough in everywhere):
-            share = known.listing(request.ranks.shares)
-            told = exchange([entry for entry in known.entries if entry.rank in share])
-            found = {entry for each in told for entry in each if known.leaves(entry.rank)}
-            left = known.listing() - {entry.rank for entry in (*known.entries, *found)}
-            known = known.joined(partial(content_of, source.folder), left, found)
-    return replace(source, manifest=known), all(found for found, _ in everywhere)
+def _refuse_replaced(reading: Reading, done: str) -> None:
+    """Refuse a checkpoint in whose place another save was committed while it was read, on every rank."""
+    if any(reading.request.ranks.exchange(reading.storage.is_replaced())):
+        raise CheckpointError(
+            f"The checkpoint {str(reading.storage.target)!r} was replaced while it was read; got another save in its "
+            f"place, and {done}. Load it again when nothing saves there."
+        )
 
 
 def _check_keywords(request: LoadRequest) -> None:
@@ -306,10 +256,8 @@ def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[lis
     if manifest is None:
         return []
     machine = _machine(world)
-    # Of a checkpoint that has lost something all files are compared, so that the error lists what it lost.
-    read = reading.read_by(*machine) if reading.whole else set(source.files())
+    read = reading.read_by(*machine)
     # So that ranks get about as many bytes.
-    read -= reading.copy.partial if reading.copy else set()
     by_size = sorted((entry for entry in manifest.entries if entry.name in read), key=lambda entry: -entry.size)
     compared = [*(entry.name for entry in by_size), *manifest.lost]
     mine = [name for number, name in enumerate(compared) if number % len(machine) == world.local_rank]
@@ -351,11 +299,6 @@ def _call_hooks(reading: Reading) -> list[Restoration]:
         for hook in list(run.load_state_pre_hooks.values()):
             hook(models, folder)
     late = _model_plans(reading, [prepared.get(id(model), model) for model in models])
-    if any(ranks.exchange(reading.snapshot.replaced())):
-        raise CheckpointError(
-            f"The checkpoint {folder!r} was replaced while load hooks read it; got another save there. Start the run "
-            "again: what the hooks loaded may be of two saves."
-        )
     _exchange_findings(reading, late)
     return late
 
@@ -372,12 +315,6 @@ def _apply(reading: Reading) -> None:
                 _restore(plan, report, report.restored)
             elif plan.partial and plan.component not in lost and not plan.files & lost:
                 _restore(plan, report, report.partial)
-        if reading.snapshot.altered():
-            raise CheckpointDamagedError(
-                f"A file of the checkpoint {str(report.folder)!r} was written into while it was read, and all of it "
-                "was restored already; got another time of change. Start the run again, from a checkpoint that was "
-                "saved with accel, which replaces files and never writes into one."
-            )
 
 
 def _restore(plan: Restoration, report: RestoreReport, done: list[str]) -> None:
@@ -407,9 +344,10 @@ def _log(report: RestoreReport, run: Run) -> None:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
     if report.absent and report.reseeded and run.world.is_main:
         logger.warning(
-            "The checkpoint %s was saved by rank 0 alone: random generators are seeded anew on rank %s.",
+            "The checkpoint %s has no random states of its step from %s, whose generators are seeded anew: it was "
+            "saved by the main process alone.",
             report.folder,
-            ", ".join(map(str, report.reseeded)),
+            ranks_text(report.reseeded),
         )
 
 
@@ -418,13 +356,11 @@ class Reading:
     """The checkpoint that all ranks load, as it is compared with the run."""
 
     request: LoadRequest
+    storage: Storage
     source: Source
     format: CheckpointFormat  # how models and optimizers lie in it
-    whole: bool  # whether all of its files are there with their sizes
-    snapshot: FileSnapshot  # what its files were when reading began
     report: RestoreReport
     part: str | None  # which part of a run it is, `None` for all of it
-    copy: Download | None  # what came from a store, where it lies in one
     plans: list[Restoration] = field(default_factory=list)  # how what was compared is restored
 
     def read_by(self, *ranks: int) -> set[str]:
@@ -432,49 +368,8 @@ class Reading:
         found = set[str]()
         for rank in ranks:
             own = {names.random_states_name(each % self.source.world_size) for each in (rank, first_alike(rank))}
+            if self.report.absent:
+                own.add(names.random_states_name(0))  # from which those of a rank without any are derived
             read = self.format.files_of(self.source, rank, self.request.run.world.size)
             found |= {name for name in read if name in own or not name.startswith(names.RNG_STATE_NAME)}
         return found
-
-
-Seen = tuple[int, int, int, int]
-"""Device, inode, size and time of the last change of a file's content."""
-
-
-@record(frozen=True)
-class FileSnapshot:
-    """What the files of a checkpoint were when reading began.
-
-    No save writes into a file that has a public name: it puts another file there. So, as long as every name still means
-    the file that it meant at the beginning, everything that was read in between is of one save.
-    """
-
-    target: Path  # the folder that was saved to
-    folder: Path
-    files: dict[str, Seen | None] = field(default_factory=dict)  # `None` for a name that was not there
-
-    def take(self, read: set[str]) -> None:
-        """Record which files the names that are about to be read refer to now."""
-        self.files.update({name: _seen(self.folder / name) for name in [*sorted(read), names.MANIFEST_NAME]})
-
-    def replaced(self) -> bool:
-        """Return whether any name means another file now, or another save counts."""
-        if any(_seen(self.folder / name) != seen for name, seen in self.files.items()):
-            return True
-        try:
-            return not any(os.path.samefile(save.folder, self.folder) for save in commit.saves_of(self.target, ()))
-        except (FileNotFoundError, NotADirectoryError):  # another process deletes the checkpoint at this moment
-            return True
-
-    def altered(self) -> bool:
-        """Return whether anything was written into a file that has its name still, which no save of accel does."""
-        both = ((seen, _seen(self.folder / name)) for name, seen in self.files.items())
-        return any(seen and now and seen[:2] == now[:2] and seen != now for seen, now in both)
-
-
-def _seen(path: Path) -> Seen | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

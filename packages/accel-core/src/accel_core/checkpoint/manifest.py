@@ -1,8 +1,7 @@
 """The list of everything in a checkpoint, and what makes a folder complete.
 
-Of more ranks than tell each other everything (`transport.reduces`), each lists its own files, in a manifest of its own
-below `accel_manifest/`; the manifest of the checkpoint names these ranks and lists the files of the rank that completes
-it. Who needs the files of some ranks reads their lists, and only those.
+Every rank lists the files that it wrote in a manifest of its own below `accel_manifest/`. The manifest of the
+checkpoint lists the files of the main rank, and names the ranks that have such lists.
 """
 
 from __future__ import annotations
@@ -10,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import itertools
 import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, KeysView, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 from accel_core.host.installed import distributions, version_of
 
-__all__ = ["ALL", "TOTAL_BITS", "Entry", "Manifest", "check_name", "open_member", "total_of"]
+__all__ = ["Entry", "Manifest", "check_name", "lies_inside", "open_member", "owned_files"]
 
 _VERSION = 1
 _MOST_LISTS = 1 << 20
@@ -37,10 +35,6 @@ _MOST_LISTS = 1 << 20
 
 _LOST = 100
 """Lists that cannot be read, after which the others are not looked for."""
-
-TOTAL_BITS = 256
-ALL = ((0, 1),)
-"""Every list, as `listing` takes it."""
 
 
 @record(frozen=True)
@@ -61,19 +55,21 @@ class Manifest:
     world_size: int
     versions: dict[str, str] = field(default_factory=dict)  # versions of the installed accel packages and of torch
     written_at: int = field(default_factory=time.time_ns)  # nanoseconds since the epoch
-    save: str = field(default_factory=names.fresh_id)  # id of the save, the same on every disk that the ranks write to
-    absent: int = 0  # number of further ranks of the run, of which nothing was written: rank 0 saved alone
+    save: str = field(default_factory=names.fresh_id)  # id of the save
+    absent: int = 0  # number of further ranks, each of which lists its random states if it saved at the same step
     # First and last of ranks that list their files themselves; `None` where none was asked to.
     lists: tuple[tuple[int, int], ...] | None = None
-    total: str = ""  # with lists: `total_of` all files but this one
     lost: dict[str, str] = field(default_factory=dict)  # what is wrong with lists that could not be read
 
     @classmethod
-    def read(cls, folder: Path, shares: Iterable[tuple[int, int]] = ALL) -> Manifest | None:
-        """Return the manifest of a folder, with some of its lists; `None` in one without any, as Accelerate writes it.
+    def read(cls, folder: Path) -> Manifest | None:
+        """Return the manifest of a folder with all of its lists; `None` in one without any, as Accelerate writes it."""
+        head = cls.head(folder)
+        return head and head.joined(lambda name: content_of(folder, name))
 
-        `shares` are those of `listing`.
-        """
+    @classmethod
+    def head(cls, folder: Path) -> Manifest | None:
+        """Return the manifest of a folder without the lists that it names."""
         if not folder.is_dir():
             raise CheckpointNotFoundError(
                 f"No checkpoint at {str(folder)!r}; got {'a file' if folder.exists() else 'nothing'} there. Pass a "
@@ -90,8 +86,7 @@ class Manifest:
                 ) from None
             return None
         with os.fdopen(descriptor, "rb") as file:
-            head = cls.decode(file.read(), path)
-        return head.joined(lambda name: content_of(folder, name), head.listing(shares))
+            return cls.decode(file.read(), path)
 
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Manifest:
@@ -101,7 +96,7 @@ class Manifest:
             entries = tuple(Entry(**entry) for entry in data["entries"])
             given = {name: data[name] for name in ("world_size", "versions", "written_at", "save")}
             lists = tuple((first, last) for first, last in data["lists"]) if "lists" in data else None
-            manifest = cls(entries, absent=data.get("absent", 0), lists=lists, total=data.get("total", ""), **given)
+            manifest = cls(entries, absent=data.get("absent", 0), lists=lists, **given)
             # What `encode` makes of it has the right checksum, version and form, so the same bytes have them too.
             whole = manifest._is_well_typed() and raw == manifest.encode()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -116,7 +111,7 @@ class Manifest:
 
     def _is_well_typed(self) -> bool:
         """Return whether fields that JSON gave have their types; a bool is no number here."""
-        texts = [self.save, self.total, *(text for entry in self.entries for text in (entry.name, entry.digest))]
+        texts = [self.save, *(text for entry in self.entries for text in (entry.name, entry.digest))]
         numbers = [self.written_at, *(number for entry in self.entries for number in (entry.size, entry.rank))]
         numbers += [rank for both in self.lists or () for rank in both]
         integers = all(type(number) is int for number in (self.world_size, self.absent, *numbers))
@@ -128,9 +123,9 @@ class Manifest:
     def encode(self) -> bytes:
         """Return the bytes of the manifest's file."""
         data = asdict(replace(self, entries=tuple(each for each in self.entries if not self.leaves(each.rank))))
-        data = {name: value for name, value in data.items() if name not in ("absent", "lists", "total", "lost")}
+        data = {name: value for name, value in data.items() if name not in ("absent", "lists", "lost")}
         data |= {"format": _VERSION} | ({"absent": self.absent} if self.absent else {})
-        data |= {"lists": self.lists, "total": self.total} if self.lists is not None else {}
+        data |= {"lists": self.lists} if self.lists is not None else {}
         digest = digest_of_bytes(json.dumps(data, sort_keys=True).encode())
         return json.dumps(data | {"digest": digest}, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -144,28 +139,16 @@ class Manifest:
         """Return whether the files of a rank stand in a list of its own."""
         return any(first <= rank <= last for first, last in self.lists or ())
 
-    def listing(self, shares: Iterable[tuple[int, int]] = ALL) -> KeysView[int]:
-        """Return the ranks with a list that one of several readers reads, by its rank and their number.
-
-        All of them read all lists between them, and each reads that of the rank in whose place it is.
-        """
-        found = dict[int, None]()
-        for reader, readers in shares:
-            step = min(readers, self.world_size)
-            for first, last in self.lists or ():
-                found |= dict.fromkeys(range(first + (reader - first) % step, last + 1, step))
-        return found.keys()
+    def listing(self) -> list[int]:
+        """Return the ranks that list their files themselves."""
+        return [rank for first, last in self.lists or () for rank in range(first, last + 1)]
 
     def joined(
-        self,
-        read: Callable[[str], bytes],
-        ranks: Iterable[int],
-        known: Iterable[Entry] = (),
-        each: Callable[..., Iterable[tuple[Sequence[Entry], str]]] = map,
+        self, read: Callable[[str], bytes], each: Callable[..., Iterable[tuple[Sequence[Entry], str]]] = map
     ) -> Manifest:
-        """Return this manifest with files that are `known`, and those in the lists of some ranks.
+        """Return this manifest with the files in its lists.
 
-        `read` returns the bytes of a list, or raises FileNotFoundError. It is called by `each`, in place of `map`.
+        `read` returns the bytes of a list, or raises FileNotFoundError. It is called by `each`, instead of by `map`.
         """
 
         def opened(rank: int) -> tuple[Sequence[Entry], str]:
@@ -181,20 +164,20 @@ class Manifest:
             own = found.save == self.save and all(entry.rank == rank for entry in found.entries)
             return (found.entries, "") if own else ((), "is of another save")
 
-        entries, lost, wanted = [*self.entries, *known], dict(self.lost), list(ranks)
-        if not wanted and len(entries) == len(self.entries):
-            return self
-        for rank, (found, problem) in zip(wanted, each(opened, wanted), strict=False):
+        entries, lost, wanted = list(self.entries), dict(self.lost), self.listing()
+        optional = range(1, self.absent + 1)  # ranks that saved for themselves, or did not
+        for rank, (found, problem) in zip([*wanted, *optional], each(opened, [*wanted, *optional]), strict=False):
             entries += found
-            if problem:
+            if problem and rank not in optional:
                 lost[names.list_name(rank)] = problem
             if len(lost) >= _LOST:
                 break
-        return replace(self, entries=tuple(sorted(set(entries), key=lambda entry: entry.name)), lost=lost)
+        return replace(self, entries=tuple(sorted(entries, key=lambda entry: entry.name)), lost=lost)
 
     def files(self) -> list[str]:
-        """Return the names of all files that are known, and of all lists."""
-        return [*(entry.name for entry in self.entries), *map(names.list_name, self.listing())]
+        """Return the names of all files that are known, of all lists, and of the manifest."""
+        lists = map(names.list_name, self.listing())
+        return [*(entry.name for entry in self.entries), *lists, names.MANIFEST_NAME]
 
     def damages(self, folder: Path, only: Iterable[str] | None = None, *, contents: bool = True) -> dict[str, str]:
         """Compare the files of a folder with this manifest; return what is wrong with those that differ."""
@@ -217,36 +200,6 @@ def versions() -> dict[str, str]:
     return installed
 
 
-@record(frozen=True)
-class FoundSave:
-    """One checkpoint that a disk holds for a target."""
-
-    folder: Path
-    identity: str  # which save it is; the same on all disks that this save was written to
-    whole: bool  # whether all of its files are there with their sizes
-    committed: bool  # whether its save was committed, as far as this disk knows
-    written_at: int  # nanoseconds since the epoch
-
-
-def found_save(
-    folder: Path, *, committed: bool = False, foreign: bool = True, shares: Iterable[tuple[int, int]] = ALL
-) -> FoundSave:
-    """Return what a folder holds; without a manifest it is whole as a folder of Accelerate, if it may be `foreign`.
-
-    Of files in lists, those in the `shares` of `Manifest.listing` are looked for.
-    """
-    manifest, identity, whole = None, "damaged", False
-    with contextlib.suppress(CheckpointError, OSError):
-        manifest = Manifest.read(folder, ())
-        identity = "" if manifest is None else f"save {manifest.save}"
-        known = Manifest.read(folder, shares) if manifest and manifest.lists else manifest
-        if known is None:
-            whole = foreign and (folder / names.random_states_name(0)).is_file()
-        else:
-            whole = not known.damages(folder, contents=False)
-    return FoundSave(folder, identity, whole, committed, 0 if manifest is None else manifest.written_at)
-
-
 def check_name(name: str, where: Path) -> None:
     """Refuse a file name that leads out of its folder."""
     parts = name.split("/")
@@ -264,35 +217,18 @@ def lies_inside(target: Path, name: str) -> bool:
     return Path(os.path.realpath((target / name).parent)).is_relative_to(os.path.realpath(target))
 
 
-def owned_files(target: Path, shares: Iterable[tuple[int, int]] = ALL) -> tuple[list[str], Callable[[str], bool]]:
-    """Return the names that belong to the checkpoint in a folder, and whether a name still refers to its file.
+def owned_files(folder: Path) -> set[str]:
+    """Return the names of the files that belong to the checkpoint in a folder.
 
-    These are the names in its manifest, and in the `shares` of its lists. Without a manifest, where there are signs of
-    a checkpoint of Accelerate or a damaged one of accel, they are the documented names.
+    They are those in its manifest that still have the size that it says. Without a manifest, where there are signs of a
+    checkpoint of Accelerate or a damaged one of accel, they are the documented names.
     """
-    known: Manifest | None = None
     with contextlib.suppress(CheckpointError, OSError):
-        known = Manifest.read(target, shares)
-    if known is not None:
-
-        def unchanged(name: str) -> bool:
-            try:
-                return not known.damages(target, [name])
-            except UnsafeCheckpointError:
-                return False
-
-        return known.files(), unchanged
+        known = Manifest.read(folder)
+        if known is not None:
+            return set(known.files()) - known.damages(folder, contents=False).keys()
     traces = (names.MANIFEST_NAME, names.PROGRESS_NAME, names.random_states_name(0))
-    if not any(os.path.lexists(target / name) for name in traces):
-        return [], lambda name: False
-    found = [name for name in names.found_in(target) if name != names.MANIFEST_NAME]
-    return found, lambda name: stat.S_ISREG(os.lstat(target / name).st_mode)
-
-
-def total_of(sizes: Iterable[tuple[str, int]]) -> int:
-    """Return a number that is the same for the same files, by names and sizes, and adds up over parts of them."""
-    digests = (hashlib.sha256(f"{size} {name}".encode()).digest() for name, size in sizes)
-    return sum(int.from_bytes(digest, "little") for digest in digests) % (1 << TOTAL_BITS)
+    return set(names.found_in(folder)) if any(os.path.lexists(folder / name) for name in traces) else set()
 
 
 def content_of(folder: Path, name: str) -> bytes:

@@ -62,13 +62,9 @@ PROGRESS_NAME = "accel_progress.json"
 MANIFEST_NAME = "accel_manifest.json"
 PARTS_NAME = "accel_parts.json"
 LISTS_NAME = "accel_manifest"
-SHARD_SUFFIX = ".distcp"
 
-JOURNAL_NAME = ".accel-saving"
-"""Folder inside a target in which a save gathers its files."""
-
-MODEL_JOURNAL_NAME = ".accel-saving-model"
-"""The same for `save_model`."""
+HIDDEN = ".accel-"
+"""How the names begin of what a save needs inside a target until its files are in place."""
 
 ID_LENGTH = 12
 """Letters of the id of a save."""
@@ -124,6 +120,12 @@ def custom_name(index: int) -> str:
 def list_name(rank: int) -> str:
     """Return the list of the files that a rank wrote, where the manifest of many ranks leaves that to them."""
     return f"{LISTS_NAME}/{rank}.json"
+
+
+def listing_rank(name: str) -> int | None:
+    """Return the rank whose list a file is; `None` for other files."""
+    found = _LISTS.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def is_model(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from accel_core.checkpoint import commit, model, names, optimizer, pickles, tensor_file
+from accel_core.checkpoint import model, names, optimizer, pickles, tensor_file
 from accel_core.checkpoint.format import CheckpointFormat, Part, Run, SaveRequest, Source
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
@@ -120,7 +120,7 @@ def save(
             torch.save(obj, f)
         return
     path = Path(f)
-    staging = commit.sibling_path(path, commit.STAGING, names.fresh_id())
+    staging = path.with_name(f"{names.HIDDEN}{names.fresh_id()}")
     try:
         if safe_serialization:
             tensor_file.write_tensors(staging, obj)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accel_core.checkpoint.format import Exchange
 from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import listed_failures
-from accel_core.comm.transport import known_to_all, ranks_know, reduces
+from accel_core.comm.transport import known_to_all, ranks_know
 from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import World
 
@@ -30,8 +30,6 @@ class Ranks:
         together = dist.is_available() and dist.is_initialized()
         self.rank = world.rank
         self.size = world.size if together else 1
-        self.many = reduces(self.size)  # whether what each tells all others has to stay small
-        self.shares = ((self.rank, self.size),)  # of `Manifest.listing`
         # Without a process group there is nobody to exchange with, whatever the environment says.
         found = world if together else replace(world, size=1)
         # Patient: ranks write different amounts, which may take longer than debug mode waits elsewhere.
@@ -51,6 +49,11 @@ class Ranks:
         """Return the sums over all ranks of some numbers; every rank calls it, with as many."""
         with self._meeting():
             return self._channel.total(numbers)
+
+    def gather(self, value: _T) -> list[_T]:
+        """Return the value of each rank, by rank, on the main rank, and nothing elsewhere; every rank calls it."""
+        with self._meeting():
+            return self._channel.gather(value)
 
     @contextmanager
     def _meeting(self) -> Iterator[None]:

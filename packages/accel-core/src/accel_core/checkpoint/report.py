@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from accel_core._records import record
-from accel_core.checkpoint.traffic import Traffic
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -75,7 +74,6 @@ class RestoreReport:
         partial: Components of which a part was restored (`strict=False`).
         findings: Everything that was not as it should be, on all ranks.
         absent: Number of ranks of the run that were not there when rank 0 saved alone.
-        traffic: What this rank fetched, how fast and with how many retries, of a checkpoint at an address.
         part: "model" or "adapters" where nothing else was saved (`parts=`).
         reseeded: Ranks whose random states the checkpoint lacks, so that they are derived from those of another rank.
 
@@ -94,7 +92,6 @@ class RestoreReport:
     findings: list[Finding] = field(default_factory=list)
     absent: int = 0
     reseeded: list[int] = field(default_factory=list)
-    traffic: Traffic | None = None
     part: str | None = None
 
     @property

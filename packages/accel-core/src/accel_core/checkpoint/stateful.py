@@ -89,9 +89,11 @@ def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) ->
     """Compare the checkpoint with all of the run but its models, changing nothing; in the order of restoring."""
     restores, counters = run.data.restores_position, _Counters(run)
     owner = first_alike(run.world.rank)
-    if not _present(source, names.random_states_name(owner % source.world_size)):
+    if not source.has(names.random_states_name(owner % source.world_size)):
         owner = run.world.rank  # a machine may have the files of its own ranks alone
-    generators = _Generators(run, owner, known=owner < source.world_size)
+    states = names.random_states_name(owner % source.world_size)
+    known = source.has(states) and owner < source.world_size
+    generators = _Generators(run, owner, known=known)
     found: list[Restoration] = []
 
     def add(
@@ -118,19 +120,20 @@ def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) ->
     for index, loader in enumerate(run.dataloaders):
         position, state = names.numbered(names.SAMPLER_NAME, index), names.numbered(names.DATALOADER_NAME, index)
         cursor = _cursor(loader)
-        if cursor is not None and _present(source, position):
+        if cursor is not None and source.has(position):
             if restores or _keeps_state(loader):
                 add(position, f"data position {index}", cursor, _position_difference)
             elif source.manifest is not None and cursor.state_dict().get("seed") is not None:
                 add(position, f"data position {index}", _Epoch(cursor), _position_difference)
-        if _keeps_state(loader) and _present(source, state):
+        if _keeps_state(loader) and source.has(state):
             add(state, f"data loader {index}", loader)
     for index, item in enumerate(run.custom_objects):
         add(names.custom_name(index), f"registered object {index}", item)
     if source.manifest is not None:
         add(names.PROGRESS_NAME, "progress", counters, _counters_difference)
-    name = names.random_states_name(owner % source.world_size)
-    add(name, "random states", generators, generators.difference)
+    if source.manifest is not None and source.manifest.absent and not source.has(states):
+        states = names.random_states_name(0)
+    add(states, "random states", generators, generators.difference)
     return found
 
 
@@ -267,8 +270,3 @@ def _state_of(loader: Any) -> object:
     if getattr(loader, "_iterator", None) is None and hasattr(loader, "next_iter_state"):
         return loader.next_iter_state
     return loader.state_dict()
-
-
-def _present(source: Source, name: str) -> bool:
-    """Return whether a file is due: listed in the manifest, or, in a folder of Accelerate, there."""
-    return (source.folder / name).exists() if source.manifest is None else name in source.manifest

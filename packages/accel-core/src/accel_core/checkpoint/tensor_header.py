@@ -93,12 +93,9 @@ class Header(NamedTuple):
     metadata: dict[str, str]
 
 
-def read_header(descriptor: int, path: str | os.PathLike[str], size: int | None = None) -> Header:
-    """Read and check the header of an open safetensors file, of which more than the header may be elsewhere.
-
-    The header may have at most 100 MB; `size` is that of the whole file.
-    """
-    size = os.fstat(descriptor).st_size if size is None else size
+def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
+    """Read and check the header of an open safetensors file, which may have at most 100 MB."""
+    size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
     try:
         if size < 8 or length > min(size - 8, LONGEST_HEADER):

@@ -11,11 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from accel_core.checkpoint import json_file, names, pickles, tensor_file
+from accel_core.checkpoint import commit, json_file, names, pickles, tensor_file
 from accel_core.checkpoint.address import Address
-from accel_core.checkpoint.digest import flush_folder
-from accel_core.checkpoint.in_place import model_journal, standing_weights
-from accel_core.checkpoint.manifest import Entry, Manifest, versions
+from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.model import compare
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote.weights import local_weights, put_weights
@@ -131,7 +129,6 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) 
     suffixes = [f"-{number + 1:05d}-of-{len(shards):05d}" for number in range(len(shards))] if len(shards) > 1 else [""]
     files = {pattern.format(suffix=suffix): shard for suffix, shard in zip(suffixes, shards, strict=True)}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _replace(folder, files, safe)
     except OSError as error:
         raise CheckpointError(
@@ -141,29 +138,22 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) 
 
 def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -> None:
     """Write shards and their index, and let them take the places of the weights before: all of them or none."""
-    journal = model_journal(folder, safe)
-    left = journal.committed()
-    if left is not None:  # by a crash in an earlier save
-        journal.place(left.folder)
-    if os.path.lexists(journal.folder):
-        journal.clear()
-    identity = names.fresh_id()
-    staging = journal.begin(identity)
+    staging = commit.stage(folder, names.fresh_id())
+    index = names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME
     try:
-        write = tensor_file.write_tensors if safe else _write_gathered
-        entries = [write(staging / name, shard) for name, shard in files.items()]
+        for name, shard in files.items():
+            (tensor_file.write_tensors if safe else _write_gathered)(staging / name, shard)
         if len(files) > 1:
-            index = names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME
-            entries.append(json_file.write_json(staging / index, _index(files, safe)))
-        journal.prepare(staging)
-        Manifest(tuple(sorted(entries, key=lambda entry: entry.name)), 1, versions(), save=identity).write(staging)
-        flush_folder(staging)
-        committed = journal.commit(staging)
+            json_file.write_json(staging / index, _index(files, safe))
+        # Weights in the other format are not its concern.
+        suffix = ".safetensors" if safe else ".bin"
+        shards = [name for name in os.listdir(folder) if names.is_shard(name) and not (folder / name).is_dir()]
+        stale = {name for name in shards if name.removesuffix(".index.json").endswith(suffix)}
+        # The index tells readers that shards are complete.
+        commit.publish(staging, folder, stale=stale - commit.files_in(staging).keys(), last=[index])
     except BaseException:
-        journal.clear()
+        commit.clear(staging)
         raise
-    journal.place(committed)
-    journal.clear()
 
 
 def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
@@ -183,7 +173,7 @@ def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
 
 def load_model(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> RestoreReport:
     """Read weights into a model, after all of them were found to fit."""
-    weights = open_weights(standing_weights(local_weights(path)))
+    weights = open_weights(commit.standing_file(local_weights(path)))
     plan = compare(model, weights, "model")
     report = RestoreReport(Path(path), 1, findings=plan.findings)
     error = report.error()

@@ -129,6 +129,18 @@ class Channel:
             result: _T = value if mine else pickle.loads(received)
         return result
 
+    def gather(self, value: _T) -> list[_T]:
+        """Return the value that each rank brought, by rank, on the main rank; on the others nothing.
+
+        Raises:
+            CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
+        """
+        if self.world.size == 1:
+            return [value]
+        with self._participate() as transport:
+            content = pickled(value)
+            return [pickle.loads(each) for each in transport.gather_bytes(content, Message(nbytes=len(content)))]
+
     def total(self, numbers: Sequence[int]) -> list[int]:
         """Return the sum over all ranks of each of some whole numbers, each below 2**63; all bring as many."""
         if self.world.size == 1:

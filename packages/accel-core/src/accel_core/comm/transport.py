@@ -95,6 +95,7 @@ _FRAMES_UPTO = 64
 _WORDS = struct.Struct("<6Iq4I")
 """A header, and a digest of the payload, as the whole numbers that a reduction compares."""
 _AGREED_WORDS = 6
+_LENGTH = struct.Struct("<Q")
 _MEMORY = 8
 """Number of past operations that a frame is made large enough for."""
 _GATHERED_AT_ONCE = 32 * 2**20
@@ -350,6 +351,17 @@ class Transport:
             # One rank after the other, each with its own length: no rank ever holds the bytes of two others.
             for rank, length in enumerate(lengths):
                 yield self._broadcast_bytes(content, length, rank)
+
+    def gather_bytes(self, content: bytes | memoryview, message: Message) -> list[memoryview]:
+        """Send bytes of any length to the main rank, and return every rank's there; raises what `exchange` does."""
+        longest = self._exchange(message).longest + _LENGTH.size
+        send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+        memory_of(send)[: _LENGTH.size + len(content)] = _LENGTH.pack(len(content)) + bytes(content)
+        mine = send.to(self.device)
+        received = [torch.empty_like(mine) for _ in range(self.world.size)] if self.world.is_main else None
+        self._carry(dist.gather, mine, received)
+        rows = [memory_of(each.cpu()) for each in received or ()]
+        return [row[_LENGTH.size :][: _LENGTH.unpack_from(row)[0]] for row in rows]
 
     def _all_lengths(self, mine: int) -> list[int]:
         lengths: list[int] = self.all_gather(torch.tensor([mine], device=self.device)).tolist()

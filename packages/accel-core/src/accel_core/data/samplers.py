@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, cast
 
 import torch
 from torch.utils.data import (
@@ -116,12 +116,12 @@ def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[I
     return iter(BatchSampler(left, batch_sampler.batch_size, batch_sampler.drop_last)), pool
 
 
-def _drawn(sampler: Any) -> tuple[Sequence[int], Iterator[int]]:
+def _drawn(sampler: Sampler[int] | Iterable[int]) -> tuple[Sequence[int], Iterator[int]]:
     """Draw the order of a sampler of torch's; return it, and what ends the sampler's own pass."""
     if type(sampler) is SequentialSampler:
         return range(len(sampler)), iter(())
     order = iter(sampler)
-    return list(itertools.islice(order, len(sampler))), order
+    return list(itertools.islice(order, len(cast("Sized", sampler)))), order
 
 
 class Around(BatchSampler):

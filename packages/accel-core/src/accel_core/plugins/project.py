@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
@@ -22,8 +23,6 @@ class ProjectConfiguration:
         total_limit: Number of checkpoints to keep; all where `None`.
         iteration: Number of the next checkpoint.
         save_on_each_node: Save on the main process of every machine instead of on the first machine only.
-        local_cache: Folder of this machine through which checkpoints at addresses (`s3://…`) pass, and which keeps the
-            newest; temporary files that are deleted where `None`.
 
     Raises:
         ConfigurationError: `total_limit` is no number, or below 0.
@@ -35,13 +34,16 @@ class ProjectConfiguration:
         'run'
     """
 
+    meets: ClassVar[Callable[[], bool]] = staticmethod(lambda: True)
+    """Whether all ranks meet in `save_state` also where each holds all that is saved; the drop-in changes it, as
+    scripts written for Accelerate may save on the main rank alone."""
+
     project_dir: str | None = None
     logging_dir: str | None = None
     automatic_checkpoint_naming: bool = False
     total_limit: int | None = None
     iteration: int = 0
     save_on_each_node: bool = False
-    local_cache: str | None = None
 
     def __post_init__(self) -> None:
         """Fill the logging folder."""
@@ -51,8 +53,6 @@ class ProjectConfiguration:
                 f"total_limit must be a non-negative integer; got total_limit={limit!r}. Write None to keep all."
             )
         expect_flags(type(self), vars(self))
-        self.run_id = os.urandom(8).hex()
-        """Which run writes its checkpoints to an address; a load from one continues the run that saved there."""
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | None = None) -> None:

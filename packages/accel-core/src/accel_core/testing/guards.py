@@ -17,6 +17,7 @@ import pytest
 
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.loading import set_default_restore_position
+from accel_core.plugins.project import ProjectConfiguration
 from accel_core.state import reset_all
 from accel_core.tracking.discovery import set_default_missing_library
 
@@ -67,6 +68,7 @@ def process_defaults() -> None:
     set_default_short_window("actual")
     set_default_missing_library("raise")
     set_default_restore_position(None)
+    ProjectConfiguration.meets = staticmethod(lambda: True)
 
 
 @pytest.fixture(autouse=True)

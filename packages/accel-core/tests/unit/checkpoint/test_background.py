@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.checkpoint.manifest import found_save
+from accel_core.checkpoint import commit
 from accel_core.testing import limits, requires
 
 SCRIPT = """
@@ -80,12 +80,12 @@ notes.close()
 """
 
 UPLOADING = """
-from accel_core.checkpoint.remote.upload import Upload
-send = Upload.send
+from accel_core.checkpoint.remote.storage import RemoteStorage
+write_ = RemoteStorage.write
 def late(*args):
     time.sleep(0.5)
-    return send(*args)
-Upload.send = late
+    return write_(*args)
+RemoteStorage.write = late
 save("memory://bucket/ckpt", write)
 """
 
@@ -103,7 +103,7 @@ def test_the_process_does_not_exit_before_the_save_is_done(tmp_path: Path) -> No
     ended = endings(tmp_path, {"ends": SLOW, "fails": SLOW + "raise KeyError"})
     for name, code in (("ends", 0), ("fails", 1)):
         assert ended[name][:2] == (code, "end of script\n"), ended[name]
-        assert found_save(tmp_path / name).whole
+        assert commit.find(tmp_path / name) is not None
 
 
 @pytest.mark.slow

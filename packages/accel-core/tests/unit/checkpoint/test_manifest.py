@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accel_core._version import __version__
-from accel_core.checkpoint import names
+from accel_core.checkpoint import commit, names
 from accel_core.checkpoint.digest import HashingFile, digest_of_bytes
-from accel_core.checkpoint.manifest import Entry, Manifest, found_save, open_member, versions
+from accel_core.checkpoint.manifest import Entry, Manifest, open_member, versions
 from accel_core.errors import AccelError, CheckpointDamagedError, UnsafeCheckpointError
 
 WHOLE = Manifest(
@@ -37,7 +37,7 @@ def test_manifest_comes_back_as_written(folder: Path) -> None:
     """Reading gives what was written, and whole files are not complained about."""
     assert Manifest.read(folder) == WHOLE
     assert WHOLE.damages(folder) == {}
-    assert found_save(folder).whole
+    assert commit.find(folder) == folder
     assert "a.bin" in WHOLE
     assert "b" not in WHOLE
 

@@ -21,7 +21,7 @@ from accel_core.modules.unwrap import canonical_name, extract_model_from_paralle
 from accel_parallel.checkpoint.models import damages, is_sharded, shards_of
 from accel_parallel.checkpoint.reader import ShardFolder
 
-__all__ = ["NamedOptimizer", "likes_of", "named_optimizer", "restoration", "state_by_names"]
+__all__ = ["NamedOptimizer", "named_optimizer", "restoration", "state_by_names"]
 
 
 @record(frozen=True)
@@ -106,12 +106,6 @@ def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> R
     found.findings += [Finding(component, "mismatch", problem, rank) for problem in problems]
     found.apply = partial(_apply, own, stored, groups)
     return found
-
-
-def likes_of(shards: ShardFolder, like: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-    """Return, for each value in a folder, the parameter as which it is spread."""
-    stored = _Stored.of(shards).of_parameters
-    return {name: like.get(parameter) for parameter, entries in stored.items() for name in entries.values()}
 
 
 def _apply(own: NamedOptimizer, stored: _Stored, groups: list[dict[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -17,9 +17,9 @@ from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.tensor_file import buffer_of, lies_open
 from accel_core.checkpoint.window import Window
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
-from accel_core.mesh.tensor import is_spread, local_parts
+from accel_core.mesh.tensor import local_parts
 from accel_parallel.checkpoint.located import locate_tensor
-from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, Key, Metadata, Place, StoredTensor, decode, overlap
+from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
 
 __all__ = ["ShardFolder"]
 
@@ -62,34 +62,6 @@ class ShardFolder:
     def contents(self) -> dict[str, list[str]]:
         """Return the names of the values of which something lies in each shard; shards by their names here."""
         return self.metadata.contents()
-
-    def pieces(
-        self, likes: Mapping[str, Tensor | None], unread: Callable[[Tensor], bool]
-    ) -> dict[str, list[tuple[int, int]]]:
-        """Return the bytes of all values but pieces of tensors outside of this rank's part of one like it, by file.
-
-        Of tensors like one that is `unread` here, there are none.
-        """
-        parts: dict[str, list[Box] | None] = {}
-        for name, stored in self.tensors.items():
-            like = likes.get(name)
-            if like is not None and unread(like):
-                parts[name] = []
-            elif like is not None and is_spread(like) and like.shape == stored.shape:
-                parts[name] = [Box(*part) for part, _ in local_parts(like)]
-        return self.overlapping(parts)
-
-    def overlapping(self, parts: Mapping[str, Sequence[Box] | None]) -> dict[str, list[tuple[int, int]]]:
-        """Return the bytes of all values but pieces of tensors outside of their `parts`, by file; of others, of all."""
-        keys: list[Key] = [(name, None) for name in self.metadata.objects]
-        for name, stored in self.tensors.items():
-            own = parts.get(name)
-            read = (box for box in stored.boxes if own is None or any(overlap(box, part) for part in own))
-            keys += [(name, box.offsets) for box in read]
-        found: dict[str, list[tuple[int, int]]] = {}
-        for place in map(self.metadata.places.__getitem__, keys):
-            found.setdefault(self.file(place.file), []).append((place.offset, place.offset + place.length))
-        return found
 
     def check(self) -> dict[str, str]:
         """Return what is wrong with each shard that is missing or shorter than the list says, with what it held."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -96,23 +96,6 @@ class WrappedFormat(FullyShardedFormat):
                 {**group, "params": [order[place] for place in group["params"]]} for group in state["param_groups"]
             ],
         }
-
-    def likes(self, model: torch.nn.Module, source: Source) -> Mapping[str, torch.Tensor]:
-        """Return this rank's part of each tensor; every rank calls it."""
-        wrapper = self._owner.wrapper_of(model)
-        if wrapper is None:
-            return super().likes(model, source)
-        if not states.in_shards(wrapper):
-            return {}
-        held = None if source.model_kwargs else self._owner.held_state(wrapper)
-        return states.state_of(wrapper) if held is None else held
-
-    def optimizer_likes(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> Mapping[str, torch.Tensor]:
-        """Return this rank's part of each parameter; every rank calls it."""
-        wrapper = self._owner.wrapper_under(optimizer)
-        if wrapper is None:
-            return super().optimizer_likes(optimizer, models)
-        return (self._owner.held_state(wrapper) or states.state_of(wrapper)) if states.in_shards(wrapper) else {}
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare the checkpoint with the models, without changing them, and return how to restore each."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from accel_core.checkpoint.format import Run, Source
 from accel_core.checkpoint.report import Restoration
@@ -25,15 +23,6 @@ class PipelinedFormat(FullyShardedFormat):
     def __init__(self, pipeline_of: Callable[[Any], Pipeline]) -> None:
         super().__init__("SHARDED_STATE_DICT", lambda own, keep: {})
         self._pipeline_of = pipeline_of
-
-    def unread(self, run: Run) -> Callable[[torch.Tensor], bool]:
-        """Return what says of a tensor that other ranks hold it."""
-        elsewhere = set[int]().union(*(self._pipeline_of(model).elsewhere for model in run.models))
-        return lambda tensor: id(tensor) in elsewhere
-
-    def likes(self, model: torch.nn.Module, source: Source) -> Mapping[str, torch.Tensor]:
-        """Return the parameters of the whole model, with those that other ranks hold."""
-        return {canonical_name(name): each for name, each in self._pipeline_of(model).tensors().items()}
 
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Compare with what this rank holds of the models, changing nothing, and return how each is restored."""

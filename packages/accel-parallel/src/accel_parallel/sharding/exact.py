@@ -19,7 +19,7 @@ def compute_exactly(module: nn.Module, device: str, rest: torch.dtype | None) ->
     forward = module.forward
 
     @functools.wraps(forward)
-    def exact(*args: Any, **kwargs: Any) -> Any:
+    def exact(*args: Any, **kwargs: Any) -> object:
         args, kwargs = convert_to_fp32((args, kwargs))
         with torch.autocast(device, enabled=False):
             return forward(*args, **kwargs)
@@ -29,7 +29,7 @@ def compute_exactly(module: nn.Module, device: str, rest: torch.dtype | None) ->
 
 
 # By a hook, so that those of users see what the module computed.
-def _give_back(rest: torch.dtype | None, module: nn.Module, args: object, kwargs: object, output: object) -> Any:
+def _give_back(rest: torch.dtype | None, module: nn.Module, args: object, kwargs: object, output: object) -> object:
     given = next((leaf.dtype for leaf in tree_leaves((args, kwargs)) if _is_floating(leaf)), rest)
     return recursively_apply(torch.Tensor.to, output, given, test_type=_is_floating)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +13,6 @@ from accel_core.checkpoint.plain import PLAIN
 from accel_core.checkpoint.plain import parts as whole_parts
 from accel_core.errors import StateError
 from accel_core.modules.unwrap import canonical_state_dict
-from accel_parallel.checkpoint import models as stored_models
-from accel_parallel.checkpoint import optimizers as stored_optimizers
 from accel_parallel.checkpoint import writer
 from accel_parallel.checkpoint.format import ShardedFormat
 from accel_parallel.checkpoint.optimizers import state_by_names
@@ -53,40 +50,6 @@ class FullyShardedFormat(ShardedFormat):
         models = {names.sharded(names.FSDP_MODEL_NAME, index): {"model": state} for index, state in enumerate(own)}
         states = models | self._optimizers(run)
         return [*writer.plan(states, run.world.rank, request.exchange, plans=self._plans)]
-
-    def pieces(self, run: Run, source: Source) -> dict[str, list[tuple[int, int]]]:
-        """Return which bytes of shards this rank reads, by file: of spread tensors, the pieces that meet its part."""
-        folders: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {}
-        for index, own in enumerate(run.models):
-            folders[names.sharded(names.FSDP_MODEL_NAME, index)] = partial(self.likes, own, source)
-        for index, own in enumerate(run.optimizers):
-            folders[names.sharded(names.OPTIMIZER_NAME, index)] = partial(self.optimizer_likes, own, run.models)
-        # Ranks may gather for these, so all are asked for before a list is read, which may be damaged on one rank.
-        known = {name: likes() for name, likes in folders.items() if stored_models.is_sharded(source, name)}
-        found: dict[str, list[tuple[int, int]]] = {}
-        for name, like in known.items():
-            shards = stored_models.shards_of(source, name)
-            if name.startswith(names.OPTIMIZER_NAME):
-                stored = stored_optimizers.likes_of(shards, like)
-            else:
-                stored = {each: like.get(str(shards.metadata.path_of(each)[-1])) for each in shards.tensors}
-            found |= shards.pieces(stored, self.unread(run))
-        return found
-
-    def unread(self, run: Run) -> Callable[[torch.Tensor], bool]:
-        """Return what says of a tensor that this rank reads nothing of it."""
-        return lambda tensor: False
-
-    def likes(self, model: torch.nn.Module, source: Source) -> Mapping[str, torch.Tensor]:
-        """Return tensors by bare names of the model, spread as those are that are read; what lacks is read whole.
-
-        Every rank calls it.
-        """
-        return self.state_of(model)
-
-    def optimizer_likes(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> Mapping[str, torch.Tensor]:
-        """Return parameters by name, spread as their state is that is read; that of others is read whole."""
-        return stored_optimizers.named_optimizer(optimizer, models).like
 
     def _optimizers(self, run: Run) -> dict[str, Mapping[str, Any]]:
         """Return the states of the optimizers, in shards and by names, by the names of their folders."""

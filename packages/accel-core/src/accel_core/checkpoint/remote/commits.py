@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import names
@@ -16,7 +14,7 @@ from accel_core.checkpoint.manifest import Manifest, damaged_file
 from accel_core.checkpoint.remote.store import PARALLEL, PROBE, Store
 from accel_core.errors import CheckpointError
 
-__all__ = ["Commit", "clear", "folder_name", "is_taken", "newest", "numbered", "read_manifest", "remove", "with_lists"]
+__all__ = ["Commit", "clear", "newest", "numbered", "read_manifest", "remove"]
 
 _COMMIT = re.compile(r"accel_commit-(\d{8,})\.json")
 _FOLDER = re.compile(rf"(\d{{8,}})-[a-z]{{{names.ID_LENGTH}}}")
@@ -31,7 +29,6 @@ class Commit:
     number: int  # one above that of the save before it at this address
     save: str  # id of the save
     manifest: str  # digest of its manifest's bytes
-    run: str  # the run that saved it
 
     @property
     def name(self) -> str:
@@ -65,7 +62,7 @@ def _read(store: Store, number: int) -> Commit | None:
         return None
     try:
         data = json.loads(raw)
-        commit = Commit(**{key: data[key] for key in ("number", "save", "manifest", "run")})
+        commit = Commit(**{key: data[key] for key in ("number", "save", "manifest")})
         whole = commit.encode() == raw and commit.number == number and _FOLDER.fullmatch(commit.folder) is not None
     except (ValueError, TypeError, KeyError) as error:
         raise damaged_file(store.address / _commit_name(number), f"{type(error).__name__}: {error}") from error
@@ -78,17 +75,8 @@ def newest(store: Store) -> Commit | None:
     """Return the commit that counts at an address; `None` where there is none."""
     for _ in range(_LOOKS):
         highest = max(_numbers(store), default=0)
-        # A store may list an object late that it returns by name at once.
-        following = _read(store, highest + 1)
-        while following is not None:
-            highest, latest = highest + 1, following
-            following = _read(store, highest + 1)
-            if following is None:
-                return latest
-        if not highest:
-            return None
-        found = _read(store, highest)
-        if found is not None:
+        found = _read(store, highest) if highest else None
+        if found is not None or not highest:
             return found
         # Another save came between the two requests, and deleted the commit before its own.
     raise CheckpointError(
@@ -101,50 +89,26 @@ def _numbers(store: Store) -> list[int]:
     return sorted(int(found[1]) for found in map(_COMMIT.fullmatch, store.children()) if found)
 
 
-def read_manifest(store: Store, commit: Commit) -> tuple[bytes, Manifest]:
-    """Return the list of the files of a save, as bytes and read.
+def read_manifest(store: Store, commit: Commit) -> Manifest:
+    """Return the list of the files of a save, with what each rank listed.
 
     Raises:
-        FileNotFoundError: It is not there.
-        CheckpointDamagedError: It is not the one that was committed.
+        CheckpointDamagedError: It is gone, or not the one that was committed.
     """
     place = store.address / commit.folder / names.MANIFEST_NAME
-    raw = store.read(f"{commit.folder}/{names.MANIFEST_NAME}")
+    try:
+        raw = store.read(f"{commit.folder}/{names.MANIFEST_NAME}")
+    except FileNotFoundError as error:
+        raise damaged_file(place, "no manifest, although it was committed") from error
     if digest_of_bytes(raw) != commit.manifest:
         raise damaged_file(place, "another digest than its commit says")
-    return raw, Manifest.decode(raw, place)
-
-
-def with_lists(
-    store: Store, commit: Commit, head: Manifest, ranks: Iterable[int], into: Path | None = None
-) -> Manifest:
-    """Return the manifest of a save with the lists of some ranks, which are put into a folder too."""
-
-    def read(name: str) -> bytes:
-        content = store.read(f"{commit.folder}/{name}")
-        if into is not None:
-            (into / names.LISTS_NAME).mkdir(exist_ok=True)
-            (into / name).write_bytes(content)
-        return content
-
     with ThreadPoolExecutor(PARALLEL) as pool:
-        return head.joined(read, ranks, each=pool.map)
+        return Manifest.decode(raw, place).joined(lambda name: store.read(f"{commit.folder}/{name}"), pool.map)
 
 
 def numbered(store: Store) -> list[int]:
     """Return the numbers of the checkpoints of a series, rising."""
-    found = {int(each[1]) for each in map(_NUMBERED.fullmatch, store.children()) if each}
-    following = max(found, default=-1) + 1
-    # As above: the first commit of the next one is asked for by name.
-    while _read(store.below(f"checkpoint_{following}"), 1) is not None:
-        found.add(following)
-        following += 1
-    return sorted(found)
-
-
-def is_taken(store: Store, number: int) -> bool:
-    """Return whether a commit of this number was made."""
-    return _read(store, number) is not None
+    return sorted(int(each[1]) for each in map(_NUMBERED.fullmatch, store.children()) if each)
 
 
 def clear(store: Store, commit: Commit) -> None:
@@ -170,5 +134,3 @@ def remove(store: Store) -> None:
     store.delete(map(_commit_name, numbers))
     for folder in folders:
         store.delete_folder(folder)
-    if not numbers and not folders:
-        store.delete_empty()

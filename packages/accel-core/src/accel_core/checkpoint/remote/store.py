@@ -1,7 +1,6 @@
 """One place in an object store: requests through fsspec, repeated where that can help, with errors that say what to do.
 
-No request is believed before its answer is whole: what is read has the length that was asked for, and what may have
-been written although its answer was lost is looked at.
+What may have been written although its answer was lost is looked at.
 """
 
 from __future__ import annotations
@@ -15,43 +14,38 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
-from accel_core.checkpoint.traffic import Traffic
 from accel_core.errors import AccelError, CheckpointError, ConfigurationError, MissingDependencyError
 
-__all__ = ["PARALLEL", "PART", "PROBE", "Store"]
+__all__ = ["PARALLEL", "PROBE", "Store"]
 
 logger = logging.getLogger(__name__)
 
-PART = 16 << 20
-"""Bytes of a file that go through memory at a time; two parts are under way."""
-
 PARALLEL = 2
+"""Requests under way at a time."""
+
 PROBE = ".accel-probe-"
-_MOST_PARTS = 10_000  # that S3 takes of one object
 _ATTEMPTS = 6
 _PAUSE = 0.2
-_DELETED = 1000
 _LARGEST = 1 << 30
-_STATE = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 _LASTING = (FileNotFoundError, FileExistsError, NotImplementedError)
+_STATE = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 _T = TypeVar("_T")
 
 
 class Store:
     """The objects below an address; names are relative to it."""
 
-    def __init__(self, address: Address, traffic: Traffic | None = None) -> None:
+    def __init__(self, address: Address) -> None:
         self.address = address
-        self.traffic = traffic or Traffic()
         self._fs, self._root = _opened(address)
 
     def below(self, name: str) -> Store:
         """Return the place of a name below this one."""
-        return Store(Address(self.address / name), self.traffic)
+        return Store(Address(self.address / name))
 
     def children(self) -> list[str]:
         """Return the names of objects and folders directly below; none where nothing is."""
@@ -61,10 +55,10 @@ class Store:
                 return [entry["name"] for entry in self._fs.ls(self._root, detail=True)]
             except FileNotFoundError as error:
                 if "bucket does not exist" in str(error):  # s3 says so; of a place in it, s3fs gives the name
-                    raise self._named("Listing", error, 1) from error
+                    raise self._named("Listing", error) from error
                 return []
 
-        found = self._attempt("Listing", listed)
+        found = self._request("Listing", listed)
         return sorted({name.rstrip("/").rpartition("/")[2] for name in found})
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -80,73 +74,41 @@ class Store:
             except FileNotFoundError:
                 return {}
 
-        root, listed = self._path(folder).strip("/") + "/", self._attempt("Listing", found).items()
+        root, listed = self._path(folder).strip("/") + "/", self._request("Listing", found).items()
         # Servers list empty folders too, and some clients put an object in place of one.
         files = [(name, each) for name, each in listed if each["type"] != "directory" and not name.endswith("/")]
         return {name.strip("/").removeprefix(root): _state_of(each) for name, each in files}
 
-    def size(self, name: str) -> int | None:
-        """Return the size of one object, asked for by its name; `None` where it is not."""
-        found = self.state(name)
-        return None if found is None else found[0]
+    def read(self, name: str) -> bytes:
+        """Return a small object; a FileNotFoundError says that it is not there."""
+        # By range, which is one request: for a whole object libraries ask for its size first.
+        return self._request("Reading", lambda: bytes(self._fs.cat_file(self._path(name), start=0, end=_LARGEST)))
 
-    def state(self, name: str) -> tuple[int, str] | None:
-        """Return the size of one object, and what changes when it does; `None` where it is not."""
-        with contextlib.suppress(FileNotFoundError):
-            return _state_of(self._attempt("Looking at", lambda: self._fs.info(self._path(name))))
-        return None
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return an object, or some bytes of it; a FileNotFoundError says that it is not there."""
-
-        def read() -> bytes:
-            # By range, which is one request: for a whole object libraries ask for its size first.
-            found = bytes(self._fs.cat_file(self._path(name), start=start, end=_LARGEST if stop is None else stop))
-            if stop is not None and len(found) != stop - start:
-                raise OSError(f"{len(found)} bytes of {name} instead of {stop - start}")
-            return found
-
-        content = self._attempt("Reading", read)
-        self.traffic.add(len(content))
-        return content
+    def get(self, name: str, path: Path) -> None:
+        """Bring an object into a file of this machine; a FileNotFoundError says that it is not there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._request("Reading", lambda: self._fs.get_file(self._path(name), str(path)))
 
     def put(self, path: Path, name: str) -> None:
-        """Write a file of this machine, in parts."""
-        size, call = path.stat().st_size, getattr(self._fs, "call_s3", None)
-        if call is not None and size >= 2 * PART:
-            self._attempt("Writing", lambda: self._put_parts(path, name, size, call))
-        else:
-            takes = inspect.signature(getattr(self._fs, "_put_file", self._fs.put_file)).parameters
-            options: dict[str, Any] = {"chunksize": PART} if "chunksize" in takes else {}
-            put, moved = self._fs.put_file, self.traffic.callback
-            self._attempt("Writing", lambda: put(str(path), self._path(name), callback=moved(), **options))
-        self.traffic.files += 1
-        self.traffic.add(size)
+        """Write a file of this machine."""
+        self._request("Writing", lambda: self._fs.put_file(str(path), self._path(name)))
 
-    def _put_parts(self, path: Path, name: str, size: int, call: Callable[..., dict[str, Any]]) -> None:
-        """Write a file to S3 in parts, each begun when another is done: s3fs waits for all of them before the next."""
-        bucket, key, _ = self._fs.split_path(self._path(name))
-        place = {"Bucket": bucket, "Key": key}
-        place |= {"UploadId": call("create_multipart_upload", **place)["UploadId"]}
-        length = max(PART, -(-size // _MOST_PARTS))
+    def put_all(self, files: Mapping[Path, str]) -> None:
+        """Write several files, some at a time."""
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store") as pool:
+            for _ in pool.map(self.put, files, files.values()):
+                pass
 
-        def part(start: int) -> dict[str, Any]:
-            with open(path, "rb") as file:
-                file.seek(start)
-                body = file.read(length)
-            number = start // length + 1
-            found = {"PartNumber": number, "ETag": call("upload_part", PartNumber=number, Body=body, **place)["ETag"]}
-            self.traffic.add(0)
-            return found
+    def get_all(self, files: Mapping[str, Path]) -> None:
+        """Bring several objects to this machine, some at a time; what is not there is left out."""
 
-        try:
-            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-upload") as pool:
-                parts = list(pool.map(part, range(0, size, length)))
-            call("complete_multipart_upload", MultipartUpload={"Parts": parts}, **place)
-        except Exception:
-            with contextlib.suppress(Exception):  # what failed says more
-                call("abort_multipart_upload", **place)
-            raise
+        def get(name: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self.get(name, files[name])
+
+        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store") as pool:
+            for _ in pool.map(get, files):
+                pass
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small object where none is; return whether this call did it: of several writers, one is told so."""
@@ -156,12 +118,13 @@ class Store:
                 self._create(name, content)
             except Exception:
                 # It may be done, its answer lost; or another put was.
-                if self._content(name) is None:
+                found = self._content(name)
+                if found is None:
                     raise
-                return self._content(name) == content
+                return found == content
             return True
 
-        return self._attempt("Writing", create)
+        return self._request("Writing", create)
 
     def probe(self) -> None:
         """Make sure that objects can be written, read and deleted here, and that a put can refuse to overwrite."""
@@ -171,8 +134,8 @@ class Store:
         found = None if {"mode", "overwrite"} & takes.keys() else "a library without one"
         if found is None:
             self.create(name, b"1")
-            for _ in range(2):  # one may fail for a reason that passes
-                _tried(lambda: self._create(name, b"2"))
+            with contextlib.suppress(Exception):  # the answer that is wanted; what it wrote is looked at
+                self._create(name, b"2")
             overwritten = self._content(name) != b"1"
             self.delete([name])
             found = "the second of two such puts accepted" if overwritten else None
@@ -191,28 +154,18 @@ class Store:
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._path(name))
 
-            self._attempt("Deleting", delete)
+            self._request("Deleting", delete)
 
     def delete_folder(self, folder: str) -> None:
         """Delete all objects below a folder, many in a request where the store takes that."""
-        left = [f"{folder}/{name}" for name in self.sizes(folder)]
-        if not left:
-            self.delete_empty(folder)
-        for start in range(0, len(left), _DELETED):
-            paths = [self._path(name) for name in left[start : start + _DELETED]]
+        left = [self._path(f"{folder}/{name}") for name in self.sizes(folder)]
 
-            def delete(paths: list[str] = paths) -> None:
-                with contextlib.suppress(FileNotFoundError):
-                    self._fs.rm(paths)
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm(left)
 
-            self._attempt("Deleting", delete)
-
-    def delete_empty(self, folder: str = "") -> None:
-        """Delete a folder below which nothing is: some servers of S3 keep it, and list it."""
-        call = getattr(self._fs, "call_s3", None)
-        if call is not None:
-            bucket, key, _ = self._fs.split_path(self._path(folder))
-            self._attempt("Deleting", lambda: call("delete_object", Bucket=bucket, Key=f"{key}/"))
+        if left:
+            self._request("Deleting", delete)
 
     def _create(self, name: str, content: bytes) -> None:
         self._fs.pipe_file(self._path(name), content, mode="create")
@@ -226,24 +179,25 @@ class Store:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _attempt(self, doing: str, call: Callable[[], _T]) -> _T:
-        """Do a request, again after a pause where it failed for a reason that may pass."""
+    def _request(self, doing: str, call: Callable[[], _T]) -> _T:
+        """Do a request, again after a pause where it failed for a reason that may pass; other failures get a name."""
         for attempt in range(1, _ATTEMPTS + 1):
             self._fs.invalidate_cache()
-            found, error = _tried(call)
-            if error is None:
-                return cast(_T, found)
-            if isinstance(error, AccelError) or (isinstance(error, FileNotFoundError) and doing != "Writing"):
-                raise error
-            if attempt == _ATTEMPTS or isinstance(error, _LASTING) or _status(error) in (401, 403):
-                raise self._named(doing, error, attempt) from error
-            self.traffic.retries += 1
-            logger.info("%s %s failed, and is tried again: %s", doing, self.address, error)
+            try:
+                return call()
+            except AccelError:
+                raise
+            except Exception as error:
+                if isinstance(error, FileNotFoundError) and doing != "Writing":
+                    raise
+                if attempt == _ATTEMPTS or isinstance(error, _LASTING) or _status(error) in (401, 403):
+                    raise self._named(doing, error) from error
+                logger.info("%s %s failed, and is tried again: %s", doing, self.address, error)
             time.sleep(_PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
         raise AssertionError("every attempt returns or raises")
 
-    def _named(self, doing: str, error: Exception, attempts: int) -> AccelError:
-        """Return the error for a request that failed for good."""
+    def _named(self, doing: str, error: Exception) -> AccelError:
+        """Return the error for a request that failed."""
         at, got = repr(str(self.address)), f"{type(error).__name__}: {error}"
         if _status(error) == 401:
             return ConfigurationError(
@@ -269,15 +223,8 @@ class Store:
                 "Use an object store, such as s3://, gs:// or abfs://."
             )
         return CheckpointError(
-            f"{doing} {at} failed {attempts} times; got {got}. Check the network and the store, and call again."
+            f"{doing} {at} failed {_ATTEMPTS} times; got {got}. Check the network and the store, and call again."
         )
-
-
-def _tried(call: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
-    try:
-        return call(), None
-    except Exception as error:
-        return None, error
 
 
 def _state_of(entry: Mapping[str, Any]) -> tuple[int, str]:

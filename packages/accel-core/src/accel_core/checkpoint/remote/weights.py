@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.digest import digest_of, digest_of_bytes
 from accel_core.checkpoint.manifest import check_name, damaged_file
 from accel_core.checkpoint.remote import commits
-from accel_core.checkpoint.remote.download import StoredFile, fetch, make_hole, parts_of, read_part
-from accel_core.checkpoint.remote.local import LocalFolder
-from accel_core.checkpoint.remote.store import PARALLEL, Store
-from accel_core.checkpoint.remote.upload import probe
-from accel_core.checkpoint.tensor_header import LONGEST_HEADER
+from accel_core.checkpoint.remote.scratch import Scratch
+from accel_core.checkpoint.remote.storage import probe
+from accel_core.checkpoint.remote.store import Store
 from accel_core.errors import CheckpointError, CheckpointNotFoundError
 
-__all__ = ["StoredWeights", "local_weights", "put_weights", "weights_at"]
+__all__ = ["local_weights", "put_weights"]
 
 _SHARDS = "weights-"
 _WHOLE = ".whole"
@@ -47,77 +44,47 @@ class StoredWeights:
     name: str = ""  # the one that was asked for, where it is not all
     digests: dict[str, str] = field(default_factory=dict)  # as far as they are known
 
-    @property
-    def have_headers(self) -> bool:
-        """Whether a reader can do with ranges of them: safetensors files, and none in another format."""
-        return any(map(_is_safe, self.sizes)) and not any(name.endswith((".bin", ".gguf")) for name in self.sizes)
-
     def fetch(self) -> Path:
         """Return where they lie on this machine, after fetching them once for its processes."""
         digest = digest_of_bytes(f"{self.address} {self.state}".encode())
         identity = "".join(chr(ord("a") + int(digit, 16)) for digit in digest[: names.ID_LENGTH])
-        local = self._folder(identity)
-        with open(local.root / ".fetching", "w") as lock, local.room():
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the first process fetches, the others wait for it
-            if not (local.root / _WHOLE).exists():
-                for name, size in self.sizes.items():
-                    make_hole(local.files / name, size)
-                wanted = ((name, 0, size) for name, size in sorted(self.sizes.items()))
-                fetch(self.store, self.folder, parts_of(wanted), local.files)
-                for name, expected in self.digests.items():
-                    if digest_of(local.files / name) != expected:
-                        raise damaged_file(self.address / name, "another digest than its manifest has")
-                again = None if self.digests else _objects(self.address)
-                if again is not None and again.state != self.state:
-                    raise CheckpointError(
-                        f"The weights at {str(self.address)!r} were replaced while they were fetched; got others at "
-                        "the end. Load them again."
-                    )
-                (local.root / _WHOLE).touch()
-        return local.files / self.name
-
-    def headers(self, parent: str | None) -> tuple[Path, dict[Path, StoredFile]]:
-        """Return a folder of this process with their indices and headers, and for each of these the file in the store.
-
-        It lies in `parent`, or among temporary files, and goes when the process ends, with all that was put into it.
-        """
-        local = self._folder(names.fresh_id(), parent)
-
-        def one(name: str) -> tuple[Path, StoredFile] | None:
-            path, size, at = local.files / name, self.sizes[name], f"{self.folder}/{name}".lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not _is_safe(name):
-                path.write_bytes(read_part(self.store, at, 0, size))
-                return None
-            # The folder of a save or of shards is its own, and what lies in it never changes.
-            file = StoredFile(self.store, at, size, None if "/" in at else self.store.state(at))
-            length = int.from_bytes(read_part(self.store, at, 0, 8), "little") if size > 8 else 0
-            path.write_bytes(
-                read_part(self.store, at, 0, min(size, 8 + length)) if 0 < length < LONGEST_HEADER else b""
-            )
-            return path, file
-
-        wanted = [name for name in sorted(self.sizes) if _is_safe(name) or name.endswith(".index.json")]
-        with local.room(), ThreadPoolExecutor(PARALLEL) as pool:
-            return local.files / self.name, dict(each for each in pool.map(one, wanted) if each is not None)
-
-    def _folder(self, identity: str, parent: str | None = None) -> LocalFolder:
         for name in self.sizes:
             check_name(name, self.address)
-        local = LocalFolder.of(None, "loading", identity, self.address.name or "weights", parent)
-        local.make()
+        scratch = Scratch.of(identity)
+        scratch.make()
         process = os.getpid()
         # Not by a forked process when it ends: the folder is its parent's.
-        atexit.register(lambda: local.leave() if os.getpid() == process else None)
-        return local
+        atexit.register(lambda: scratch.leave() if os.getpid() == process else None)
+        files = scratch.folder / (self.address.name or "weights")
+        with open(scratch.folder / ".fetching", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the first process fetches, the others wait for it
+            if not (scratch.folder / _WHOLE).exists():
+                self.store.get_all({f"{self.folder}/{name}".lstrip("/"): files / name for name in self.sizes})
+                self._check(files)
+                (scratch.folder / _WHOLE).touch()
+        return files / self.name
+
+    def _check(self, files: Path) -> None:
+        """Make sure that what was fetched is what was found."""
+        for name, size in self.sizes.items():
+            if not (files / name).is_file() or (files / name).stat().st_size != size:
+                raise CheckpointError(
+                    f"The weights at {str(self.address)!r} were replaced while they were fetched; got another {name}. "
+                    "Load them again."
+                )
+        for name, expected in self.digests.items():
+            if digest_of(files / name) != expected:
+                raise damaged_file(self.address / name, "another digest than its manifest has")
+        again = None if self.digests else _objects(self.address)
+        if again is not None and again.state != self.state:
+            raise CheckpointError(
+                f"The weights at {str(self.address)!r} were replaced while they were fetched; got others at the end. "
+                "Load them again."
+            )
 
 
-def _is_safe(name: str) -> bool:
-    return name.endswith(".safetensors")
-
-
-def weights_at(given: str | os.PathLike[str]) -> Path | StoredWeights:
-    """Return where weights lie on this machine, or what of them lies at an address."""
+def local_weights(given: str | os.PathLike[str]) -> Path:
+    """Return where weights lie on this machine; those at an address are fetched, once for its processes."""
     address = names.folder_of(given)
     if not isinstance(address, Address):
         return address
@@ -127,13 +94,7 @@ def weights_at(given: str | os.PathLike[str]) -> Path | StoredWeights:
             f"There are no weights at {str(address)!r}; got nothing there. Pass the address of a file of weights, of a "
             "folder with some, or of a checkpoint."
         )
-    return found
-
-
-def local_weights(given: str | os.PathLike[str]) -> Path:
-    """Return where weights lie on this machine; those at an address are fetched, once for its processes."""
-    found = weights_at(given)
-    return found if isinstance(found, Path) else found.fetch()
+    return found.fetch()
 
 
 def put_weights(address: Address, write: Callable[[Path], None]) -> None:
@@ -144,29 +105,29 @@ def put_weights(address: Address, write: Callable[[Path], None]) -> None:
     store = Store(address)
     probe(store)
     identity = names.fresh_id()
-    local = LocalFolder.of(None, "saving", identity, address.name or "weights")
-    local.make()
+    scratch = Scratch.of(identity)
+    scratch.make()
+    files = scratch.folder / "weights"
     try:
-        with local.room():
-            write(local.files)
-        written = folders.files_in(local.files)
+        write(files)
+        written = folders.files_in(files)
         before = store.sizes("")
         index = next((name for name in written if name.endswith(".json")), None)
         for name in written if index is None else set(written) - {index}:
-            store.put(local.files / name, name if index is None else f"{_SHARDS}{identity}/{name}")
+            store.put(files / name, name if index is None else f"{_SHARDS}{identity}/{name}")
         if index is not None:
-            content = json.loads((local.files / index).read_text())
+            content = json.loads((files / index).read_text())
             table = content["weight_map"]
             content["weight_map"] = {name: f"{_SHARDS}{identity}/{file}" for name, file in table.items()}
-            (local.files / index).write_text(json.dumps(content))
-            store.put(local.files / index, index)
+            (files / index).write_text(json.dumps(content))
+            store.put(files / index, index)
         standing = {index} if index is not None else set(written)
         suffix = ".safetensors" if any(".safetensors" in name for name in written) else ".bin"
         stale = {name for name in before if suffix in name and _is_weights(name)} - standing
         # A whole file counts before an index, so it goes first, and an index before its shards.
         store.delete(sorted(stale, key=lambda name: ("/" in name or "-of-" in name, name.endswith(".json"), name)))
     finally:
-        local.leave()
+        scratch.leave()
 
 
 def _is_weights(name: str) -> bool:
@@ -180,11 +141,9 @@ def _of_run(address: Address) -> StoredWeights | None:
         store = Store(place) if len(place.parts) > 1 else None
         commit = commits.newest(store) if store else None
         if store and commit:
-            _, manifest = commits.read_manifest(store, commit)
-            if not any(names.is_model(each.name) for each in manifest.entries):  # in shards, which many ranks list
-                manifest = commits.with_lists(store, commit, manifest, manifest.listing())
-                if manifest.lost:
-                    raise damaged_file(address, "; ".join(map(" ".join, manifest.lost.items())))
+            manifest = commits.read_manifest(store, commit)
+            if manifest.lost:
+                raise damaged_file(address, "; ".join(map(" ".join, manifest.lost.items())))
             kept = [each for each in manifest.entries if not each.name.startswith(_OF_RUNS)]
             inside = {each.name.removeprefix(folder): each for each in kept if each.name.startswith(folder)}
             sizes = {name: each.size for name, each in inside.items()}

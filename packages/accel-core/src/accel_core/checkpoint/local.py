@@ -1,0 +1,137 @@
+"""Checkpoints in folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from accel_core._records import record
+from accel_core.checkpoint import commit, names
+from accel_core.checkpoint.digest import digest_of
+from accel_core.checkpoint.manifest import Entry, Manifest, owned_files
+from accel_core.checkpoint.ranks import Ranks
+from accel_core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
+from accel_core.process.world import World
+
+__all__ = ["LocalStorage"]
+
+_SHOWN = 10
+
+
+@record
+class LocalStorage:
+    """A checkpoint in a folder that all ranks see, or, saved on each node, those of a machine."""
+
+    world: World
+    target: Path
+    each_node: bool = False
+    staging: Path = Path()
+    leads: bool = False
+    made: bool = False  # whether the target was not there before
+    head: Manifest | None = None  # of the checkpoint that is loaded
+
+    def probe(self) -> None:
+        """Do nothing: a folder that cannot be written is an error of its own."""
+
+    def begin(self, ranks: Ranks, identity: str, *, numbered: bool) -> None:
+        """Make the hidden folder, on the main rank first: the others see then whether their disk is another one."""
+        doing = f"Preparing the checkpoint {str(self.target)!r}"
+        self.staging = commit.staging_of(self.target, identity)
+        for makes in (self.world.is_main, self.world.is_local_main)[: 1 + self.each_node]:
+            with ranks.together(doing):
+                if makes and not self.staging.is_dir():
+                    self.leads, self.made = True, not self.target.exists()
+                    commit.stage(self.target, identity, numbered=numbered)
+        with ranks.together(doing):
+            if not self.staging.is_dir():
+                raise CheckpointError(
+                    f"Rank {self.world.rank} does not see the folder that the main process made in "
+                    f"{str(self.target)!r}; got another disk, or another path. Pass a folder that all machines share, "
+                    "or ProjectConfiguration(save_on_each_node=True) for a whole checkpoint on each."
+                )
+
+    def hooked(self) -> list[str]:
+        """Return what is in the hidden folder, on the rank that leads."""
+        return list(self.sizes()) if self.leads else []
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Do nothing: the files lie where they belong."""
+
+    def sizes(self) -> dict[str, int]:
+        """Return the files in the hidden folder."""
+        return commit.files_in(self.staging)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Write the manifest, rename the hidden folder, and put its files in place."""
+        manifest.write(self.staging)
+        stale = owned_files(self.target) - commit.files_in(self.staging, links=True).keys()
+        commit.publish(self.staging, self.target, stale=stale, last=[names.MANIFEST_NAME])
+
+    def abort(self) -> None:
+        """Delete the hidden folder, and the target if it was made for it."""
+        if self.leads:
+            commit.clear(self.staging)
+        if self.made:
+            with contextlib.suppress(OSError):  # others keep something there by now
+                self.target.rmdir()
+
+    def prune(self, limit: int) -> None:
+        """Delete the oldest of a numbered series."""
+        commit.prune(self.target, limit)
+
+    def newest(self) -> Path:
+        """Return the one with the highest number that is complete."""
+        series = commit.numbered(self.target)
+        for target in reversed(series):
+            if commit.find(target) is not None:
+                return target
+        raise CheckpointNotFoundError(
+            f"There is no complete checkpoint_<number> in {str(self.target)!r}; got "
+            f"{', '.join(each.name for each in series[-_SHOWN:]) or 'no folder of that name'}. Start the run from the "
+            "beginning."
+        )
+
+    def open(self, ranks: Ranks) -> tuple[Path, Manifest | None]:
+        """Read the manifest and the lists that it names on the main rank, and compare with what each rank sees."""
+        doing = f"Opening the checkpoint {str(self.target)!r}"
+        folder = commit.standing(self.target)
+        with ranks.together(doing):
+            self.head = Manifest.head(folder)
+            manifest = Manifest.read(folder) if ranks.rank == 0 else None
+            own = _outline(folder, self.head)
+        head, manifest, outline, target = ranks.broadcast((self.head, manifest, own, str(self.target)))
+        with ranks.together(f"Opening the checkpoint {target!r}"):
+            if own != outline:
+                raise CheckpointMismatchError(
+                    f"The ranks do not hold the same save of the checkpoint, and nothing was changed; got {own} in "
+                    f"{str(folder)!r} on rank {ranks.rank}, and {outline} on the main rank. Pass the same checkpoint "
+                    "on all ranks, or copy it to the disks that lack it."
+                )
+            if self.head != head and self.head is not None:  # saved on each node: this one lists files of its own
+                manifest = Manifest.read(folder)
+        return folder, manifest
+
+    def fetch(self, wanted: Iterable[str], ranks: Ranks) -> None:
+        """Do nothing: the files are here."""
+
+    def is_replaced(self) -> bool:
+        """Return whether another manifest stands there now: a save takes the old one away before anything else."""
+        try:
+            return Manifest.head(commit.standing(self.target)) != self.head
+        except (CheckpointError, OSError):
+            return True
+
+    def close(self) -> None:
+        """Do nothing: nothing was used."""
+
+
+def _outline(folder: Path, head: Manifest | None) -> str:
+    """Say which save is in a folder; of one of Accelerate, which has no id, what tells it from others cheaply."""
+    if head is not None:
+        return f"save {head.save}"
+    found = (name for name in names.found_in(folder) if not name.startswith(names.RNG_STATE_NAME) and "/" not in name)
+    size, first = sum(os.stat(folder / name).st_size for name in found), folder / names.random_states_name(0)
+    states = digest_of(first)[:12] if first.is_file() else "none"
+    return f"{size} bytes without a manifest, with the random states {states}"

@@ -21,6 +21,9 @@ __all__ = ["Gradients", "gradients_of"]
 
 _NO_STEP_YET = -1
 
+_Group = tuple[torch.Tensor, list[torch.Tensor]]
+"""Offloaded fp32 weights, and the parameters that lie in them."""
+
 
 def gradients_of(engine: DeepSpeedEngine) -> Gradients:
     """Return the gradients of an engine, by its stage."""
@@ -66,7 +69,7 @@ class Gradients:
         self.optimizer.zero_grad()
         self.engine.zero_grad()
 
-    def _norms(self) -> Iterable[Any]:
+    def _norms(self) -> Iterable[torch.Tensor]:
         return [torch.nn.utils.get_total_norm(self.parts())]
 
     def _note_change(self) -> None:
@@ -87,7 +90,7 @@ class _Split(Gradients):
     def is_offloaded(self) -> bool:
         return bool(self.optimizer.cpu_offload)
 
-    def groups(self) -> list[tuple[Any, list[Any]]]:
+    def groups(self) -> list[_Group]:
         """Return each group of offloaded fp32 weights, with its parameters."""
         return list(
             zip(self.optimizer.single_partition_of_fp32_groups, self.optimizer.params_in_partition, strict=True)
@@ -113,14 +116,16 @@ class _Split(Gradients):
         for kept in (self.optimizer.averaged_gradients, self.optimizer.all_grad_tensors):
             kept.update(dict.fromkeys(kept))
 
-    def _norms(self) -> Iterable[Any]:
+    def _norms(self) -> Iterable[torch.Tensor]:
         return [self.optimizer.scaled_global_norm()]
 
     def _note_change(self) -> None:
         """Refresh the norms that DeepSpeed computed when it offloaded the gradients, and by which it clips."""
         if self.is_offloaded:
             # One entry holds the whole group's norm: DeepSpeed adds up the squares of all.
-            self.optimizer.norm_for_param_grads = {
+            norms = self.optimizer.norm_for_param_grads
+            norms.clear()
+            norms |= {
                 self.optimizer.get_param_id(parameters[0]): group.grad.double().norm()
                 for group, parameters in self.groups()
                 if group.grad is not None and parameters
@@ -134,7 +139,7 @@ class _Sharded(_Split):
     def is_offloaded(self) -> bool:
         return bool(self.optimizer.offload_optimizer)
 
-    def groups(self) -> list[tuple[Any, list[Any]]]:
+    def groups(self) -> list[_Group]:
         if self.optimizer.swap_optimizer:
             raise PreparationError(
                 "Gradients that DeepSpeed keeps on disk cannot be clipped or weighted by accel; got an optimizer that "
@@ -146,6 +151,6 @@ class _Sharded(_Split):
         if not self.is_offloaded:
             self.optimizer.averaged_gradients = {}
 
-    def _norms(self) -> Iterable[Any]:
-        norms: Iterable[Any] = self.optimizer._get_norm_groups()
+    def _norms(self) -> Iterable[torch.Tensor]:
+        norms: Iterable[torch.Tensor] = self.optimizer._get_norm_groups()
         return norms

@@ -9,7 +9,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,7 +31,7 @@ def load(device: torch.device, local_rank: int) -> ModuleType:
     if device.type == "cpu" and environ.text("DS_ACCELERATOR") is None:
         environ.write("DS_ACCELERATOR", "cpu")
     library = importlib.import_module("deepspeed")
-    found: Any = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    found = importlib.import_module("deepspeed.accelerator").get_accelerator()
     name = str(found.device_name()).partition(":")[0]
     if name != device.type:
         raise ConfigurationError(

@@ -5,10 +5,10 @@
 A model of `--gib` GiB and its AdamW state (three times as much together). `save_state` and `torch.save` of the same
 tensors take turns, each after a sync and each flushed to disk; the first of two rounds begins with the one, the second
 with the other, because a disk that was written to is slower for a while, and shown is the ratio of the medians. Every
-`save_state` replaces a checkpoint, and frees what it replaced before the next measurement; every `torch.save` writes a
-new file. A save in the background shows the time for which training stands still, with buffers that are used again.
-`load_state` takes turns with reading the same bytes into fresh memory; its peak is the growth of resident memory over
-what is restored, in a process that restores for the first time. With --peer, accelerate 1.15.0 does the same.
+`save_state` replaces a checkpoint, and frees what it replaced; every `torch.save` writes a new file. A save in the
+background shows the time for which training stands still, with buffers that are used again. `load_state` takes turns
+with reading the same bytes into fresh memory; its peak is the growth of resident memory over what is restored, in a
+process that restores for the first time. With --peer, accelerate 1.15.0 does the same.
 """
 
 from __future__ import annotations
@@ -59,9 +59,6 @@ def warm_memory(nbytes: int) -> None:
 
 def timed(call: Any, nbytes: int) -> float:
     """Return the seconds of a call that fills so much memory or cache, with nothing waiting for the disk beforehand."""
-    deferred_delete = sys.modules.get("accel_core.checkpoint.deferred_delete")
-    if deferred_delete is not None:
-        deferred_delete.wait()
     os.sync()
     warm_memory(nbytes)
     begin = time.perf_counter()

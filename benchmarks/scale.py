@@ -3,11 +3,11 @@
     python benchmarks/scale.py [--ranks 8 64 512 4096 100000] [--files 10 1000 100000] [--svg FILE]
 
 One process is rank 0 of many: a fake process group answers every collective at once, for each other rank with what this
-rank sent (in a save, with the entry of that rank's own file), and a store of this script's own holds the keys. Of more
-ranks than gather what each brings, the files and lists that the others write in a save are there too. Counted is what
-goes through group and store; timed is the work of this rank, without the time that the fakes take. What no simulation
-shows, and is not here: the network, the waiting for the slowest rank, and a filesystem that all ranks write to at once.
-There is no column of the peer: nothing here compares.
+rank sent, or with its own rows of a shard, and a store of this script's own holds the keys, to whose counters each rank
+adds what this one does. The files and lists that the others write in a save are there too. Counted is what goes through
+group and store; timed is the work of this rank, without the time that the fakes take. What no simulation shows, and is
+not here: the network, the waiting for the slowest rank, and a filesystem that all ranks write to at once. There is no
+column of the peer: nothing here compares.
 
 For each number of ranks a process of its own prepares a model of 8 linear layers for DistributedDataParallel, with an
 optimizer and a loader of four samples a batch, trains, gathers, saves and loads; and one more has FSDP2 shard a layer
@@ -59,8 +59,8 @@ def least(call: Callable[[], object], seconds: float = 0.5) -> float:
 # ---- one rank of many ----------------------------------------------------------------------------------------------
 
 
-def store_that_counts() -> Any:
-    """Make a store in this process's memory that counts what is asked of it."""
+def store_that_counts(size: int) -> Any:
+    """Make a store in this process's memory for so many ranks, of which each adds to a counter what this one does."""
     from datetime import timedelta
 
     from torch.distributed import HashStore, Store
@@ -88,7 +88,7 @@ def store_that_counts() -> Any:
 
         def add(self, key: str, amount: int) -> int:
             self.count(len(key) + 8)
-            return self.inside.add(key, amount)
+            return self.inside.add(key, amount * size)
 
         def check(self, keys: list[str]) -> bool:
             self.count(sum(map(len, keys)))
@@ -98,7 +98,7 @@ def store_that_counts() -> Any:
             self.count(sum(map(len, keys)))
             self.inside.wait(keys, timeout)
 
-        def delete_key(self, key: str) -> bool:
+        def deleteKey(self, key: str) -> bool:  # noqa: N802  torch's name
             self.count(len(key))
             return self.inside.delete_key(key)
 
@@ -125,7 +125,7 @@ def group_that_answers(size: int, store: Any) -> Any:
             self.messages = self.received = self.reduced = 0
             self.seconds = 0.0
             self.theirs = b""
-            self.sums: list[int] = []  # what the others add to the sums of a save
+            self.sums: list[int] = []  # what the others add to the next sum of as many numbers
 
         def done(self, result: Any, received: int) -> Any:
             self.messages += 1
@@ -140,6 +140,7 @@ def group_that_answers(size: int, store: Any) -> Any:
                 tensors[0][:, -1] += 1  # of the digest of what ranks bring, which is another one on the others
             if len(self.sums) == tensors[0].numel() and tensors[0].dtype == torch.int64:
                 tensors[0] += torch.tensor(self.sums)
+                self.sums = []
             return self.done(tensors, _bytes_of(tensors))
 
         def allreduce_coalesced(self, tensors: Any, options: Any = None) -> Any:
@@ -162,6 +163,9 @@ def group_that_answers(size: int, store: Any) -> Any:
                     each.copy_(sent)
             self.seconds += time.perf_counter() - begun
             return self.done(outputs, _bytes_of(outputs))
+
+        def gather(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
+            return self.allgather(outputs, inputs)
 
         def all_gather_single(self, output: Any, sent: Any, options: Any = None) -> Any:
             begun = time.perf_counter()
@@ -190,7 +194,7 @@ def group_that_answers(size: int, store: Any) -> Any:
     made, exchange = Fake(), Transport.exchange_bytes
 
     def exchange_bytes(self: Any, content: bytes | memoryview, message: Any) -> Iterator[Any]:
-        made.theirs = others_bring(content)
+        made.theirs = bytes(content) if of_shards(content) else b""
         yield from exchange(self, content, message)
         made.theirs = b""
 
@@ -204,30 +208,28 @@ def group_that_answers(size: int, store: Any) -> Any:
 
 def let_others_write(size: int, group: Any) -> None:
     """Let the other ranks of a save write files like those of this one when it has written them, and their lists."""
-    from accel_core.checkpoint import lists, names
-    from accel_core.checkpoint.manifest import Entry, Manifest, total_of
+    from accel_core.checkpoint import names
     from accel_core.checkpoint.save import Transaction
 
     write = Transaction._write
 
-    def written(self: Transaction, *given: Any, listed: bool, **options: Any) -> list[Any]:
-        found, begun = write(self, *given, listed=listed, **options), time.perf_counter()
+    def written(self: Transaction, *given: Any) -> list[Any]:
+        found, begun = write(self, *given), time.perf_counter()
         own = [entry for entry in found if entry.name == names.random_states_name(0) or entry.name.endswith(".distcp")]
-        sizes = []
-        for rank in range(1, size) if listed else ():  # of few ranks, the fake group tells what they wrote
+        staging, sizes = self.storage.staging, list[int]()
+        (staging / names.LISTS_NAME).mkdir(exist_ok=True)
+        for rank in range(1, size):
             theirs = [replace(each, name=_of_rank(each.name, rank), rank=rank) for each in own]
             for mine, each in zip(own, theirs, strict=True):
                 if rank < ON_A_MACHINE:  # whose files are read; a file has no more than so many links
-                    os.link(self.staging / mine.name, self.staging / each.name)
+                    os.link(staging / mine.name, staging / each.name)
                 else:
-                    os.close(os.open(self.staging / each.name, os.O_CREAT | os.O_WRONLY))
-                    os.truncate(self.staging / each.name, each.size)
-            content = Manifest(tuple(theirs), size, {}, self.written_at, self.identity).encode()
-            place = self.staging / names.list_name(rank)
-            place.parent.mkdir(exist_ok=True)
-            place.write_bytes(content)
-            sizes += [(each.name, each.size) for each in [*theirs, Entry(names.list_name(rank), len(content), "")]]
-        group.sums = [0, *lists.words_of(total_of(sizes))]
+                    os.close(os.open(staging / each.name, os.O_CREAT | os.O_WRONLY))
+                    os.truncate(staging / each.name, each.size)
+            content = self._manifest(theirs).encode()
+            (staging / names.list_name(rank)).write_bytes(content)
+            sizes += [*(each.size for each in theirs), len(content)]
+        group.sums = [len(sizes), sum(sizes)]
         group.seconds += time.perf_counter() - begun
         return found
 
@@ -244,8 +246,6 @@ def let_others_differ(group: Any) -> None:
     from torch import Size
 
     from accel_core.comm import control
-
-    swap = control.swap
 
     def moved(value: Any, rank: int) -> Any:
         if isinstance(value, dict):
@@ -264,32 +264,23 @@ def let_others_differ(group: Any) -> None:
             return replace(value, offset=Size([rank, *value.offset[1:]]))
         return value
 
-    def swapped(value: Any, *given: Any, **options: Any) -> list[Any]:
-        found, begun = swap(value, *given, **options), time.perf_counter()
-        content = pickle.dumps(value)
-        if any(name in content for name in DIFFERENT):
-            found = [value, *(moved(value, rank) for rank in range(1, len(found)))]
-        group.seconds += time.perf_counter() - begun
-        return found
+    def differing(exchange: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def exchanged(*given: Any, **options: Any) -> list[Any]:
+            found, begun = exchange(*given, **options), time.perf_counter()
+            if of_shards(pickle.dumps(found[0])):
+                found = [moved(each, rank) for rank, each in enumerate(found)]
+            group.seconds += time.perf_counter() - begun
+            return found
 
-    control.swap = swapped
+        return exchanged
+
+    control.swap = differing(control.swap)
+    control.Channel.gather = differing(control.Channel.gather)  # type: ignore[method-assign]
 
 
-def others_bring(content: bytes | memoryview) -> bytes:
-    """Return what the other ranks bring where this one brings the files of a save: their own, and none that is shared.
-
-    Plans of shards are as long as those of this rank. Empty where they bring the same.
-    """
-    from accel_core.checkpoint.manifest import Entry
-
-    if any(name in bytes(content) for name in DIFFERENT):
-        return bytes(content)
-    if Entry.__name__.encode() not in bytes(content):
-        return b""
-    keeper, entries, _ = pickle.loads(content)
-    if not isinstance(entries, list):  # said in another exchange of the save
-        return b""
-    return pickle.dumps((keeper, [entry for entry in entries if "random" in entry.name], {}))
+def of_shards(content: bytes | memoryview) -> bool:
+    """Return whether a pickle is of plans of shards, or of what is noted of them, which is another one on each rank."""
+    return any(name in bytes(content) for name in DIFFERENT)
 
 
 def answer_as_others(rows: Any, theirs: bytes) -> None:
@@ -346,7 +337,7 @@ def one_rank(size: int, folder: Path) -> dict[str, float]:
     from accel_core.accelerator import Accelerator
 
     torch.set_num_threads(1)
-    store = store_that_counts()
+    store = store_that_counts(size)
     traffic, figures = Traffic(group_that_answers(size, store), store), arithmetic(size)
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))  # torch imports much for the first one
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -374,8 +365,7 @@ def one_rank(size: int, folder: Path) -> dict[str, float]:
             call()
         turns = [traffic.counted(call) for _ in range(9 if name != "save" else 3)]
         found[name] = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
-    if size > 64:  # of fewer, the fake group wrote no files of the others
-        found["load"] = traffic.counted(lambda: accelerator.load_state(str(folder / "state_3")))
+    found["load"] = traffic.counted(lambda: accelerator.load_state(str(folder / "state_3")))
     figures |= {f"{name} {key}": value for name, values in found.items() for key, value in values.items()}
     figures["memory MiB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / KIB
     return figures
@@ -390,7 +380,7 @@ def one_sharded_rank(size: int, folder: Path) -> dict[str, float]:
     from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
     torch.set_num_threads(1)
-    store = store_that_counts()
+    store = store_that_counts(size)
     traffic = Traffic(group_that_answers(size, store), store)
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
     made: list[Any] = []

@@ -49,6 +49,7 @@ def arrive(world: World, operation: str, seconds: float) -> None:
             f"{callsite.find()}. Call {operation} on all ranks, outside of any `if` on the rank, or pass a longer "
             "timeout where ranks may be that far apart."
         ) from None
+    store.delete_key(f"{call}/{world.rank}")
     if store.add(f"{call}/left", 1) == world.size:
-        for key in ("came", "all", "left", *range(world.size)):
+        for key in ("came", "all", "left"):
             store.delete_key(f"{call}/{key}")

@@ -96,8 +96,6 @@ class ToyFormat:
 class RankPart:
     """The rows that a rank holds."""
 
-    concurrent = True
-
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
 

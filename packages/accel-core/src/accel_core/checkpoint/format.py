@@ -143,10 +143,6 @@ class Source:
 class Part(Protocol):
     """Something that one rank writes into a checkpoint: one file, or several."""
 
-    @property
-    def concurrent(self) -> bool:
-        """Whether it may be written in a thread, beside others."""
-
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Return an entry for every file, after writing it into `folder` and flushing it to disk.
 

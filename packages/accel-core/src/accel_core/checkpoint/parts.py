@@ -22,7 +22,6 @@ class FilePart:
     name: str
     kind: Literal["tensors", "object", "json", "bytes"]  # safetensors, what `torch.save` writes, JSON, as they are
     content: Any
-    concurrent: bool = True
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write the file and flush it to disk."""

@@ -18,7 +18,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +44,6 @@ __all__ = ["Transaction", "check_project", "save_state"]
 
 logger = logging.getLogger(__name__)
 
-_WRITERS = 4
 _SHOWN = 10
 _AFTER_COMMIT = "Remove the cause and save again; load_state takes what is complete."
 _ARRIVAL = 60.0
@@ -121,7 +119,7 @@ def save_state(
     own = ranks if blocking or alone else Ranks(run.world, "save_state in the background", group_name=BACKGROUND)
 
     def write() -> None:
-        transaction.finish(pieces, hooked, own, threads=blocking)
+        transaction.finish(pieces, hooked, own)
         card.checkpoint(str(given))
 
     if blocking:
@@ -218,12 +216,12 @@ class Transaction:
     numbered: bool  # whether it is one of a series, of which `total_limit` are kept
     alone: bool  # whether the main rank saves without the others
 
-    def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks, *, threads: bool = False) -> None:
+    def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks) -> None:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done."""
         storage, target = self.storage, str(self.storage.target)
         try:
             with ranks.together(f"Writing the checkpoint {target!r}"):
-                entries = self._write(parts, hooked, threads)
+                entries = self._write(parts, hooked)
             notes = self._notes(parts, ranks)
             doing, found = f"Completing the checkpoint {target!r}", dict[str, int]()
             with ranks.together(doing):
@@ -250,19 +248,10 @@ class Transaction:
             storage.prune(limit)
         storage.close()
 
-    def _write(self, parts: Sequence[Part], hooked: Sequence[str], threads: bool) -> list[Entry]:
+    def _write(self, parts: Sequence[Part], hooked: Sequence[str]) -> list[Entry]:
         """Write the files of this rank, and its list if another rank leads."""
         staging, rank = self.storage.staging, self.run.world.rank
-        concurrent = [part for part in parts if threads and part.concurrent]
-        entries: list[Entry] = []
-        if concurrent:  # threads copy on streams of their own, which do not wait for what this one's computes
-            self.run.world.hardware.synchronize()
-        with ThreadPoolExecutor(max_workers=_WRITERS, thread_name_prefix="accel-checkpoint") as pool:
-            for written in pool.map(lambda part: part.write(staging, rank), concurrent):
-                entries += written
-        for part in parts:
-            if not (threads and part.concurrent):
-                entries += part.write(staging, rank)
+        entries = [entry for part in parts for entry in part.write(staging, rank)]
         for name in hooked:
             flush(staging / name)
             entries.append(Entry(name, (staging / name).stat().st_size, digest_of(staging / name), rank))

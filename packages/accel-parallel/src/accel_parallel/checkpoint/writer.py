@@ -107,7 +107,6 @@ class ShardPart:
     # what this rank writes: tensors, and other values as `torch.save` wrote them
     values: dict[MetadataIndex, Tensor | bytes]
     note: list[Placed] | None = None  # where `write` put each value; the other ranks are told
-    concurrent: bool = True  # it may be written in a thread, beside others
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write this rank's shard and flush it to disk."""

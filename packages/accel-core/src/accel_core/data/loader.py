@@ -97,7 +97,8 @@ class PreparedLoader(LoaderBase):
             yield first
         elif offset and self.is_over(offset):
             length, unit = self.epoch_length(), self.cursor.unit
-            if length is None or offset > length:
+            # Of a stream, whose length is not known, drop_last may leave nothing that makes a global batch.
+            if offset > length if length is not None else not self.spec.drop_last:
                 _logger.warning(
                     f"The data of this loader end before the position that was loaded, so the next epoch begins; got "
                     f"{'fewer' if length is None else length} {unit}, and a position after {offset} {unit}. "

@@ -655,6 +655,15 @@ def test_a_rest_that_is_too_small_begins_the_next_epoch():
     assert loader.iteration == 2
 
 
+def test_a_rest_of_a_stream_that_is_too_small_is_not_warned_of(caplog):
+    """Where drop_last leaves nothing of a whole stream for more ranks than before, no data are missing."""
+    _, position = stop_after(make(1, size=4, drop_last=True, data=Stream(13)), 2)
+    loader = make(3, size=4, drop_last=True, data=Stream(13))
+    loader.cursor.load_state_dict(position)
+    assert values(loader) == [[0, 1, 2, 3]]
+    assert not caplog.records
+
+
 def test_a_rank_without_a_rest_waits_for_those_that_have_one():
     """With even_batches=False a rank that has no batch left gives none while another rank has one."""
 

@@ -160,9 +160,9 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         return self.batch_sampler if self.batch_sampler is not None else self.sampler
 
     @property
-    def exact_batches(self) -> Any:
+    def exact_batches(self) -> BatchSampler | None:
         """The batch sampler whose batches are shared out, where all of them but the last are full; else `None`."""
-        inner = self.index_base if self.shard is None else self.shard.batch_sampler
+        inner: BatchSampler = self.index_base if self.shard is None else self.shard.batch_sampler
         return inner if is_exact(inner) and inner.batch_size == self.spec.batch_size else None
 
     @property

@@ -313,7 +313,7 @@ class PreparedLoader(LoaderBase):
         if shard is not None:
             steps = shard.steps_from(offset)
         else:
-            left = max(0, len(inner.sampler) - offset)
+            left = max(0, len(get_sampler(self)) - offset)
             steps = left // inner.batch_size if inner.drop_last else -(-left // inner.batch_size)
         return steps if offset else max(0, steps - self.skip_batches)
 

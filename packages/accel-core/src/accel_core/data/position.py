@@ -190,7 +190,7 @@ class Indices:
         return itertools.chain(_skip(indices, skip, loader, epoch, counts), indices) if skip else indices
 
 
-def _capture(loader: LoaderBase, epoch: EpochState) -> Iterator[Any]:
+def _capture(loader: LoaderBase, epoch: EpochState) -> Iterator[list[int]]:
     """Note the states of the generators when the first index is asked for, and yield nothing."""
     epoch.order = capture_order(loader)
     yield from ()
@@ -198,7 +198,7 @@ def _capture(loader: LoaderBase, epoch: EpochState) -> Iterator[Any]:
 
 def _skip(
     indices: Iterator[Any], skip: int, loader: LoaderBase, epoch: EpochState, counts: dict[int, StepCounts]
-) -> Iterator[Any]:
+) -> Iterator[list[int]]:
     """Pass over batches when the first index is asked for, and yield nothing."""
     for step, _ in enumerate(itertools.islice(indices, skip)):
         epoch.skipped += loader.own_units(counts.pop(step, None))

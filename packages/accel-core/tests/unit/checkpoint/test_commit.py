@@ -225,7 +225,7 @@ def test_everything_reaches_the_disk_before_it_counts(
 
 
 @pytest.mark.parametrize("stands", [False, True])
-@pytest.mark.parametrize("silent", ["finish", "_complete"])
+@pytest.mark.parametrize("silent", ["finish", "_commit"])
 def test_a_save_that_another_overtook_takes_no_place(
     silent: str, stands: bool, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

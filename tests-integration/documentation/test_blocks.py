@@ -41,7 +41,6 @@ GUIDES = [page for page in PAGES if page.startswith("docs/guides/")]
 OTHERS = [page for page in PAGES if page not in (*TUTORIALS, *GUIDES)]
 
 REPLACED = {
-    '0: "10GiB", ': "",  # an accelerator, which the reader may not have
     'log_with="wandb"': 'log_with="tensorboard", project_dir="runs"',  # wandb asks for an account
     "--main-process-ip 10.0.0.1": "--main-process-ip 127.0.0.1 --dry-run",  # needs the second machine
     " 0=24GiB,cpu=64GiB": " cpu=64GiB",

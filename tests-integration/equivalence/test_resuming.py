@@ -31,6 +31,14 @@ def resumed(python: str, ranks: int, path: str) -> list[dict[str, Any]]:
     return found
 
 
+def _righted(name: str) -> bool:
+    """Whether the drop-in gives the order of the run that was not interrupted, where the original begins anew.
+
+    That it does is tested in tests/ranks/test_resuming.py of accel-compat.
+    """
+    return name.startswith(("seedable", "data seed")) and not name.endswith("set_epoch")
+
+
 @pytest.mark.parametrize("live", [False, pytest.param(True, marks=[LIVE, NEEDED])])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_scripts_go_on_with_the_same_batches(ranks: int, live: bool) -> None:
@@ -40,6 +48,6 @@ def test_scripts_go_on_with_the_same_batches(ranks: int, live: bool) -> None:
     original = theirs(f"resuming-{ranks}", live, lambda python: resumed(python, ranks, ""))
     assert len(ours) == len(original) == ranks
     for rank in range(ranks):
-        different = [name for name, found in original[rank].items() if ours[rank][name] != found]
+        different = [name for name, found in original[rank].items() if ours[rank][name] != found and not _righted(name)]
         assert not different, (rank, different[:5])
     assert len(original[0]) > 60

@@ -115,7 +115,7 @@ def _tensor_plan(text: str | None) -> Mapping[str, str] | None:
         return None
     try:
         found = json.loads(text)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise ConfigurationError(
             f"A plan of tensor parallel is written as JSON; got {text!r:.80}: {failure}. Write for example "
             """--tp-plan '{"layers.*.up": "colwise"}'."""

@@ -3,19 +3,14 @@
 import contextlib
 import os
 import time
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from accel_core.accelerator import Accelerator
 from accel_core.comm import collectives
 from accel_core.comm.control import Channel
 from accel_core.errors import RankDisagreementError
 from accel_core.process.desync_check import DesyncCheck
-from accel_core.process.store import loopback_store
 from accel_core.process.world import ensure
 from accel_core.state.process import wait_for_everyone
 from accel_core.testing import limits, world
@@ -119,23 +114,3 @@ def test_a_rank_that_comes_while_another_gives_up():
         DesyncCheck._wait = give_up
     with contextlib.suppress(RankDisagreementError):
         collectives.gather(torch.ones(1))
-
-
-@world(2, environment=DEBUG)
-def test_a_rank_that_waits_answers_one_that_saves_alone(tmp_path: Path) -> None:
-    """Over the store of real runs too, where whatever waits holds up all else on its connection."""
-    rank, port = int(os.environ["RANK"]), tmp_path / "port"
-    if rank == 0:
-        store = loopback_store(0, timedelta(seconds=limits.limit()))
-        (tmp_path / "written").write_text(str(store.port))
-        (tmp_path / "written").rename(port)
-    else:
-        assert limits.wait_until(port.exists)
-        store = dist.TCPStore("127.0.0.1", int(port.read_text()), is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    run = Accelerator(cpu=True)
-    run.prepare(torch.nn.Linear(1, 1))
-    if rank == 0:
-        time.sleep(0.3)
-        run.save_state(str(tmp_path / "ckpt"))
-    run.wait_for_everyone()

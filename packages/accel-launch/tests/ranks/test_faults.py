@@ -208,7 +208,8 @@ remember(4096)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="a process learns its size on Linux only")
 def test_a_rank_without_memory_tells_what_held_it(accel, script, tmp_path: Path) -> None:
     """Below the traceback of a rank whose memory is full, weights, gradients, state and tensors stand with names."""
-    done = accel("launch", "--cpu", "--num-processes", "2", "--log-dir", "logs", script(HUNGRY), quiet=20)
+    options = ("--cpu", "--num-processes", "2", "--log-dir", "logs", "--all-frames")
+    done = accel("launch", *options, script(HUNGRY), quiet=20)
     assert done.returncode == 1
     record = json.loads((tmp_path / "logs" / "failure.json").read_text())
     _, told = (rank["traceback"] for rank in record["ranks"])

@@ -50,11 +50,12 @@ class TrainingWorkload:
     def __post_init__(self) -> None:
         """Refuse what no step can have."""
         sequence = 1 if self.sequence is None else self.sequence
-        if min(self.batch, self.accumulation, self.reduce_bucket, sequence, *(self.sample or ())) < 1:
+        both = (self.sequence is None) == (self.sample is None)
+        if both or min(self.batch, self.accumulation, self.reduce_bucket, sequence, *(self.sample or ())) < 1:
             raise ConfigurationError(
-                f"Sizes of a batch are 1 or more; got batch={self.batch}, accumulation={self.accumulation}, "
-                f"sequence={self.sequence}, sample={self.sample} and reduce_bucket={self.reduce_bucket}. Change the "
-                "one that is not."
+                "Sizes of a batch are 1 or more, and a model reads token numbers (sequence) or numbers of a shape "
+                f"(sample); got batch={self.batch}, accumulation={self.accumulation}, sequence={self.sequence}, "
+                f"sample={self.sample} and reduce_bucket={self.reduce_bucket}. Give one of the two, and no 0."
             )
         if self.precision not in AUTOCAST_PRECISIONS:
             raise ConfigurationError(

@@ -540,7 +540,8 @@ def test_a_workload_is_checked() -> None:
     for given, said in (
         ({"batch": 0, "sequence": 4}, "got batch=0"),
         ({"sequence": 0}, "sequence=0"),
-        ({"sequence": 4, "sample": (3,)}, r"got sequence=4 and sample=\(3,\)"),
+        ({"sequence": 4, "sample": (3,)}, r"sequence=4, sample=\(3,\)"),
+        ({}, "sequence=None, sample=None"),
         ({"sequence": 4, "precision": "fp8"}, "got 'fp8'"),
         ({"sequence": 4, "zero3": {"stage3_bucket": 3}}, "got stage3_bucket"),
         ({"sequence": 4, "zero3": {"sub_group_size": -1}}, "got sub_group_size=-1"),

@@ -138,7 +138,7 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
     wrap(ShardPart, "write", "write")
     wrap(ShardPart, "conclude", "list")
     wrap(Ranks, "exchange", "agree")
-    wrap(Ranks, "gather", "sum")
+    wrap(Ranks, "total", "sum")
     wrap(Manifest, "write", "manifest")
     wrap(commit, "_flush_tree", "flush")
     wrap(commit, "publish", "commit")

@@ -131,7 +131,7 @@ def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture
         automatic = wanted == "prune" or rng.random() < 0.5
         directory = places[automatic]
         before = completed(directory)
-        ranks = start(directory, RANKS, seed=number, automatic=automatic, saves=1000, pause=0.003)
+        ranks = start(directory, RANKS, seed=number, automatic=automatic, saves=1000, pause=0.005)
         deadline = limits.Deadline()
         while completed(directory) < before + 1 and not deadline.is_over:
             time.sleep(0.001)
@@ -164,7 +164,7 @@ def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
     """Both ranks killed in each phase of a save in shards: one rank loads the save before or the new one, whole."""
     for number, wanted in enumerate(("write", "list", "manifest", "sum", "commit", "place")):
         before = completed(tmp_path)
-        ranks = start(tmp_path, RANKS, seed=number, automatic=False, saves=1000, pause=0.003, sharded=True)
+        ranks = start(tmp_path, RANKS, seed=number, automatic=False, saves=1000, pause=0.005, sharded=True)
         deadline = limits.Deadline()
         while completed(tmp_path) < before + 1 or phase(tmp_path, 0) != wanted:
             assert not deadline.is_over, f"no save reached the phase {wanted!r}"
@@ -216,7 +216,7 @@ def test_killed_between_every_two_system_calls_of_a_save(
 
 def test_one_rank_killed_in_save_state_ends_the_others(tmp_path: Path) -> None:
     """The survivor ends with an error, long before anybody would call it a hang, and the checkpoint is intact."""
-    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.003, timeout=limits.limit())
+    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.005, timeout=limits.limit())
     while completed(tmp_path) < 1:
         time.sleep(0.005)
     while phase(tmp_path, 1) != "write":
@@ -250,7 +250,7 @@ def stop(rank: BaseProcess, store: Path) -> None:
 
 def test_one_rank_stopped_in_save_state_ends_the_others_in_time(tmp_path: Path) -> None:
     """A rank that neither goes on nor dies: the others end when the configured timeout is over."""
-    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.003, timeout=3 * limits.slowness())
+    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.005, timeout=3 * limits.slowness())
     while completed(tmp_path) < 1:
         time.sleep(0.005)
     stop(ranks[1], tmp_path / "meeting")

@@ -261,14 +261,13 @@ def test_a_wrapped_model_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("verb", ["get_state_dict", "save_model", "save_state"])
+@pytest.mark.parametrize("verb", ["get_state_dict", "save_model"])
 @world(2)
 def test_what_only_the_first_rank_asks_names_the_other(verb: str, version: int, tmp_path: Path) -> None:
     """Gathering or saving on a part of the ranks is an error on all of them, with where each is; nothing hangs."""
     accelerator = _start(version)
     net = accelerator.prepare(nn.Linear(4, 4))
-    place = tmp_path / "model"
-    arguments = {"get_state_dict": (net,), "save_model": (net, place), "save_state": (place,)}[verb]
+    arguments = {"get_state_dict": (net,), "save_model": (net, tmp_path / "model")}[verb]
     gather = getattr(accelerator, verb)
     act = partial(gather, *arguments) if accelerator.is_main_process else accelerator.wait_for_everyone
     with pytest.raises(RankDisagreementError, match=r"rank 1: wait_for_everyone"):

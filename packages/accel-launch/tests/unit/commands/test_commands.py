@@ -538,7 +538,7 @@ SHARDED = ["--parallelism-config-dp-shard-size", "2"]
             ["--num-processes", "2", "--use-deepspeed", "--deepspeed-config-file", "total.json"],
             {"dp": 2},
             {"dp": [[0, 1]]},
-            (64, None, 1, 2),
+            (64, None, None, 2),
         ),
         (
             ["--num-processes", "2", "--use-deepspeed", "--deepspeed-config-file", "auto.json"],

@@ -98,7 +98,17 @@ def test_settings_that_one_source_cannot_say() -> None:
         *("vm", "env", "slurm", "kubernetes", "ray"),
     }
     hardware = {"multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config"}
-    per_launch = {"nproc_per_node", "nnodes", "config_file", "tee", "log_dir", "watchdog", "role", "rdzv_conf"}
+    per_launch = {
+        "nproc_per_node",
+        "nnodes",
+        "config_file",
+        "tee",
+        "log_dir",
+        "watchdog",
+        "role",
+        "rdzv_conf",
+        "all_frames",
+    }
     per_launch |= {
         "launcher",
         "slurm",

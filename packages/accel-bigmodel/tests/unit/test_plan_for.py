@@ -43,6 +43,7 @@ def test_a_plan_is_printed_drawn_and_written(checkpoint: Path, capsys: pytest.Ca
     assert out.endswith(f"Wrote {checkpoint / 'p.svg'}.\nWrote {checkpoint / 'p.json'}.\n")
 
 
+@requires("accel_parallel")
 def test_help_of_each_plan_has_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     """`plan -h` is about placing weights and `plan-training -h` about training; `plan --train` is still read."""
     shown = []
@@ -97,6 +98,7 @@ def test_bad_arguments_end_with_a_message(
     assert told.count("\n") == 1
 
 
+@requires("accel_parallel")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

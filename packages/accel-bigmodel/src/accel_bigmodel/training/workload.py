@@ -49,9 +49,8 @@ class TrainingWorkload:
 
     def __post_init__(self) -> None:
         """Refuse what no step can have."""
-        sequence = 1 if self.sequence is None else self.sequence
-        both = (self.sequence is None) == (self.sample is None)
-        if both or min(self.batch, self.accumulation, self.reduce_bucket, sequence, *(self.sample or ())) < 1:
+        sequence = (self.sequence or 0) if self.sample is None else int(self.sequence is None)
+        if min(self.batch, self.accumulation, self.reduce_bucket, sequence, *(self.sample or ())) < 1:
             raise ConfigurationError(
                 "Sizes of a batch are 1 or more, and a model reads token numbers (sequence) or numbers of a shape "
                 f"(sample); got batch={self.batch}, accumulation={self.accumulation}, sequence={self.sequence}, "

@@ -188,13 +188,15 @@ def numbered(directory: Path) -> list[Path]:
 def prune(newest: Path, limit: int) -> None:
     """Delete the oldest of a numbered series, so that `limit` remain; never `newest`.
 
-    Folders that no save wrote are not counted and not touched; of a checkpoint, what others put into it stays.
+    Folders that no save wrote are not counted and not touched; of a checkpoint, what others put into it stays. What a
+    save or a pruning that was killed left hidden in a folder is deleted.
     """
     kept = 1
     for target in reversed(numbered(newest.parent)):
-        if target == newest or not (standing(target) != target or owned_files(target)):
+        saved = standing(target) != target or bool(owned_files(target))
+        if target == newest or not (saved or any(map(_STAGED.fullmatch, os.listdir(target)))):
             continue
-        if kept < max(1, limit):
+        if saved and kept < max(1, limit):
             kept += 1
             continue
         try:
@@ -253,7 +255,7 @@ def _delete(target: Path) -> None:
         if lies_inside(target, name):
             with contextlib.suppress(NotADirectoryError):
                 (target / name).unlink(missing_ok=True)
-    folders = {parent for name in owned for parent in Path(name).parents}
+    folders = {Path(), *(parent for name in owned for parent in Path(name).parents)}
     for folder in sorted(folders, key=lambda each: -len(each.parts)):
         with contextlib.suppress(OSError):  # a folder in which others keep something stays
             (target / folder).rmdir()

@@ -398,6 +398,18 @@ def test_pruning_leaves_files_and_folders_of_others(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "checkpoint_1") == ["notes.txt"]
 
 
+def test_pruning_deletes_what_a_killed_save_left_alone_in_a_folder(tmp_path: Path) -> None:
+    """A folder with nothing but what was hidden in it goes, and does not count; an empty one is not ours."""
+    for number in (2, 3):
+        write(tmp_path / f"checkpoint_{number}", b"x")
+    (tmp_path / "checkpoint_0").mkdir()
+    left = tmp_path / "checkpoint_1" / STAGED
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    commit.prune(tmp_path / "checkpoint_3", 2)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint_0", "checkpoint_2", "checkpoint_3"]
+
+
 def test_pruning_that_was_killed_is_finished_by_the_next(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -477,7 +477,9 @@ def test_another_models_file_is_not_dispatched(layout: Layout, tmp_path: Path) -
     first = empty()
     load_checkpoint_in_model(first, source := layout(dict(make().state_dict()), tmp_path), **arguments)  # type: ignore[arg-type]
     (tmp_path / "new").mkdir()
-    os.replace(layout(dict(_other().state_dict()), tmp_path / "new"), source)
+    new = layout(dict(_other().state_dict()), tmp_path / "new")
+    os.utime(new, (1, 1))  # one of the same size and the same time would pass
+    os.replace(new, source)
     load_checkpoint_in_model(empty(), source, **arguments)  # type: ignore[arg-type]
     with pytest.raises(OffloadError, match="changed after the model was dispatched"):
         dispatch_model(first, {"": "disk"}, offload_dir=tmp_path / "offload")

@@ -42,6 +42,11 @@ class Storage(Protocol):
     def begin(self, ranks: Ranks, identity: str, *, numbered: bool) -> None:
         """Recover what earlier saves left, and make the folder to write into; every rank calls it.
 
+        Args:
+            ranks: Those that save.
+            identity: The id of the save, the same on all ranks.
+            numbered: Whether it is one of a series, whose folders are saved into once.
+
         Raises:
             ConfigurationError: There is a checkpoint already, and it is `numbered`; or nobody may write there.
             CheckpointError: The folder cannot be made, or not every rank sees it.
@@ -51,13 +56,20 @@ class Storage(Protocol):
         """Return the names of what save hooks wrote and this rank lists; every rank calls it."""
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Bring files that this rank has written to where the checkpoint is."""
+        """Bring files that this rank has written to where the checkpoint is.
+
+        Args:
+            entries: The files, by their names in the checkpoint.
+        """
 
     def sizes(self) -> dict[str, int]:
         """Return the files that have come there, with their sizes; a rank that leads calls it."""
 
     def commit(self, manifest: Manifest) -> None:
         """Make what was written the checkpoint, in one step; a rank that leads calls it.
+
+        Args:
+            manifest: The list of its files, which is written last.
 
         Raises:
             CheckpointError: It is not committed, and what was there is intact; or it is, and the error says so.
@@ -67,7 +79,11 @@ class Storage(Protocol):
         """Delete what was written, unless it may have been committed; every rank calls it."""
 
     def prune(self, limit: int) -> None:
-        """Delete the oldest of a numbered series, so that `limit` remain; a rank that leads calls it."""
+        """Delete the oldest of a numbered series, so that `limit` remain; a rank that leads calls it.
+
+        Args:
+            limit: How many remain, this one included.
+        """
 
     def newest(self) -> Path:
         """Return the newest complete checkpoint of the series in this folder; the main rank calls it.
@@ -79,6 +95,9 @@ class Storage(Protocol):
     def open(self, ranks: Ranks) -> tuple[Path, Manifest | None]:
         """Return the folder of this machine in which the checkpoint is read, and its manifest; every rank calls it.
 
+        Args:
+            ranks: Those that load.
+
         Raises:
             CheckpointNotFoundError: There is none.
             CheckpointMismatchError: Ranks see different saves.
@@ -86,7 +105,12 @@ class Storage(Protocol):
         """
 
     def fetch(self, wanted: Iterable[str], ranks: Ranks) -> None:
-        """Bring the files that ranks of this machine read into the folder that `open` returned; every rank calls it."""
+        """Bring the files that ranks of this machine read into the folder that `open` returned; every rank calls it.
+
+        Args:
+            wanted: Their names in the checkpoint, as this rank reads them.
+            ranks: Those that load.
+        """
 
     def is_replaced(self) -> bool:
         """Return whether another save has been committed since `open`."""

@@ -233,9 +233,6 @@ class CheckpointFormat(Protocol):
             size: Number of ranks that load.
         """
 
-    # A format may have `pieces(run, source)`, the bytes of shards that this rank reads, by file: of folders of which it
-    # names some, a machine then fetches from a store only what its ranks read.
-
     def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
         """Return how each model is restored, in their order, after comparing without a change.
 

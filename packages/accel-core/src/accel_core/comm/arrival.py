@@ -25,6 +25,8 @@ _calls = Counter[str]()
 def arrive(world: World, operation: str, seconds: float) -> None:
     """Wait until every rank has called an operation.
 
+    A rank that comes at the instant at which another gives up goes on alone, and loses the others in its next exchange.
+
     Raises:
         RankDisagreementError: A rank did not come within `seconds`.
     """

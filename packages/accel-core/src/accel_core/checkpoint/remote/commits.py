@@ -122,15 +122,15 @@ def clear(store: Store, commit: Commit) -> None:
             store.delete_folder(folder)
 
 
-def uncommitted(store: Store) -> list[str]:
-    """Return the folders of saves at an address without a commit."""
+def _folders(store: Store) -> list[str]:
+    """Return the folders of saves at an address, committed or not."""
     return [name for name in store.children() if _FOLDER.fullmatch(name)]
 
 
 def remove(store: Store) -> None:
     """Delete the checkpoint at an address, its commit first: from the first moment on nothing takes it for one."""
     # Rising, so that no earlier commit comes to count.
-    numbers, folders = _numbers(store), uncommitted(store)
+    numbers, folders = _numbers(store), _folders(store)
     store.delete(map(_commit_name, numbers))
     for folder in folders:
         store.delete_folder(folder)

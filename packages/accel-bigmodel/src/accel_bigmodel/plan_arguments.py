@@ -70,7 +70,7 @@ def _read(args: argparse.Namespace) -> None:
 
 
 def _refuse_others(args: argparse.Namespace) -> None:
-    """Refuse options of placing beside --train, and those of training without it: they would change nothing."""
+    """Refuse options that place weights with --train, and those of training without it: they would have no effect."""
     others = [f"--{name.replace('_', '-')}" for name in (_PLACING if args.train else _TRAINING) if getattr(args, name)]
     if others:
         raise ConfigurationError(

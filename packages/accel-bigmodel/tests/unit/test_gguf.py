@@ -246,7 +246,7 @@ def test_a_packed_weight_takes_its_own_values(tmp_path: Path) -> None:
 
 
 class Adapted(nn.Module):
-    """A packed layer and an adapter beside it, as peft builds them."""
+    """A packed layer with an adapter, as peft builds them."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()

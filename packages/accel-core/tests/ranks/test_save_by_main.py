@@ -109,7 +109,7 @@ def test_ranks_that_save_apart_keep_their_random_states(tmp_path: Path) -> None:
 
 @world(2)
 def test_random_states_of_another_step_are_not_taken(tmp_path: Path) -> None:
-    """A rank that saved at an earlier step only is seeded anew, and that is said."""
+    """A rank that saved at an earlier step only is seeded anew, and a warning says so."""
     as_the_drop_in()
     own = Training()
     own.step()

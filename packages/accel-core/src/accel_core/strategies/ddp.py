@@ -193,7 +193,7 @@ class DataParallelStrategy(Strategy):
 
 
 def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of a model that train and that DDP is not told to ignore, by name."""
+    """Return the parameters of a model that train and that DDP does not ignore, by name."""
     left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     return {name: each for name, each in model.named_parameters() if each.requires_grad and name not in left_out}
 

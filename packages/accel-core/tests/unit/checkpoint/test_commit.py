@@ -456,7 +456,7 @@ def test_a_truncated_manifest_is_not_complete(tmp_path: Path) -> None:
 def test_a_save_while_a_checkpoint_is_read_is_an_error(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another save that is committed while one is read is said, and nothing was changed."""
+    """Another save that is committed while one is read is an error, and nothing was changed."""
     ckpt = tmp_path / "ckpt"
     save_state(make_run(1), ckpt)
     fetch, run = local.LocalStorage.fetch, make_run(3)

@@ -153,7 +153,7 @@ def test_nothing_skipped_is_read(ranks, workers):
     ("kind", "found"), [(Recording, "8 samples"), (Stream, "fewer samples"), ("units", "4 batches")]
 )
 def test_data_that_end_before_the_position_are_told(kind, found, ranks, caplog):
-    """The next epoch is read, with one warning that names both lengths; nothing is said where the data are whole."""
+    """The next epoch is read, with one warning that names both lengths; where the data are whole there is none."""
 
     def prepared(length):
         if kind == "units":

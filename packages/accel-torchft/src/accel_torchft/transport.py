@@ -27,7 +27,8 @@ class Transport(HTTPTransport[Any]):  # type: ignore[misc]  # not checked where 
     def __init__(self, timeout: timedelta, hosts: list[str]) -> None:
         self.host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]  # as a URL has it
         readers = self._readers = set[socket.socket]()
-        super().__init__(timeout, num_chunks=0)
+        # Up to whole seconds: torchft refuses requests where a socket returns another float than it was given.
+        super().__init__(-(-timeout // timedelta(seconds=1)) * timedelta(seconds=1), num_chunks=0)
 
         class Handler(self._server.RequestHandlerClass):  # type: ignore[name-defined,misc]
             def handle(self) -> None:

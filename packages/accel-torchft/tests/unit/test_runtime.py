@@ -381,6 +381,19 @@ def test_a_transport_that_is_left_keeps_neither_thread_nor_state() -> None:
     assert limits.wait_until(lambda: not transport._thread.is_alive())
 
 
+def test_a_state_is_sent_with_any_timeout() -> None:
+    """A socket keeps nanoseconds and returns 1.068 s as another float; torchft answered such a request with 500."""
+    from accel_torchft.transport import Transport
+
+    transport = Transport(timedelta(seconds=1.068), ["127.0.0.1"])
+    try:
+        transport.send_checkpoint([1], 3, {"weight": torch.ones(2)}, timedelta(seconds=1))
+        address = transport.address()
+        assert transport.recv_checkpoint(0, address, 3, timedelta(seconds=limits.limit()))["weight"].tolist() == [1, 1]
+    finally:
+        transport.shutdown()
+
+
 def test_a_slow_reader_of_a_state_is_cut_off() -> None:
     """It would hold up the next step for as long as it reads; torchft gives up after the timeout, by an error."""
     from accel_torchft.transport import Transport

@@ -48,7 +48,6 @@ __all__ = [
     "shard_groups",
     "shard_state",
     "storage_info",
-    "to_accumulated",
     "unscale_and_check_",
 ]
 
@@ -178,12 +177,6 @@ def shard_state(module: Any) -> Any:
     return module._get_fsdp_state()
 
 
-def to_accumulated(record: Any) -> None:
-    """Bring a sharded parameter's gradient into the format in which a window adds up."""
-    if torch_version < "2.15":  # from then on the format is the parameter's own `grad_dtype`
-        record.to_accumulated_grad_if_needed()
-
-
 def storage_info(file: str, offset: int, length: int) -> Any:
     """Return the record by which a list of shards says where a piece lies."""
     # Imported late: a run that saves no shards starts without torch's checkpoints.
@@ -273,25 +266,8 @@ PRIVATE_NAMES = (
     ),
     PrivateName(
         "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
-        "The gradients that ranks reduce together have to be those of the same parameters; from torch 2.13 on a public "
-        "switch fills in zeros, and does not tell which parameters no rank used.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.pre_forward",
-        "Which blocks a rank uses in a step is seen where their parameters are gathered.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.pre_backward",
-        "The same, backward.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.post_backward",
-        "Which parameters a rank used is seen before it reduces their gradients, and not afterwards.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_accumulated_grad_if_needed",
-        "Gradients that are reduced together have one format, also where a window added up a part of them.",
-        renamed="torch:Tensor.grad_dtype",
+        "Rows of a head that are reduced one slice at a time follow the settings of torch's record, and a model that "
+        "arrives sharded is asked how; no public name has either.",
     ),
     PrivateName(
         "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._pre_forward",

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from accel_core._torch import shard_groups
 from accel_core.accelerator import Accelerator
-from accel_core.errors import DataError, PreparationError, RankDisagreementError, StateError
+from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
@@ -232,26 +232,6 @@ def test_a_loss_in_slices_may_be_computed_again() -> None:
         alone(tokens).backward()
         same(gradients(run, model), alone, 1 / 2)
         assert not was_whole(run.unwrap_model(model).head), batches
-
-
-class Branch(Net):
-    """Leaves its head out on some ranks."""
-
-    def forward(self, tokens: Tensor, run: Accelerator | None = None, uses: bool = True) -> Tensor:
-        """Return the loss, or a number that no head has to do with."""
-        return super().forward(tokens, run) if uses else self.body(self.enter(tokens)).square().mean()
-
-
-@requires("torch:2.8")
-@world(2)
-def test_a_rank_that_leaves_its_head_out_is_named() -> None:
-    """It follows those that gather slices, once all knew the order by heart, to where they meet."""
-    run = accelerator("sliced")
-    model, tokens = run.prepare(Branch(False, False, None, words=MANY)), torch.randint(1, MANY, (2, TOKENS))
-    for _ in range(2):
-        run.backward(model(tokens, run))
-    with pytest.raises(RankDisagreementError, match=r"rank 1: .* instead of the loss of head"):
-        run.backward(model(tokens, run, uses=run.is_main_process))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -10,14 +10,22 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from accel_core.comm.control import in_step
-from accel_core.comm.transport import as_one
 from accel_core.modules import empty
+from accel_core.modules.linear_loss import SHARDED
 from accel_core.process.world import World
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.loading import Handover, receive, starts_from_main, views_of
 from accel_parallel.sharding.wrapping import WrapPlan
 
-__all__ = ["arguments_of", "gloo_reduces", "is_sharded", "overlaps", "reshard", "shard"]
+__all__ = [
+    "arguments_of",
+    "gather_first_outside_inference",
+    "gloo_reduces",
+    "is_sharded",
+    "overlaps",
+    "reshard",
+    "shard",
+]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -30,6 +38,22 @@ def reshard(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def gather_first_outside_inference(model: torch.nn.Module) -> None:
+    """Let the first pass, also under `torch.inference_mode`, gather into memory that later passes can write to."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def begin(module: Any, args: object) -> None:
+        handles.pop(module).remove()
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                module.unshard()
+
+    sharded: list[Any] = [
+        module for module in model.modules() if isinstance(module, FSDPModule) and SHARDED not in vars(module)
+    ]
+    handles = {module: module.register_forward_pre_hook(begin, prepend=True) for module in sharded}
 
 
 def shard(
@@ -53,7 +77,7 @@ def shard(
     made_here = empty.seed_of(model) is not None
     if from_main is None:
         from_main = not made_here and starts_from_main(model, world, bool(plugin.cpu_ram_efficient_loading))
-    with in_step(world, "prepare: fully_shard", views_of(model)), as_one():
+    with in_step(world, "prepare: fully_shard", views_of(model)):
         for block in (*(block for _, block in plan.groups()), model):
             handover = None
             if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():

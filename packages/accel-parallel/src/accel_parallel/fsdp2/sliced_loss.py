@@ -17,7 +17,6 @@ from accel_core._torch import all_gather_single, reduce_scatter_single, run_grad
 from accel_core.mesh.tensor import local_memory, spread_over
 from accel_core.modules.linear_loss import LEAST, SHARDED, add_product, is_plain, logits_of
 from accel_parallel.fsdp2.in_place import overlaps
-from accel_parallel.fsdp2.participation import follower_of
 
 __all__ = ["slice_heads"]
 
@@ -62,11 +61,6 @@ class _SlicedHead:
         self._step = min(self._size, -(-max(_LEAST, self._size // _PART) // self._ranks))
         self._gathers: torch.dtype = getattr(policy, "param_dtype", None) or self._weight.dtype
         self._reduces: torch.dtype = getattr(policy, "reduce_dtype", None) or self._gathers
-        follower = follower_of(self._record)
-        self._come_forward = self.come_backward = _alone
-        if follower is not None:
-            self._come_forward = follower.also_at("the loss", self._follow_forward, reduces=False)
-            self.come_backward = follower.also_at("the gradient of the loss", self._follow_backward, reduces=True)
 
     def _take(self, head: Any) -> None:
         head.reshard()  # a pass without gradients may have left it whole
@@ -81,8 +75,6 @@ class _SlicedHead:
         kind = rows.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._gathers
         how = ignored, softcap, chunk or max(LEAST, rows.numel() // (self._step * self._ranks)), dtype
-        if torch.is_grad_enabled():
-            self._come_forward()
         total: Tensor = _Sliced.apply(rows, self._weight, self._bias, labels, self, how)  # type: ignore[no-untyped-call]
         return total
 
@@ -137,16 +129,6 @@ class _SlicedHead:
             if each is not None and each.requires_grad:
                 run_gradient_hooks(each)
         return None if towards is None else towards.to(rows.dtype)
-
-    def _follow_forward(self) -> None:
-        rows = local_memory(self._weight)[:0]
-        self.measure(rows, rows.new_empty(0, dtype=torch.int64), (0, None, 1, self._gathers))
-
-    def _follow_backward(self) -> None:
-        rows = local_memory(self._weight)[:0]
-        sums = rows.new_empty(0, dtype=torch.promote_types(self._gathers, torch.float32))
-        saved = rows, sums.long(), sums, sums
-        self.learn(saved, (0, None, 1, self._gathers), sums.sum(), needed=False)
 
     def _slices(self, dtype: torch.dtype) -> Iterator[_Slice]:
         """Yield slices in turn, each gathered while the one before is computed with."""
@@ -218,14 +200,9 @@ class _Sliced(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the hidden states."""
-        ctx.head.come_backward()
         with torch.autocast(gradient.device.type, enabled=False):
             towards = ctx.head.learn(ctx.saved_tensors, ctx.how, gradient, ctx.needs_input_grad[0])
         return towards, None, None, None, None, None
-
-
-def _alone() -> None:
-    """Come to a place to which no other rank comes."""
 
 
 def _parts(rows: Tensor, size: int) -> list[slice]:

@@ -17,10 +17,10 @@ from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
-from accel_parallel.fsdp2.in_place import gloo_reduces, is_sharded, reshard, shard
-from accel_parallel.fsdp2.participation import Participation
+from accel_parallel.fsdp2.in_place import gather_first_outside_inference, gloo_reduces, is_sharded, reshard, shard
 from accel_parallel.fsdp2.sliced_loss import slice_heads
-from accel_parallel.sharding.guards import cut_what_is_loaded, gather_outside_inference, refuse_gloo
+from accel_parallel.fsdp2.usage import Usage
+from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_gloo
 from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.methods import GatheringMethods
 from accel_parallel.sharding.replaced import keeping_marks
@@ -49,7 +49,7 @@ class FullyShardStrategy(ShardedStrategy):
         self.experts = ExpertParallel.of(parts, getattr(self.plugin.mixed_precision_policy, "param_dtype", None))
         self.initializes = self.initializes and self.experts is None
         self.context = ContextParallel.of(parts)
-        self.participation = Participation(self.world, self._readers(parts), self.mesh)
+        self.usage = Usage(self.world)
         self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
 
     def precision(self, asked: PrecisionRequest) -> Precision:
@@ -118,16 +118,15 @@ class FullyShardStrategy(ShardedStrategy):
         return super().split(model)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Also let ranks use different parameters, and compare the first gradients of a model that they split."""
+        """Also compare the first gradients of a model that ranks split."""
         with nullcontext() if self.tensor is None else self.tensor.around_backward():
             super().backward(loss, **kwargs)
-        self.participation.complete()
         if self.tensor is not None:
             self.tensor.check_replicas(loss, self.averaging)
 
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
-        """Also let ranks use different parameters where a loss was not given to `backward` here."""
-        optimizer.register_step_pre_hook(lambda *_: self.participation.complete())
+        """Also let ranks use different parameters of a block, and refuse a step where they ran different blocks."""
+        optimizer.register_step_pre_hook(lambda own, *_: self.usage.compare(own))
         return super().stepper(optimizer)
 
     def held(self, model: torch.nn.Module, *, buffers: bool = False) -> list[torch.Tensor]:
@@ -152,14 +151,16 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _watch(self, model: torch.nn.Module) -> None:
         """Follow what a model that was sharded in place computes, and when."""
-        if model not in self._methods and is_sharded(model):
+        is_new = model not in self._methods and is_sharded(model)
+        if is_new:
             self._methods[model] = GatheringMethods(model)
-            gather_outside_inference(model)
-        self.participation.watch(model)
         if model in self._methods:
             self._methods[model].watch(model)
         if self._slices:
             slice_heads(model, self.plugin.mixed_precision_policy)
+        if is_new:
+            gather_first_outside_inference(model)
+        self.usage.watch(model)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes add up whole gradients on each rank."""

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from accel_core._records import record
 from accel_core._torch import foreach_mul_
-from accel_core.comm.transport import as_one
 from accel_core.errors import DataError, PreparationError, RemoteRankError, StateError
 from accel_core.mesh.tensor import local_part
 from accel_core.modules import empty
@@ -178,8 +177,7 @@ class Pipeline:
             )
         self.step = step
         try:
-            with as_one():
-                return self._train(step) if step.training else self._evaluate(step)
+            return self._train(step) if step.training else self._evaluate(step)
         finally:
             self.step = None
 

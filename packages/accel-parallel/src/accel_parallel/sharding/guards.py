@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from accel_core._torch import shard_groups
 from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import is_spread, placed_like
 from accel_core.process.world import World
@@ -51,24 +50,21 @@ def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object)
             state[prefix + name] = placed_like(value.detach(), parameter)
 
 
-def gather_outside_inference(model: torch.nn.Module) -> None:
-    """Let a forward pass under `torch.inference_mode` gather into memory that a later pass can write to as well."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in shard_groups(module):
-                group.pre_forward = partial(_gather, group.pre_forward)
-        elif isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+def gather_outside_inference(wrapper: torch.nn.Module) -> None:
+    """Let a pass of FSDP1 under `torch.inference_mode` gather into memory that a later pass can write to as well."""
+    for module in wrapper.modules():
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
             handle: Any = module._handle
             take = partial(_gather, handle.init_flat_param_attributes)
             # torch keeps its own code out of what it compiles, and this would bring it in.
             handle.init_flat_param_attributes = torch.compiler.disable(lambda take=take: take())  # type: ignore[no-untyped-call]
 
 
-def _gather(method: Callable[..., Any], *args: object) -> object:
+def _gather(method: Callable[..., Any]) -> object:
     if not torch.is_inference_mode_enabled():
-        return method(*args)
+        return method()
     with torch.inference_mode(False), torch.no_grad():
-        return method(*args)
+        return method()
 
 
 def refuse_copies(model: torch.nn.Module) -> None:

@@ -106,6 +106,9 @@ class GatheringMethods(_Methods):
             if self._is_idle(model):
                 if not gathered and cast in (torch.float16, torch.bfloat16):
                     stack.enter_context(torch.autocast(state._device.type, cast))
+                if torch.is_inference_mode_enabled():  # into memory that a later pass can write to as well
+                    with torch.inference_mode(False), torch.no_grad():
+                        state._pre_forward(model, (), {})
                 state._pre_forward(model, (), {})  # without what is given: torch would reduce where its gradient comes
                 gathered = True
 

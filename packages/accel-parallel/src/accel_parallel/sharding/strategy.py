@@ -190,7 +190,8 @@ class ShardedStrategy(SequenceStrategy):
     def _guarded(self, sharded: torch.nn.Module) -> torch.nn.Module:
         """Return a model that was just sharded, and refuse from now on what it cannot do."""
         if self.forms:
-            refuse_copies(sharded)
+            if sharded is not self._bare(sharded):  # torch refuses to copy what was sharded in place
+                refuse_copies(sharded)
             refuse_resizing(self._bare(sharded))
             refuse_gradients_of_gradients(self._bare(sharded))
         return sharded

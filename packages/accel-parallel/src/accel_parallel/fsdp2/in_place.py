@@ -48,12 +48,17 @@ def gather_first_outside_inference(model: torch.nn.Module) -> None:
         handles.pop(module).remove()
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False), torch.no_grad():
+                for head in heads if module is model else ():
+                    head.unshard()
+                    head.reshard()
                 module.unshard()
 
-    sharded: list[Any] = [
-        module for module in model.modules() if isinstance(module, FSDPModule) and SHARDED not in vars(module)
-    ]
-    handles = {module: module.register_forward_pre_hook(begin, prepend=True) for module in sharded}
+    sharded: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # What has hooks of its own is not read in slices, so the model does it for its head.
+    heads = [module for module in sharded if SHARDED in vars(module) and module is not model]
+    handles = {
+        module: module.register_forward_pre_hook(begin, prepend=True) for module in sharded if module not in heads
+    }
 
 
 def shard(

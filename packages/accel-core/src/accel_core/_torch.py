@@ -7,7 +7,6 @@ that ends it. `FEATURES` says what torch has to have for what accel does; a call
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -30,7 +29,6 @@ __all__ = [
     "all_gather_single",
     "call_hooks",
     "connect_again",
-    "counters_of",
     "ddp_figures",
     "default_store",
     "enable_async_tp",
@@ -85,18 +83,6 @@ def ddp_figures(wrapper: DistributedDataParallel) -> dict[str, object]:
     """Return what `DistributedDataParallel` tells of itself, as of now; it tells nothing before its first step."""
     wrapper.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
     return dict(wrapper._get_ddp_logging_data())  # type: ignore[no-untyped-call]
-
-
-def counters_of(group: Any) -> list[Callable[[], int]]:
-    """Return what says how many operations this process began on a group; nothing of a backend that does not count."""
-    counters: dict[Any, Callable[[], int]] = {}
-    for device in group._device_types:
-        # A backend that does not count raises RuntimeError.
-        with contextlib.suppress(RuntimeError):
-            backend = group._get_backend(device)
-            backend._get_sequence_number_for_group()
-            counters[backend] = backend._get_sequence_number_for_group
-    return list(counters.values())
 
 
 def connect_again(store: Any) -> tuple[Any, Any] | None:
@@ -198,18 +184,6 @@ PRIVATE_NAMES = (
         "torch.distributed.distributed_c10d:_get_default_store",
         "Ranks that check where the others are need a store that works while collectives hang; no public name returns "
         "the store of the default process group.",
-    ),
-    PrivateName(
-        "torch.distributed:ProcessGroup._get_backend",
-        "A group with a backend for each device has a count for each; no public name returns the backends.",
-    ),
-    PrivateName(
-        "torch.distributed:ProcessGroup._device_types",
-        "The devices that a group has backends for; only its text is public.",
-    ),
-    PrivateName(
-        "torch.distributed:ProcessGroup._get_sequence_number_for_group",
-        "A rank that began more operations than another has gone past it; counting them here would cost every step.",
     ),
     PrivateName(
         "torch.distributed.checkpoint.filesystem:_StorageInfo",

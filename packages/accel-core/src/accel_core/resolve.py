@@ -14,7 +14,6 @@ from typing import Any
 import torch.distributed as dist
 
 from accel_core._records import record
-from accel_core.comm import roll_call
 from accel_core.errors import ConfigurationError, expect, expect_flags
 from accel_core.host import environ, installed
 from accel_core.logging import get_logger
@@ -152,7 +151,6 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
             parallelism=parallelism,
         )
     )
-    roll_call.start(world, strategy.process_groups)
     tell_if_exhausted(world.device, world.rank)
     runtime = _wire(given, strategy, handlers, project)
     return runtime, _publish(given, runtime, choice, parallelism)

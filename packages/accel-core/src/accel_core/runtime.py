@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map
 
 from accel_core import checkpoint
 from accel_core._records import record
-from accel_core.comm import roll_call
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list, gather_object
 from accel_core.data.loader import PreparedLoader
@@ -182,7 +181,6 @@ class Runtime:
             slot.result = kit.prepare_other(slot.given)
             if slot.result is slot.given:
                 slips.warn_of_unprepared(slot.given)
-        roll_call.start(self.world, self.strategy.process_groups)
         for slot in bundle.recognised:
             slot.result._is_accelerate_prepared = True  # by this name libraries ask
         return bundle.results

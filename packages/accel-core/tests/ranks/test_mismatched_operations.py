@@ -1,18 +1,15 @@
 """Ranks that are in different operations, and threads that are in two at once, are told so in normal mode too."""
 
 import atexit
-import logging
 import os
-import re
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 
 from accel_core.accelerator import Accelerator
-from accel_core.comm import collectives, objects, roll_call, transport
+from accel_core.comm import collectives, objects, transport
 from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError, UnsupportedTypeError
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
@@ -139,117 +136,6 @@ def test_a_rank_that_has_ended_without_a_word(tmp_path):
     with pytest.raises(RemoteRankError, match=rf"gather at .*{HERE}.*lost the other ranks on rank 0: .*; got "):
         collectives.gather(torch.ones(1))
     (tmp_path / "seen").touch()
-
-
-class _Heard(logging.Handler):
-    """Keeps what is logged, and leaves a file."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file, self.texts = file, []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-        self.file.touch()
-
-
-@world(2)
-def test_a_rank_that_went_on_to_another_collective(tmp_path):
-    """Where a rank waits for one that went on to a collective of torch, the hang and its cause are told once."""
-    accelerator = Accelerator(cpu=True)
-    group, told = torch.distributed.new_group(), tmp_path / "told"
-    roll_call.start(ensure(), [group])
-    accelerator.wait_for_everyone()
-    transport._PATIENCE = timedelta(seconds=0.1)
-    heard = _Heard(told)
-    transport.logger.addHandler(heard)
-    total = torch.ones(1)
-    if accelerator.process_index:
-        work = torch.distributed.all_reduce(total, group=group, async_op=True)
-        assert limits.wait_until(told.exists)
-        accelerator.gather(torch.ones(1))
-        work.wait()
-        return
-    accelerator.gather(torch.ones(1))
-    torch.distributed.all_reduce(total, group=group)
-    assert total.item() == accelerator.num_processes
-    assert len(heard.texts) == 1
-    assert re.search(
-        rf"hangs: rank 1 went on without calling gather \(.*{HERE}.*`if accelerator.is_main", heard.texts[0]
-    )
-
-
-@world(3)
-def test_a_rank_that_is_late(tmp_path):
-    """Ranks that ask where a slow one is go on when it comes, and nothing is told."""
-    accelerator = Accelerator(cpu=True)
-    transport._PATIENCE = timedelta(seconds=0.1)
-    heard = _Heard(tmp_path / "told")
-    transport.logger.addHandler(heard)
-    for slow in (2, 0, 1):
-        torch.distributed.all_reduce(torch.ones(1))
-        if accelerator.process_index == slow:
-            time.sleep(0.4)
-        assert accelerator.gather(torch.tensor([accelerator.process_index])).tolist() == [0, 1, 2]
-    accelerator.save_state(tmp_path / "saved")
-    assert heard.texts == []
-
-
-class _Overtaken:
-    """A collective that ends just after a rank gave up waiting for it."""
-
-    def __init__(self, work):
-        self.work = work
-
-    def wait(self, *patience):
-        try:
-            return self.work.wait(*patience)
-        except RuntimeError:
-            self.work.wait()
-            raise
-
-    def is_completed(self):
-        return self.work.is_completed()
-
-
-@world(2)
-def test_a_rank_that_comes_at_the_end_of_the_patience():
-    """A rank that was about to ask where the other one is has met it, and goes on."""
-    accelerator = Accelerator(cpu=True)
-    transport._PATIENCE = timedelta(seconds=0.1)
-    frames = transport.open_transport(ensure())
-    gather = frames._gather
-    frames._gather = lambda *tensors: _Overtaken(gather(*tensors))
-    if accelerator.process_index:
-        time.sleep(0.4)
-    assert accelerator.gather(torch.tensor([accelerator.process_index])).tolist() == [0, 1]
-
-
-class _Late:
-    """A store that takes long to answer for one key."""
-
-    def __init__(self, store, key):
-        self.store, self.key = store, key
-
-    def get(self, key):
-        if key == self.key:
-            time.sleep(1.0)
-        return self.store.get(key)
-
-
-@world(2)
-def test_what_ranks_asked_is_kept_until_a_late_thread_has_read_it(tmp_path):
-    """A rank whose frame ends while it asks where others are may ask and call on before its thread has the answer."""
-    accelerator = Accelerator(cpu=True)
-    roll = roll_call.start(ensure())
-    accelerator.wait_for_everyone()
-    asked = tmp_path / "asked"
-    if accelerator.process_index == 0:
-        roll._listening = _Late(roll._listening, "0/absent")
-        assert [roll.missed_by(lambda: True) for _ in range(2)] == [[], []]
-        asked.touch()
-    assert limits.wait_until(asked.exists)
-    assert [roll.call("a test") for _ in range(3)] == [{}, {}, {}]
 
 
 def gather_in_thread(results, name=None):

@@ -150,13 +150,6 @@ class DeepSpeedStrategy(Strategy):
         """The engines that train, in the order of creation."""
         return [engine for made in self._made if (engine := made()) is not None]
 
-    @property
-    def process_groups(self) -> list[torch.distributed.ProcessGroup]:
-        """Also the groups over which engines reduce gradients, which are copies of the default one."""
-        names = ("data_parallel_group", "seq_data_parallel_group")
-        found = [getattr(engine.deepspeed, name, None) for engine in self._engines for name in names]
-        return [*super().process_groups, *(one for one in found if isinstance(one, torch.distributed.ProcessGroup))]
-
     def _engine_of(self, model: object) -> Engine | None:
         """Return the engine of a prepared model, if it is trained."""
         return next((each for each in self._engines if each.deepspeed is model), None)

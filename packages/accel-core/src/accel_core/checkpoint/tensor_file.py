@@ -21,7 +21,6 @@ from accel_core._records import record
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
 from accel_core.checkpoint.tensor_header import FORMS, METADATA, StoredTensor, read_header
-from accel_core.comm.transport import as_one
 from accel_core.errors import CheckpointError
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
@@ -49,8 +48,7 @@ class SpreadWeight:
 
     def __call__(self) -> Tensor:
         """Return the weight whole; every rank calls it."""
-        with as_one():
-            return self.gather()
+        return self.gather()
 
 
 class TensorFile:

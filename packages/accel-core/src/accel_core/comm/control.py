@@ -21,7 +21,6 @@ from accel_core.comm.objects import pickled, swap
 from accel_core.comm.transport import (
     Message,
     Participation,
-    as_one,
     check_rank,
     digest_of,
     known_to_all,
@@ -85,10 +84,6 @@ class Channel:
         """
         if self.world.rank not in members or len(members) == 1:
             return [value]
-        with as_one(0):
-            return self._exchange_among(value, members)
-
-    def _exchange_among(self, value: _T, members: Sequence[int]) -> list[_T]:
         rank = self.world.rank
         # Pickles are made and read on the host, so they stay there where the group can send from it.
         device = torch.device("cpu") if "gloo" in str(self.world.backend) else self.world.device

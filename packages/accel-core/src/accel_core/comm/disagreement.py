@@ -17,7 +17,6 @@ __all__ = [
     "lost_message",
     "ranks_text",
     "remote_message",
-    "stuck_message",
 ]
 
 _DIFFERENCES_SHOWN = 8
@@ -75,11 +74,6 @@ def ended_message(operation: str, site: str, rank: int, ended: Mapping[int, str]
     if failed:
         return remote_message(f"{operation} at {site}", rank, failed)
     return f"{ranks_text(ended)} ended without calling {operation} ({site}); {_guess(rank)}"
-
-
-def stuck_message(operation: str, site: str, rank: int, gone: Iterable[int]) -> str:
-    """Write the warning of a rank that waits for others which have gone on, as far as they come without it."""
-    return f"The run hangs: {ranks_text(gone)} went on without calling {operation} ({site}); {_guess(rank)}"
 
 
 def _guess(rank: int) -> str:

@@ -28,7 +28,6 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -36,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from accel_core._torch import all_gather_single, counters_of, default_store, group_gather
+from accel_core._torch import all_gather_single, default_store, group_gather
 from accel_core.comm.disagreement import (
     decode_view,
     disagreement_message,
@@ -44,7 +43,6 @@ from accel_core.comm.disagreement import (
     ended_message,
     lost_message,
     remote_message,
-    stuck_message,
 )
 from accel_core.errors import (
     CollectiveError,
@@ -62,7 +60,6 @@ __all__ = [
     "BACKGROUND",
     "Message",
     "Participation",
-    "Place",
     "Transport",
     "check_rank",
     "digest_of",
@@ -71,7 +68,6 @@ __all__ = [
     "memory_of",
     "open_transport",
     "participate",
-    "place_of",
     "ranks_know",
     "reduces",
 ]
@@ -103,8 +99,6 @@ _GATHERED_AT_ONCE = 32 * 2**20
 _SHORT = 1024
 """Bytes of a rank that travel together with those of any number of ranks, which one by one would take very long."""
 _DIGITS = re.compile(r"\d+")
-_PATIENCE = timedelta(seconds=5)
-"""How long ranks wait in a frame before the first two of them ask where the others are."""
 
 
 def digest_of(text: str) -> bytes:
@@ -145,91 +139,6 @@ class _Met(NamedTuple):
     alike: bool
 
 
-class Place:
-    """How far this process has come in what it does together with others on the default process group.
-
-    Attributes:
-        frames: Number of frames begun.
-        ask: Finds out which ranks do not come to the frame that this one waits in; `None` where nobody can.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
-        self.frames = 0
-        self.ask: Callable[[Callable[[], bool]], list[int]] | None = None
-        self._counters: dict[str, Callable[[], int]] = {}
-        self._before: list[int] = []
-        self._at_frame: dict[str, int] = {}  # what `now` counted when the last frame began
-        self._held: dict[str, int] | None = None  # what `now` counts inside of `as_one`
-        self.watch(group)
-
-    def watch(self, group: Any) -> None:
-        """Count what is begun on a group."""
-        for number, counter in enumerate(counters_of(group)):
-            name = f"{group.group_name}/{number}"
-            if name not in self._counters:
-                self._counters = self._counters | {name: counter}
-                self._before = [*self._before, 0]
-
-    def advance(self) -> None:
-        """Note that a frame begins. What was begun before it is counted no more: at a frame, all ranks are alike."""
-        self._at_frame = self.now()[1]
-        if self._held is not None:
-            self._held = {}
-        self._before = [count() for count in self._counters.values()]
-        self.frames += 1
-
-    @contextlib.contextmanager
-    def as_one(self, number: int = 1) -> Iterator[None]:
-        """Count what is begun meanwhile as one operation of each group, as ranks send each other unlike numbers."""
-        if self._held is not None:
-            yield
-            return
-        self._held = {name: count + number for name, count in self.now()[1].items()}
-        try:
-            yield
-        finally:
-            held = self._held
-            self._before = [count() - held.get(name, 0) for name, count in self._counters.items()]
-            self._held = None
-
-    def now(self) -> tuple[int, dict[str, int]]:
-        """Return the number of frames begun, and of operations on each group since the last of them, by its name."""
-        while True:
-            frames, before, held = self.frames, self._before, self._held
-            if held is not None:
-                return frames, held
-            begun = ((name, count()) for name, count in self._counters.items())
-            found = {name: count - earlier for (name, count), earlier in zip(begun, before, strict=False)}
-            # Another thread may ask: what this one began while it read is not counted from before.
-            if self._before is before and self._held is None:
-                return frames, found
-
-    def before_frame(self) -> tuple[int, dict[str, int]]:
-        """Return what `now` gave when the last frame began: where ranks are that did not come to it."""
-        return self.frames - 1, self._at_frame
-
-
-_place: Place | None = None
-
-
-def place_of(group: dist.ProcessGroup | None) -> Place:
-    """Return how far this process has come on the default process group."""
-    global _place
-    if _place is None or _place.group is not group:
-        _place = Place(group)
-    return _place
-
-
-def as_one(number: int = 1) -> contextlib.AbstractContextManager[None]:
-    """Count what is begun meanwhile as one operation where ranks look for one that is missing.
-
-    It is for what every rank calls, and in which some send and receive more often than others: gloo counts that too.
-    What some ranks do among themselves counts as none, with a `number` of 0.
-    """
-    return place_of(dist.group.WORLD).as_one(number) if dist.is_initialized() else contextlib.nullcontext()
-
-
 class Transport:
     """The frames of one process group, with the memory that they use again and again.
 
@@ -250,7 +159,6 @@ class Transport:
         self.device = world.device if group is None else torch.device("cpu")
         self.default_group = dist.group.WORLD
         self._group: Any = self.default_group if group is None else group
-        self._place = None if group_name == BACKGROUND else place_of(self.default_group)
         self._gather = group_gather(self._group)
         self.on_host = self.device.type == "cpu"
         self.proven: set[tuple[str, bytes]] = set()
@@ -458,8 +366,6 @@ class Transport:
 
     def _meet(self, operation: str, state: int, digest: bytes, nbytes: int, content: bytes | memoryview = b"") -> _Met:
         """Send the frame, or what a reduction takes in its place."""
-        if self._place is not None:
-            self._place.advance()
         if self._desync_check is not None:
             self._desync_check.check_in(operation, patient=self._current is not None and self._current.patient)
         _HEADER.pack_into(self._outgoing, 0, _code(operation), state, digest, nbytes)
@@ -473,7 +379,7 @@ class Transport:
             # The group's own method: what torch.distributed wraps around it, to log and to time it, costs 0.1 ms.
             work = self._gather(self._received, self._send)
             if work is not None:
-                self._wait(work, operation)
+                work.wait()
         except RuntimeError as failure:
             self._lose(operation, failure)
         if self.on_host:
@@ -489,7 +395,7 @@ class Transport:
         words = torch.tensor(_WORDS.unpack(bytes(self._outgoing[: _HEADER.size]) + digest), device=self.device)
         largest = torch.stack([words, -words])
         try:
-            self._wait(self._group.allreduce([largest], dist.ReduceOp.MAX), operation)
+            self._group.allreduce([largest], dist.ReduceOp.MAX).wait()
         except RuntimeError as failure:
             self._lose(operation, failure)
         above, below = largest.tolist()
@@ -497,20 +403,6 @@ class Transport:
         if not all(equal[:_AGREED_WORDS]) or above[1] == _FAILED:
             return None
         return _Met([], above[_AGREED_WORDS], all(equal))
-
-    def _wait(self, work: Any, operation: str) -> None:
-        """Wait for the others, and say so once it is known that some of them went on without this rank."""
-        ask = None if self._place is None or not self.on_host else self._place.ask
-        try:
-            work.wait(*([] if ask is None else [_PATIENCE]))
-        except RuntimeError:
-            if ask is None:
-                raise
-            # It may have ended since; if it failed, the last wait says why.
-            gone = [] if work.is_completed() else ask(work.is_completed)
-            if gone and not work.is_completed():
-                logger.warning(stuck_message(operation, callsite.find(), self.world.rank, gone))
-            work.wait()
 
     def _write(self, content: bytes | memoryview) -> None:
         if self.on_host:

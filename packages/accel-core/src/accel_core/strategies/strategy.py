@@ -34,7 +34,6 @@ from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest, SequenceBuffers
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.utils.data import DataLoader
 
 __all__ = ["Strategy", "strategy_of", "sync_next_backward"]
@@ -199,11 +198,6 @@ class Strategy(ABC):
     def reading(self) -> Layout:
         """Which part of the data each rank reads from a prepared loader; `adapt_loader` may change it for one."""
         return self.layout
-
-    @property
-    def process_groups(self) -> list[ProcessGroup]:
-        """The groups made so far, besides the default one, in whose collectives the main thread waits for others."""
-        return [] if self.parts.mesh is None else self.parts.mesh.get_all_groups()
 
     @abstractmethod
     def label(self) -> DistributedType:

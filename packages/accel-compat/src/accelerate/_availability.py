@@ -85,6 +85,37 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _OLDEST_STATEFUL_TORCHDATA = "0.8.0"  # the first that has the loader as it is used here
 
 
+def _installed(module: str, *distributions: str) -> Callable[[], bool]:
+    """Return a function that answers whether a library is installed."""
+
+    def is_here() -> bool:
+        return has_library(module, *distributions)
+
+    return is_here
+
+
+is_datasets_available = _installed("datasets")
+is_peft_available = _installed("peft")
+is_torchvision_available = _installed("torchvision")
+is_torchdata_available = _installed("torchdata")
+is_schedulefree_available = _installed("schedulefree")
+is_lomo_available = _installed("lomo_optim", "lomo-optim")
+is_wandb_available = _installed("wandb")
+is_comet_ml_available = _installed("comet_ml", "comet-ml")
+is_aim_available = _installed("aim")
+is_clearml_available = _installed("clearml")
+is_dvclive_available = _installed("dvclive")
+is_swanlab_available = _installed("swanlab")
+is_trackio_available = _installed("trackio")
+is_boto3_available = _installed("boto3")
+is_sagemaker_available = _installed("sagemaker")
+is_tqdm_available = _installed("tqdm")
+is_pandas_available = _installed("pandas")
+is_matplotlib_available = _installed("matplotlib")
+is_pytest_available = _installed("pytest")
+is_import_timer_available = _installed("import_timer")
+
+
 def _extension_drives(extension: str, device: str, check_device: bool) -> bool:
     """Return whether a torch extension is here and gives torch a device.
 
@@ -270,39 +301,9 @@ def is_megatron_lm_available() -> bool:
     return has_module("megatron.training") or has_library("megatron", "megatron-lm")
 
 
-def is_datasets_available() -> bool:
-    """Return whether datasets is installed."""
-    return has_library("datasets")
-
-
-def is_peft_available() -> bool:
-    """Return whether peft is installed."""
-    return has_library("peft")
-
-
-def is_torchvision_available() -> bool:
-    """Return whether torchvision is installed."""
-    return has_library("torchvision")
-
-
-def is_torchdata_available() -> bool:
-    """Return whether torchdata is installed."""
-    return has_library("torchdata")
-
-
 def is_torchdata_stateful_dataloader_available() -> bool:
     """Return whether torchdata is installed in a version that has the StatefulDataLoader."""
     return is_torchdata_available() and compare_versions("torchdata", ">=", _OLDEST_STATEFUL_TORCHDATA)
-
-
-def is_schedulefree_available() -> bool:
-    """Return whether schedulefree is installed."""
-    return has_library("schedulefree")
-
-
-def is_lomo_available() -> bool:
-    """Return whether lomo-optim is installed."""
-    return has_library("lomo_optim", "lomo-optim")
 
 
 def is_tensorboard_available() -> bool:
@@ -310,85 +311,15 @@ def is_tensorboard_available() -> bool:
     return has_library("tensorboard") or has_library("tensorboardX")
 
 
-def is_wandb_available() -> bool:
-    """Return whether wandb is installed."""
-    return has_library("wandb")
-
-
-def is_comet_ml_available() -> bool:
-    """Return whether comet_ml is installed."""
-    return has_library("comet_ml", "comet-ml")
-
-
-def is_aim_available() -> bool:
-    """Return whether Aim is installed."""
-    return has_library("aim")
-
-
 def is_mlflow_available() -> bool:
     """Return whether MLflow is installed, whole or its small variant."""
     return has_library("mlflow", "mlflow", "mlflow-skinny")  # both bring the module
-
-
-def is_clearml_available() -> bool:
-    """Return whether ClearML is installed."""
-    return has_library("clearml")
-
-
-def is_dvclive_available() -> bool:
-    """Return whether DVCLive is installed."""
-    return has_library("dvclive")
-
-
-def is_swanlab_available() -> bool:
-    """Return whether SwanLab is installed."""
-    return has_library("swanlab")
-
-
-def is_trackio_available() -> bool:
-    """Return whether trackio is installed."""
-    return has_library("trackio")
-
-
-def is_boto3_available() -> bool:
-    """Return whether boto3 is installed."""
-    return has_library("boto3")
-
-
-def is_sagemaker_available() -> bool:
-    """Return whether sagemaker is installed."""
-    return has_library("sagemaker")
 
 
 def is_rich_available() -> bool:
     """Return whether rich is installed and ACCELERATE_ENABLE_RICH asks for it."""
     # Only on demand, as rich takes over how errors are shown.
     return has_library("rich") and environ.flag("ACCELERATE_ENABLE_RICH")
-
-
-def is_tqdm_available() -> bool:
-    """Return whether tqdm is installed."""
-    return has_library("tqdm")
-
-
-def is_pandas_available() -> bool:
-    """Return whether pandas is installed."""
-    return has_library("pandas")
-
-
-def is_matplotlib_available() -> bool:
-    """Return whether matplotlib is installed."""
-    return has_library("matplotlib")
-
-
-def is_pytest_available() -> bool:
-    """Return whether pytest is installed."""
-    return has_library("pytest")
-
-
-def is_import_timer_available() -> bool:
-    """Return whether import_timer is installed."""
-    return has_library("import_timer")
 
 
 def is_pynvml_available() -> bool:

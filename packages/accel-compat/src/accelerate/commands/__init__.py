@@ -1,7 +1,5 @@
 """The names of `accelerate.commands` in Accelerate, imported from where accel defines them."""
 
-from accelerate._rebinding import write_through
+from accelerate import _rebinding
 
-__all__ = []
-
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,130 +1,54 @@
 """The names of `accelerate.commands.launch` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.availability import (
-    is_deepspeed_available,
-    is_hpu_available,
-)
-from accel_core.host.environ import (
-    patch_environment,
-    str_to_bool,
-)
-from accel_core.options.compilation import (
-    TORCH_DYNAMO_MODES,
-)
-from accel_core.options.enums import (
-    DEEPSPEED_MULTINODE_LAUNCHERS,
-    ComputeEnvironment,
-    DistributedType,
-)
-from accel_launch.arguments import (
-    HelpFormatter as CustomHelpFormatter,
-)
-from accel_launch.commands.launch import (
-    launch_command_parser,
-)
-from accel_launch.notebook import (
-    PrepareForLaunch,
-)
-from accel_launch.settings.config import (
-    SageMakerConfig,
-    load_config_from_file,
-)
-from accelerate._availability import (
-    is_bf16_available,
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_rich_available,
-    is_sagemaker_available,
-    is_sdaa_available,
-    is_torch_xla_available,
-    is_xpu_available,
-)
-from accelerate._command_functions import (
-    deepspeed_launcher,
-    launch_command,
-    multi_gpu_launcher,
-    sagemaker_launcher,
-    simple_launcher,
-    tpu_launcher,
-    tpu_pod_launcher,
-)
-from accelerate._commands import (
-    DYNAMO_BACKENDS,
-    clean_option,
-    default_config_file,
-    options_to_group,
-)
-from accelerate._commands import (
-    main_launch as main,
-)
-from accelerate._environment import (
-    convert_dict_to_env_variables,
-    get_int_from_env,
-)
-from accelerate._launch_preparation import (
-    _validate_launch_command as _validate_launch_command,
-)
-from accelerate._launch_preparation import (
-    prepare_deepspeed_cmd_env,
-    prepare_multi_gpu_env,
-    prepare_sagemager_args_inputs,
-    prepare_simple_launcher_cmd_env,
-    prepare_tpu,
-)
-from accelerate._machine import (
-    check_cuda_p2p_ib_support,
-)
-from accelerate._rebinding import write_through
+from accel_core.host.availability import is_deepspeed_available as is_deepspeed_available
+from accel_core.host.availability import is_hpu_available as is_hpu_available
+from accel_core.host.environ import patch_environment as patch_environment
+from accel_core.host.environ import str_to_bool as str_to_bool
+from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_core.options.enums import ComputeEnvironment as ComputeEnvironment
+from accel_core.options.enums import DistributedType as DistributedType
+from accel_launch import arguments
+from accel_launch.commands.launch import launch_command_parser as launch_command_parser
+from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
+from accel_launch.settings.config import SageMakerConfig as SageMakerConfig
+from accel_launch.settings.config import load_config_from_file as load_config_from_file
+from accelerate import _rebinding
+from accelerate._availability import is_bf16_available as is_bf16_available
+from accelerate._availability import is_mlu_available as is_mlu_available
+from accelerate._availability import is_musa_available as is_musa_available
+from accelerate._availability import is_neuron_available as is_neuron_available
+from accelerate._availability import is_npu_available as is_npu_available
+from accelerate._availability import is_rich_available as is_rich_available
+from accelerate._availability import is_sagemaker_available as is_sagemaker_available
+from accelerate._availability import is_sdaa_available as is_sdaa_available
+from accelerate._availability import is_torch_xla_available as is_torch_xla_available
+from accelerate._availability import is_xpu_available as is_xpu_available
+from accelerate._command_functions import deepspeed_launcher as deepspeed_launcher
+from accelerate._command_functions import launch_command as launch_command
+from accelerate._command_functions import multi_gpu_launcher as multi_gpu_launcher
+from accelerate._command_functions import sagemaker_launcher as sagemaker_launcher
+from accelerate._command_functions import simple_launcher as simple_launcher
+from accelerate._command_functions import tpu_launcher as tpu_launcher
+from accelerate._command_functions import tpu_pod_launcher as tpu_pod_launcher
+from accelerate._commands import DYNAMO_BACKENDS as DYNAMO_BACKENDS
+from accelerate._commands import clean_option as clean_option
+from accelerate._commands import default_config_file as default_config_file
+from accelerate._commands import main_launch as main
+from accelerate._commands import options_to_group as options_to_group
+from accelerate._environment import convert_dict_to_env_variables as convert_dict_to_env_variables
+from accelerate._environment import get_int_from_env as get_int_from_env
+from accelerate._launch_preparation import _validate_launch_command as _validate_launch_command
+from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
+from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+from accelerate._launch_preparation import prepare_tpu as prepare_tpu
+from accelerate._machine import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
 
-__all__ = [
-    "DEEPSPEED_MULTINODE_LAUNCHERS",
-    "DYNAMO_BACKENDS",
-    "TORCH_DYNAMO_MODES",
-    "ComputeEnvironment",
-    "CustomHelpFormatter",
-    "DistributedType",
-    "PrepareForLaunch",
-    "SageMakerConfig",
-    "check_cuda_p2p_ib_support",
-    "clean_option",
-    "convert_dict_to_env_variables",
-    "deepspeed_launcher",
-    "default_config_file",
-    "get_int_from_env",
-    "is_bf16_available",
-    "is_deepspeed_available",
-    "is_hpu_available",
-    "is_mlu_available",
-    "is_musa_available",
-    "is_neuron_available",
-    "is_npu_available",
-    "is_rich_available",
-    "is_sagemaker_available",
-    "is_sdaa_available",
-    "is_torch_xla_available",
-    "is_xpu_available",
-    "launch_command",
-    "launch_command_parser",
-    "load_config_from_file",
-    "main",
-    "multi_gpu_launcher",
-    "options_to_group",
-    "patch_environment",
-    "prepare_deepspeed_cmd_env",
-    "prepare_multi_gpu_env",
-    "prepare_sagemager_args_inputs",
-    "prepare_simple_launcher_cmd_env",
-    "prepare_tpu",
-    "sagemaker_launcher",
-    "simple_launcher",
-    "str_to_bool",
-    "tpu_launcher",
-    "tpu_pod_launcher",
-]
+CustomHelpFormatter = arguments.HelpFormatter
 
-write_through(__name__)
+_rebinding.write_through(__name__)
 
 if __name__ == "__main__":
     raise SystemExit(main())

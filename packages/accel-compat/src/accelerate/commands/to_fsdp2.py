@@ -1,26 +1,12 @@
 """The names of `accelerate.commands.to_fsdp2` in Accelerate, imported from where accel defines them."""
 
-from accel_parallel.to_fsdp2 import (
-    ARGUMENT_KEY_MAPPING,
-    ARGUMENT_VALUE_MAPPING,
-    ConversionStatus,
-    convert_config_to_fsdp2,
-    load_config,
-    to_fsdp2_command,
-)
-from accelerate._command_functions import (
-    to_fsdp2_command_parser,
-)
-from accelerate._rebinding import write_through
+from accel_parallel.to_fsdp2 import ARGUMENT_KEY_MAPPING as ARGUMENT_KEY_MAPPING
+from accel_parallel.to_fsdp2 import ARGUMENT_VALUE_MAPPING as ARGUMENT_VALUE_MAPPING
+from accel_parallel.to_fsdp2 import ConversionStatus as ConversionStatus
+from accel_parallel.to_fsdp2 import convert_config_to_fsdp2 as convert_config_to_fsdp2
+from accel_parallel.to_fsdp2 import load_config as load_config
+from accel_parallel.to_fsdp2 import to_fsdp2_command as to_fsdp2_command
+from accelerate import _rebinding
+from accelerate._command_functions import to_fsdp2_command_parser as to_fsdp2_command_parser
 
-__all__ = [
-    "ARGUMENT_KEY_MAPPING",
-    "ARGUMENT_VALUE_MAPPING",
-    "ConversionStatus",
-    "convert_config_to_fsdp2",
-    "load_config",
-    "to_fsdp2_command",
-    "to_fsdp2_command_parser",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

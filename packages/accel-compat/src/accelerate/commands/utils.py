@@ -1,16 +1,9 @@
 """The names of `accelerate.commands.utils` in Accelerate, imported from where accel defines them."""
 
-from accel_launch.arguments import (
-    Group as CustomArgumentGroup,
-)
-from accel_launch.arguments import (
-    Parser as CustomArgumentParser,
-)
-from accelerate._rebinding import write_through
+from accel_launch import arguments
+from accelerate import _rebinding
 
-__all__ = [
-    "CustomArgumentGroup",
-    "CustomArgumentParser",
-]
+CustomArgumentGroup = arguments.Group
+CustomArgumentParser = arguments.Parser
 
-write_through(__name__)
+_rebinding.write_through(__name__)

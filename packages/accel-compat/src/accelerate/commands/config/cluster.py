@@ -1,76 +1,31 @@
 """The names of `accelerate.commands.config.cluster` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.availability import (
-    is_deepspeed_available,
-    is_hpu_available,
-    is_msamp_available,
-    is_torchao_available,
-    is_transformer_engine_available,
-    is_transformers_available,
-)
-from accel_core.options.compilation import (
-    TORCH_DYNAMO_MODES,
-)
-from accel_core.options.enums import (
-    DEEPSPEED_MULTINODE_LAUNCHERS,
-    ComputeEnvironment,
-    DistributedType,
-)
-from accel_launch.settings.config import (
-    ClusterConfig,
-)
-from accel_parallel.options import (
-    FSDP2_STATE_DICT_TYPE,
-    FSDP_AUTO_WRAP_POLICY,
-    FSDP_BACKWARD_PREFETCH,
-    FSDP_SHARDING_STRATEGY,
-    FSDP_STATE_DICT_TYPE,
-)
-from accelerate._availability import (
-    is_fp8_available,
-    is_mlu_available,
-    is_mps_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_xpu_available,
-)
-from accelerate._command_functions import (
-    get_cluster_input,
-)
-from accelerate._commands import (
-    DYNAMO_BACKENDS,
-)
-from accelerate._rebinding import write_through
+from accel_core.host.availability import is_deepspeed_available as is_deepspeed_available
+from accel_core.host.availability import is_hpu_available as is_hpu_available
+from accel_core.host.availability import is_msamp_available as is_msamp_available
+from accel_core.host.availability import is_torchao_available as is_torchao_available
+from accel_core.host.availability import is_transformer_engine_available as is_transformer_engine_available
+from accel_core.host.availability import is_transformers_available as is_transformers_available
+from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
+from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_core.options.enums import ComputeEnvironment as ComputeEnvironment
+from accel_core.options.enums import DistributedType as DistributedType
+from accel_launch.settings.config import ClusterConfig as ClusterConfig
+from accel_parallel.options import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
+from accel_parallel.options import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY
+from accel_parallel.options import FSDP_BACKWARD_PREFETCH as FSDP_BACKWARD_PREFETCH
+from accel_parallel.options import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
+from accel_parallel.options import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
+from accelerate import _rebinding
+from accelerate._availability import is_fp8_available as is_fp8_available
+from accelerate._availability import is_mlu_available as is_mlu_available
+from accelerate._availability import is_mps_available as is_mps_available
+from accelerate._availability import is_musa_available as is_musa_available
+from accelerate._availability import is_neuron_available as is_neuron_available
+from accelerate._availability import is_npu_available as is_npu_available
+from accelerate._availability import is_sdaa_available as is_sdaa_available
+from accelerate._availability import is_xpu_available as is_xpu_available
+from accelerate._command_functions import get_cluster_input as get_cluster_input
+from accelerate._commands import DYNAMO_BACKENDS as DYNAMO_BACKENDS
 
-__all__ = [
-    "DEEPSPEED_MULTINODE_LAUNCHERS",
-    "DYNAMO_BACKENDS",
-    "FSDP2_STATE_DICT_TYPE",
-    "FSDP_AUTO_WRAP_POLICY",
-    "FSDP_BACKWARD_PREFETCH",
-    "FSDP_SHARDING_STRATEGY",
-    "FSDP_STATE_DICT_TYPE",
-    "TORCH_DYNAMO_MODES",
-    "ClusterConfig",
-    "ComputeEnvironment",
-    "DistributedType",
-    "get_cluster_input",
-    "is_deepspeed_available",
-    "is_fp8_available",
-    "is_hpu_available",
-    "is_mlu_available",
-    "is_mps_available",
-    "is_msamp_available",
-    "is_musa_available",
-    "is_neuron_available",
-    "is_npu_available",
-    "is_sdaa_available",
-    "is_torchao_available",
-    "is_transformer_engine_available",
-    "is_transformers_available",
-    "is_xpu_available",
-]
-
-write_through(__name__)
+_rebinding.write_through(__name__)

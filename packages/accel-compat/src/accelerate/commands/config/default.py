@@ -1,46 +1,19 @@
 """The names of `accelerate.commands.config.default` in Accelerate, imported from where accel defines them."""
 
-from accel_core.host.availability import (
-    is_hpu_available,
-)
-from accel_launch.settings.config import (
-    ClusterConfig,
-    write_basic_config,
-)
-from accelerate._availability import (
-    is_mlu_available,
-    is_musa_available,
-    is_neuron_available,
-    is_npu_available,
-    is_sdaa_available,
-    is_xpu_available,
-)
-from accelerate._command_functions import (
-    default_command_parser,
-    default_config_command,
-)
-from accelerate._commands import (
-    default_description as description,
-)
-from accelerate._commands import (
-    default_json_config_file,
-)
-from accelerate._rebinding import write_through
+from accel_core.host.availability import is_hpu_available as is_hpu_available
+from accel_launch.settings.config import ClusterConfig as ClusterConfig
+from accel_launch.settings.config import write_basic_config as write_basic_config
+from accelerate import _commands, _rebinding
+from accelerate._availability import is_mlu_available as is_mlu_available
+from accelerate._availability import is_musa_available as is_musa_available
+from accelerate._availability import is_neuron_available as is_neuron_available
+from accelerate._availability import is_npu_available as is_npu_available
+from accelerate._availability import is_sdaa_available as is_sdaa_available
+from accelerate._availability import is_xpu_available as is_xpu_available
+from accelerate._command_functions import default_command_parser as default_command_parser
+from accelerate._command_functions import default_config_command as default_config_command
+from accelerate._commands import default_json_config_file as default_json_config_file
 
-__all__ = [
-    "ClusterConfig",
-    "default_command_parser",
-    "default_config_command",
-    "default_json_config_file",
-    "description",
-    "is_hpu_available",
-    "is_mlu_available",
-    "is_musa_available",
-    "is_neuron_available",
-    "is_npu_available",
-    "is_sdaa_available",
-    "is_xpu_available",
-    "write_basic_config",
-]
+description = _commands.default_description
 
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -1,30 +1,12 @@
 """The names of `accelerate.commands.config.update` in Accelerate, imported from where accel defines them."""
 
-from accel_launch.commands.configure import (
-    update_config,
-)
-from accel_launch.settings.config import (
-    load_config_from_file,
-)
-from accelerate._command_functions import (
-    update_command_parser,
-    update_config_command,
-)
-from accelerate._commands import (
-    default_config_file,
-)
-from accelerate._commands import (
-    update_description as description,
-)
-from accelerate._rebinding import write_through
+from accel_launch.commands.configure import update_config as update_config
+from accel_launch.settings.config import load_config_from_file as load_config_from_file
+from accelerate import _commands, _rebinding
+from accelerate._command_functions import update_command_parser as update_command_parser
+from accelerate._command_functions import update_config_command as update_config_command
+from accelerate._commands import default_config_file as default_config_file
 
-__all__ = [
-    "default_config_file",
-    "description",
-    "load_config_from_file",
-    "update_command_parser",
-    "update_config",
-    "update_config_command",
-]
+description = _commands.update_description
 
-write_through(__name__)
+_rebinding.write_through(__name__)

@@ -3,9 +3,9 @@
 import sys
 
 from accel_launch.selfcheck import main as main
-from accelerate._rebinding import write_through
+from accelerate import _rebinding
 
-write_through(__name__)
+_rebinding.write_through(__name__)
 
 if __name__ == "__main__":
     main(sys.argv[1:])

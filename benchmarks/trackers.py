@@ -4,8 +4,9 @@
 
 A run logs two numbers a step to one tracker: one that keeps them in a list, one that takes 5 s for every call, one that
 raises at every call, and torch's TensorBoard writer. Shown is the median time of a call of `Accelerator.log`, and how
-many of the run's values the tracker has or the spool holds at the end. "Direct" is the same call made on the tracker.
-With --peer, that Python does the same with accelerate 1.15.0, with 2 calls where one takes 5 s.
+many of the run's values the tracker has, or the file of what it did not take, at the end. "Direct" is the same call
+made on the tracker. With --peer, that Python does the same with accelerate 1.15.0, with 2 calls where one takes
+5 s.
 """
 
 from __future__ import annotations
@@ -79,13 +80,13 @@ def accel(calls):
     from accel_core.accelerator import Accelerator
     from accel_core.tracking.settings import TrackerKwargs
     from accel_core.tracking.tracker import GeneralTracker
-    from accel_trackers import TensorBoardTracker, spool
+    from accel_trackers import TensorBoardTracker
 
     logging.disable(logging.WARNING)
     rows = {}
     for kind in (*trackers(GeneralTracker), TensorBoardTracker):
         with tempfile.TemporaryDirectory() as folder:
-            settings = TrackerKwargs(spool_dir=Path(folder, "spool"), drain_seconds=1.0)
+            settings = TrackerKwargs(drain_seconds=1.0)
             built_in = kind is TensorBoardTracker
             tracker = "tensorboard" if built_in else kind()
             run = Accelerator(cpu=True, log_with=tracker, project_dir=folder, kwargs_handlers=[settings])
@@ -94,9 +95,7 @@ def accel(calls):
             run.end_training()
             direct = TensorBoardTracker("direct", folder) if built_in else kind()
             direct.start()
-            kept = 0
-            for path in spool.find(Path(folder)):
-                kept += len(spool.read(path).unsent(kind.name))
+            kept = sum(len(path.read_text().splitlines()) for path in Path(folder).glob("undelivered-*.jsonl"))
             have = calls if built_in else len(tracker.values)
             try:
                 alone = measure(direct.log, 1 if kind.name == "slow" else calls)
@@ -157,7 +156,7 @@ def main() -> int:
     print("|---|---|---|---|---|")
     for name, (seconds, alone, have, kept) in results["accel"].items():
         theirs = shown(results["peer"][name][0]) if "peer" in results and name in results["peer"] else "not measured"
-        total = f"{have} in the tracker, {kept} in the spool, of {args.calls}"
+        total = f"{have} in the tracker, {kept} in the file, of {args.calls}"
         print(f"| {titles[name]} | {shown(seconds)} | {shown(alone)} | {theirs} | {total} |")
     return 0
 

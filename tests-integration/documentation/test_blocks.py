@@ -66,7 +66,7 @@ ELSEWHERE = (
     (r"^accel check-resume .*examples/", "faults/test_check_resume.py, on scripts that take less time"),
     (r"^accel check-resume .* train\.py$", GALLERY),
     (r"import accelerate", "tests-integration/packaging runs it beside the original"),
-    (r"accel trackers (show|replay)", "the tests of accel-trackers, on folders with runs"),
+    (r"accel trackers show", "the tests of accel-trackers, on folders with runs"),
     (r"accel plan --train Llama", "a large model; the tests of accel-bigmodel run it on small ones"),
     (r"DeepSpeedPlugin\(", "the session deepspeed, which has the library"),
     (r"--replicas \d", "the tests of accel-torchft, which kill some of them"),

@@ -56,7 +56,7 @@ def test_loggers_of_users_below_accelerate() -> None:
 
 def test_every_package_answers_to_accelerate() -> None:
     """Every module of accel that writes records has `accelerate` above it, imported before or after the drop-in."""
-    for module in ("accel_bigmodel.dispatch", "accel_quant.load", "accel_trackers.recorder"):
+    for module in ("accel_bigmodel.dispatch", "accel_quant.load", "accel_trackers.show"):
         importlib.import_module(module)
     for module in ("accel_core", "accel_torchft", *(known.module for known in PUBLIC)):
         logging.getLogger(f"{module}.made.later")

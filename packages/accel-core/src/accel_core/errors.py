@@ -214,7 +214,7 @@ class StateResetError(StateError, AttributeError):
 class TrackerError(AccelError, RuntimeError):
     """An experiment tracker failed, or was asked for something that it cannot do.
 
-    Fix what the tracker's library reports; `accel trackers replay` then sends what it missed.
+    Fix what the tracker's library reports; what it missed is in a file of JSON lines in the logging directory.
     """
 
 

@@ -60,7 +60,7 @@ BUILT_IN: dict[str, _Entry] = {
     "estimate-memory": _Entry("Inspect", "Estimate how much memory a model needs.", package="accel-bigmodel"),
     "plan": _Entry("Inspect", "Plan where a model's weights go.", package="accel-bigmodel"),
     "plan-training": _Entry("Inspect", "Predict the memory of training on a layout.", package="accel-bigmodel"),
-    "trackers": _Entry("Inspect", "Show and replay what trackers recorded.", package="accel-trackers"),
+    "trackers": _Entry("Inspect", "Draw the curves of runs.", package="accel-trackers"),
     "doctor": _Entry(
         "Inspect", "Check this machine for problems that make runs fail, and name remedies.", package="accel-verify"
     ),

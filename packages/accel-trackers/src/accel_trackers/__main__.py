@@ -1,11 +1,11 @@
-"""`python -m accel_trackers show FOLDER` and `replay`, for when accel-launch is not installed."""
+"""`python -m accel_trackers show FOLDER`, for when accel-launch is not installed."""
 
 import argparse
 import sys
 
 from accel_core.errors import AccelError
 from accel_trackers import command
-from accel_trackers.command_line import run
+from accel_trackers.show import run
 
 
 def main() -> int:

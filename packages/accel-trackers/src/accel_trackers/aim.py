@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,10 +46,8 @@ class AimTracker(WriterTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as `hparams`, and exactly as `accel_config`."""
-        table, document = sorting.config_table(values)
-        self.writer["hparams"] = table
-        self.writer["accel_config"] = json.dumps(document)
+        """Store the configuration as `hparams`."""
+        self.writer["hparams"] = sorting.config_table(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

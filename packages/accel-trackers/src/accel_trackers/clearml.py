@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -57,10 +56,8 @@ class ClearMLTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as hyperparameters, and exactly as the configuration object `accel_config`."""
-        table, document = sorting.config_table(values)
-        self.task.connect(dict(table))
-        self.task.set_configuration_object("accel_config", config_text=json.dumps(document))
+        """Store the configuration as hyperparameters."""
+        self.task.connect(sorting.config_table(values))
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

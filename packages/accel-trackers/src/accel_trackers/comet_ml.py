@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -39,10 +38,8 @@ class CometMLTracker(TableTracker, WriterTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as parameters, and exactly as the asset `config.json`."""
-        table, document = sorting.config_table(values)
-        self.writer.log_parameters(table)
-        self.writer.log_asset_data(json.dumps(document), name="config.json")
+        """Store the configuration as parameters."""
+        self.writer.log_parameters(sorting.config_table(values))
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:
@@ -102,7 +99,7 @@ class CometMLTracker(TableTracker, WriterTracker):
             self.start()
 
 
-def _picture(image: Any) -> Any:
+def _picture(image: Any) -> object:
     """Turn an array of bytes into a PIL image, which Comet keeps as it is; arrays it scales."""
     if type(image).__module__ == "numpy" and image.dtype.name == "uint8":
         from PIL import Image

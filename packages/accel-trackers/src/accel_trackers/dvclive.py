@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -65,11 +64,9 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as parameters, and exactly in `accel_config.json` in the same folder."""
-        table, document = sorting.config_table(values)
+        """Store the configuration as parameters."""
         assert self.live is not None, "started"
-        self.live.log_params(table)
-        Path(self.live.dir, "accel_config.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        self.live.log_params(sorting.config_table(values))
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

@@ -108,19 +108,14 @@ class MLflowTracker(TableTracker, GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as parameters, and exactly as the artifact `config.json`.
-
-        MLflow shortens long values and keeps a parameter that a resumed run has; the artifact has them all.
-        """
+        """Store the configuration as parameters; long values are shortened, and what a resumed run has is kept."""
         from mlflow.entities import Param
 
-        table, document = sorting.config_table(values)
         known = self._client.get_run(self._run).data.params
-        named = {self._name(path): str(value)[:_LONGEST_VALUE] for path, value in table.items()}
+        named = {self._name(path): str(value)[:_LONGEST_VALUE] for path, value in sorting.config_table(values).items()}
         params = [Param(name, value) for name, value in named.items() if name not in known]
         for start in range(0, len(params), _MOST_PARAMS):
             self._client.log_batch(self._run, params=params[start : start + _MOST_PARAMS])
-        self._client.log_dict(self._run, document, "config.json")
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

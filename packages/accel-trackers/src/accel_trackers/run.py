@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, ClassVar
 
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_trackers.values import config_table
 
 __all__ = ["RunTracker", "WriterTracker"]
 
@@ -55,7 +57,7 @@ class RunTracker(GeneralTracker):
         return self.run
 
     @property
-    def _library(self) -> Any:
+    def _library(self) -> ModuleType:
         # By name, and only when a run needs it: importing one of these takes seconds.
         return importlib.import_module(self.libraries[0])
 
@@ -63,6 +65,11 @@ class RunTracker(GeneralTracker):
     def start(self) -> None:
         """Open the run."""
         self.run = self._library.init(project=self.run_name, **self.init_kwargs)
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store the configuration as a table."""
+        self.run.config.update(config_table(values))
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

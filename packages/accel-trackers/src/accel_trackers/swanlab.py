@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from accel_core.tracking.tracker import on_main_process
@@ -33,12 +32,6 @@ class SwanLabTracker(RunTracker):
         context = getattr(self.run, "_ctx", None)
         unused = self.run.mode == "offline" and getattr(context, "_global_step", 0) == _NO_STEP
         return str(self.run.dir) if unused else None
-
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as a table, and exactly under `accel_config`."""
-        table, document = sorting.config_table(values)
-        self.run.config.update({**table, "accel_config": json.dumps(document)})
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +50,16 @@ class TensorBoardTracker(WriterTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as hyperparameters, as text, and exactly in `accel_config.json` of the run's folder.
+        """Store the configuration as hyperparameters, in `<time>` below the run's folder, as Accelerate does.
 
-        The hyperparameters lie in `<time>` below that folder, as events and in `hparams.yml`, where Accelerate writes
-        them.
+        They are there as events, and in `hparams.yml`.
         """
-        table, document = sorting.config_table(values)
-        text = json.dumps(document, indent=1)
-        Path(self.logging_dir, "accel_config.json").write_text(text, encoding="utf-8")
-        self.writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), 0)
         folder = Path(self.logging_dir, str(time.time()))
         folder.mkdir(parents=True, exist_ok=True)
-        nothing = {name for name, kind in document["kinds"].items() if kind == {"exact": None}}
-        (folder / "hparams.yml").write_text(_yaml(table, nothing), encoding="utf-8")
+        (folder / "hparams.yml").write_text(_yaml(values), encoding="utf-8")
         summary = importlib.import_module(f"{type(self.writer).__module__.rpartition('.')[0]}.summary")
         with type(self.writer)(str(folder)) as session:
-            for part in summary.hparams(table, {}):
+            for part in summary.hparams(sorting.config_table(values), {}):
                 session.file_writer.add_summary(part)
         self.writer.flush()
 
@@ -101,13 +95,13 @@ class TensorBoardTracker(WriterTracker):
             self.start()
 
 
-def _yaml(table: Mapping[str, bool | float | str], nothing: Collection[str]) -> str:
-    """Write a table as YAML, a line a value; quoted as in JSON where a plain word could be read as something else."""
+def _yaml(values: Mapping[str, Any]) -> str:
+    """Write a mapping as YAML, a line a value; in JSON where a plain word could be read as something else."""
     lines = []
-    for name, value in sorted(table.items()):
-        key, text = (part if _PLAIN.fullmatch(part) else json.dumps(part) for part in (name, str(value)))
-        plain = "null" if name in nothing else text if isinstance(value, str) else json.dumps(value)
-        lines.append(f"{key}: {plain}\n")
+    for name, value in sorted((str(name), value) for name, value in values.items()):
+        is_plain = isinstance(value, str) and _PLAIN.fullmatch(value)
+        key = name if _PLAIN.fullmatch(name) else json.dumps(name)
+        lines.append(f"{key}: {value if is_plain else json.dumps(value, default=str)}\n")
     return "".join(lines)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -41,9 +40,8 @@ class TrackioTracker(TableTracker, RunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration as a table, and exactly under `accel_config`."""
-        table, document = sorting.config_table(values)
-        self._config = {**table, "accel_config": json.dumps(document)}
+        """Store the configuration as a table."""
+        self._config = sorting.config_table(values)
         self.run.config.update(self._config)
 
     @on_main_process

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_trackers.flatten import as_scalar, flatten
+from accel_trackers.flatten import Scalar, as_scalar, flatten, free_name, is_storable
 
 __all__ = ["Parts", "config_table", "sort"]
-
-_LARGEST = 2**63
 
 
 @dataclass
@@ -43,7 +42,7 @@ def _place(name: str, value: object, native: frozenset[str], groups: bool, parts
     scalar = as_scalar(value)
     if isinstance(scalar, str):
         parts.texts[_free(name, parts)] = scalar.encode("utf-8", "backslashreplace").decode()
-    elif (scalar is not None and -_LARGEST <= scalar < _LARGEST) or isinstance(scalar, float):
+    elif is_storable(scalar):
         parts.numbers[_free(name, parts)] = scalar
     elif _is_native(value, native):
         parts.natives[_free(name, parts)] = value
@@ -60,7 +59,7 @@ def _place(name: str, value: object, native: frozenset[str], groups: bool, parts
         for key, item in value.items():
             _place(f"{name}/{key}", item, native, groups, parts)
     else:
-        for path, shown in flatten(value).values.items():
+        for path, shown in flatten(value).items():
             full = _free(f"{name}/{path}" if path else name, parts)
             if isinstance(shown, str):
                 parts.texts[full] = shown
@@ -70,11 +69,7 @@ def _place(name: str, value: object, native: frozenset[str], groups: bool, parts
 
 def _free(name: str, parts: Parts) -> str:
     """Return a name that no other value has: of `{"a": {"b": 1}, "a/b": 2}` the second is `a/b (2)`."""
-    free, count = name, 1
-    while any(free in taken for taken in (parts.numbers, parts.texts, parts.groups, parts.natives)):
-        count += 1
-        free = f"{name} ({count})"
-    return free
+    return free_name(name, ChainMap[str, Any](parts.numbers, parts.texts, parts.groups, parts.natives))
 
 
 def _is_native(value: object, native: frozenset[str]) -> bool:
@@ -83,7 +78,6 @@ def _is_native(value: object, native: frozenset[str]) -> bool:
     return type(value).__module__.partition(".")[0] in native
 
 
-def config_table(config: object) -> tuple[dict[str, bool | int | float | str], dict[str, Any]]:
-    """Make a table of a configuration, and the document that holds it exactly."""
-    flat = flatten(config)
-    return {path or "value": value for path, value in flat.values.items()}, {"values": flat.values, "kinds": flat.kinds}
+def config_table(config: object) -> dict[str, Scalar]:
+    """Make a table of a configuration, in which every value has a name."""
+    return {path or "value": value for path, value in flatten(config).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -38,10 +37,9 @@ class WandBTracker(TableTracker, RunTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the configuration, nested as it is where wandb can show it, and exactly under `accel_config`."""
-        table, document = sorting.config_table(values)
+        """Store the configuration as a table."""
         # A resumed run has these keys already.
-        self.run.config.update({**table, "accel_config": json.dumps(document)}, allow_val_change=True)
+        self.run.config.update(sorting.config_table(values), allow_val_change=True)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: object) -> None:

@@ -1,10 +1,9 @@
-"""Tests of the lossless flattening."""
+"""Tests of flattening a configuration."""
 
 import dataclasses
 import datetime
 import decimal
 import enum
-import math
 import pathlib
 import types
 import uuid
@@ -14,8 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_trackers import codec
-from accel_trackers.flatten import as_scalar, flatten, split
+from accel_trackers.flatten import as_scalar, flatten
 
 
 class Color(enum.Enum):
@@ -43,38 +41,6 @@ class Angry:
         raise RuntimeError("no")
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _same(a, b):
-    """Compare exactly: types, nan, tensors, containers."""
-    if isinstance(a, torch.Tensor):
-        alike = isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape
-        return alike and codec.dumps(a) == codec.dumps(b)
-    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
-        return math.isnan(b)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, dict):
-        return list(map(repr, a)) == list(map(repr, b)) and all(map(_same, a.values(), b.values()))
-    if isinstance(a, (list, tuple)) and not isinstance(a, torch.Size):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, codec.Described):
-        return (a.type, a.kind) == (b.type, b.kind) and _same(a.content, b.content)
-    return a == b and (isinstance(a, (set, frozenset)) or repr(a) == repr(b))
-
-
-def _expected(value):
-    """Return what a value comes back as: itself, except for classes that reading does not import."""
-    if isinstance(value, Color):
-        return codec.Described(codec.type_name(value), "enum", (value.name, value.value))
-    if isinstance(value, Optim):
-        fields = {"lr": _expected(value.lr), "betas": _expected(value.betas)}
-        return codec.Described(codec.type_name(value), "dataclass", fields)
-    if type(value) is dict:
-        return {key: _expected(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_expected, value))
-    return value
 
 
 tensors = st.builds(
@@ -123,57 +89,22 @@ def _leaf_count(value):
     return 1
 
 
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(configs)
-def test_restore_gives_the_nesting_back(config):
-    """Whatever is flattened is restored exactly, through JSON."""
-    flat = flatten(config)
-    again = type(flat)(*codec.loads(codec.dumps([flat.values, flat.kinds])))
-    assert _same(again.restore(), _expected(config))
-
-
 @settings(max_examples=100, deadline=None)
 @given(configs)
 def test_table_has_one_plain_row_per_leaf(config):
     """Every leaf has its own row, of a type and a text that every tracker can store."""
     flat = flatten(config)
-    assert len(flat.values) == _leaf_count(config)
-    for path, value in flat.values.items():
+    assert len(flat) == _leaf_count(config)
+    for path, value in flat.items():
         assert type(value) in (bool, int, float, str)
         path.encode()
         str(value).encode()
         assert not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(keys, min_size=1, max_size=4))
-def test_path_is_split_into_its_keys(path):
-    """The dotted path of a leaf names every key on the way, whatever the keys hold."""
-    nested = 1
-    for key in reversed(path):
-        nested = {key: nested}
-    (written,) = flatten(nested).values
-    assert list(map(repr, split(written))) == list(map(repr, path))
-
-
-def test_tensors_without_values_are_read_on_the_cpu():
-    """What was recorded is read there whatever the default device is."""
-    written = codec.dumps({"none": torch.empty(0, 3), "some": torch.ones(2)})
-    with torch.device("meta"):
-        found = codec.loads(written)
-    assert {name: (value.device.type, value.shape) for name, value in found.items()} == {
-        "none": ("cpu", (0, 3)),
-        "some": ("cpu", (2,)),
-    }
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(configs)
-def test_codec_round_trip(config):
-    """The notation of spool files holds every value exactly."""
-    assert _same(codec.loads(codec.dumps(config)), _expected(config))
+def test_paths_that_are_written_alike_are_both_kept():
+    """No leaf is lost where keys of several kinds have the same text."""
+    assert flatten({1: "a", "1": "b", "x.y": 1, "x": {"y": 2}}) == {"1": "a", "1 (2)": "b", "x.y": 1, "x.y (2)": 2}
 
 
 def _cycle():
@@ -212,10 +143,8 @@ def _deep():
 def test_nothing_raises(odd):
     """What cannot be taken apart is written as text and class."""
     flat = flatten({"odd": odd, "good": 1})
-    assert flat.values["good"] == 1
-    assert any(path.startswith("odd") for path in flat.values)
-    assert flat.restore()["good"] == 1
-    codec.loads(codec.dumps(odd))
+    assert flat["good"] == 1
+    assert any(path.startswith("odd") for path in flat)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +181,7 @@ def test_readable_values():
             "when": datetime.date(2026, 1, 2),
             "id": uuid.UUID(int=1),
         }
-    ).values
+    )
     assert values["path"] == "/data/x"
     assert values["dtype"] == "torch.bfloat16"
     assert values["color"] == "Color.RED"

@@ -1,1 +1,1 @@
-"""Experiment tracking that never stops a run, never slows it and never loses a number."""
+"""Experiment tracking that never stops a run and never slows it."""

@@ -7,21 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_core.tracking.null import NULL_RUN
-from accel_core.tracking.session import TrackerSession
+from accel_core.tracking.queues import QUEUED, TrackerQueue
 from accel_core.tracking.tracker import GeneralTracker
 
-__all__ = ["QUEUED", "TrackerHandle"]
+__all__ = ["TrackerHandle"]
 
-QUEUED = frozenset(
-    {"log", "log_artifact", "log_artifacts", "log_figure", "log_images", "log_table", "store_init_configuration"}
-)
-"""Methods that are queued, recorded and guarded."""
-
-_OWN = frozenset({"_kind", "_queued", "_real", "_send", "_session", "_deliver", "name", "tracker"})
+_OWN = frozenset({"_kind", "_queued", "_real", "_send", "_queue", "_deliver", "name", "tracker"})
 _FACTS = frozenset({"fills_step", "libraries", "main_process_only", "requires_logging_directory", "starts_on_caller"})
 
 
-Sender = Callable[[TrackerSession, str, tuple[Any, ...], dict[str, Any]], None]
+Sender = Callable[[TrackerQueue, str, tuple[Any, ...], dict[str, Any]], None]
 """Takes a call of one tracker: the tracker, the method, its arguments."""
 
 
@@ -32,11 +27,11 @@ class TrackerHandle(GeneralTracker):
     `QUEUED` return at once; everything else waits a moment for what was queued before it.
     """
 
-    def __init__(self, session: TrackerSession, send: Sender, deliver: Callable[[TrackerSession], None]) -> None:
+    def __init__(self, queue: TrackerQueue, send: Sender, deliver: Callable[[TrackerQueue], None]) -> None:
         super().__init__(_blank=True)
         own = vars(self)  # past `__setattr__`, which sets attributes of the tracker
-        own["_session"] = session
-        own["_kind"] = session.kind
+        own["_queue"] = queue
+        own["_kind"] = queue.kind
         own["_send"] = send
         own["_deliver"] = deliver
 
@@ -47,8 +42,8 @@ class TrackerHandle(GeneralTracker):
     @property
     def name(self) -> str:
         """The tracker's name."""
-        session: TrackerSession = self._session
-        return session.name
+        queue: TrackerQueue = self._queue
+        return queue.name
 
     @property
     def tracker(self) -> Any:
@@ -80,13 +75,13 @@ class TrackerHandle(GeneralTracker):
         return f"<{self._kind.__name__} {self.name!r} behind its queue>"
 
     def _real(self) -> GeneralTracker | None:
-        session: TrackerSession = self._session
-        self._deliver(session)
-        return session.tracker
+        queue: TrackerQueue = self._queue
+        self._deliver(queue)
+        return queue.tracker
 
     def _queued(self, name: str, like: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(like)
         def send(*args: object, **kwargs: object) -> None:
-            self._send(self._session, name, args, kwargs)
+            self._send(self._queue, name, args, kwargs)
 
         return send

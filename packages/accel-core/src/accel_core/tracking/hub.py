@@ -1,9 +1,8 @@
-"""All trackers of a run behind one object: queues, policy, steps, and the record of what they did not take."""
+"""All trackers of a run in one object: their queues, the policy, the steps, and the end."""
 
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import time
@@ -19,35 +18,36 @@ from accel_core.tracking import discovery
 from accel_core.tracking.discovery import Wanted, filter_trackers
 from accel_core.tracking.handle import TrackerHandle
 from accel_core.tracking.null import null_tracker
-from accel_core.tracking.recording import Recorder, recorder_for
-from accel_core.tracking.session import Call, TrackerSession, describe_error
+from accel_core.tracking.queues import MOST_WAITING, QUEUED, Call, TrackerQueue
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.snapshot import snapshot
 from accel_core.tracking.steps import StepCounter, whole_step
 from accel_core.tracking.tracker import GeneralTracker
-from accel_core.tracking.worker import Job, TrackerWorker
+from accel_core.tracking.undelivered import Undelivered
 
 __all__ = ["TrackerHub"]
 
 logger = logging.getLogger(__name__)
 
+_Queues = Mapping[str, TrackerQueue]
+_Kwargs = Mapping[str, Mapping[str, Any]]
+
 _FLUSH_S = 1.0
-_FILES = {"log_artifact": "local_path", "log_artifacts": "local_dir"}
+_FILES = ("log_artifact", "log_artifacts")
 
 
 class TrackerHub:
     """The trackers of one run.
 
-    Logging calls return at once: a value is copied and queued, and a thread hands it to the recorder and to each
-    tracker's own thread. With accel-trackers installed, what a tracker fails to take stays in the spool; the settings
-    say what else happens.
+    Logging calls return at once: a value is copied and put in each tracker's queue, as the module `queues` describes.
+    What a tracker does not take is written to the logging directory, or to the working directory if there is none.
 
     Attributes:
         run_id: Identity of the run, kept over a resume; `None` before `init`.
 
     Raises:
         ConfigurationError: An unknown tracker, or one that needs a folder and has none.
-        MissingDependencyError: A tracker's library is not installed, or a spool is asked for and nothing writes it.
+        MissingDependencyError: A tracker's library is not installed.
     """
 
     def __init__(
@@ -69,14 +69,11 @@ class TrackerHub:
         self._steps = StepCounter()
         self._resumed: dict[str, Any] = {}
         self._states: dict[str, dict[str, Any]] = {}
-        self._sessions: dict[str, TrackerSession] = {}
+        self._queues: dict[str, TrackerQueue] = {}
         self._faces: dict[str, GeneralTracker] = {}
-        self._distributor: TrackerWorker | None = None
-        self._recorder: Recorder | None = None
-        self._seq = 0
+        self._undelivered = Undelivered(Path(), "", "")
         self._errors: list[TrackerError] = []
-        self._warned_of_start = self._warned_of_fork = self._warned_of_vector = False
-        self._pid = 0
+        self._warned_of_start = self._warned_of_vector = False
 
     @property
     def log_with(self) -> list[Any]:
@@ -86,8 +83,6 @@ class TrackerHub:
     @log_with.setter
     def log_with(self, log_with: Wanted | Iterable[Wanted] | None) -> None:
         self._log_with = filter_trackers(log_with, self.logging_dir)
-        if self._log_with:
-            recorder_for(self.settings)  # a spool that nothing installed can write is refused at once
 
     @property
     def trackers(self) -> list[GeneralTracker]:
@@ -108,7 +103,7 @@ class TrackerHub:
                 "accel_core.tracking.tracker.GeneralTracker."
             )
         if self.is_main:
-            known = {id(face): self._sessions[name] for name, face in self._faces.items()}
+            known = {id(face): self._queues[name] for name, face in self._faces.items()}
             before, after = ({id(tracker) for tracker in listed} for listed in (self._trackers, wanted))
             for changed in (before ^ after) & known.keys():  # left out now, or in the list again
                 known[changed].switched_off = changed in before
@@ -120,21 +115,16 @@ class TrackerHub:
     def _join(self, tracker: GeneralTracker) -> None:
         """Let a tracker object take part from here on, in a run of its own where none is open."""
         if not self.running:
-            self._open([str(tracker.name)])
+            self._open()
         name = str(tracker.name)
-        same = sum(known.partition("#")[0] == name for known in self._sessions)
+        same = sum(known.partition("#")[0] == name for known in self._queues)
         self._add(f"{name}#{same + 1}" if same else name, tracker, {})
         self._wait_for_start()
 
     @property
-    def spool_path(self) -> Path | None:
-        """The spool file of the run, or `None` where none is written."""
-        return self._recorder.path if self._recorder is not None else None
-
-    @property
     def failures(self) -> dict[str, str]:
         """The last error that each failing tracker raised, by the tracker's name; kept after the end."""
-        return {name: session.error for name, session in self._sessions.items() if session.error is not None}
+        return {name: queue.error for name, queue in self._queues.items() if queue.error is not None}
 
     def init(
         self,
@@ -162,26 +152,22 @@ class TrackerHub:
             return
         self._check_folder(wanted)
         self._project = str(project_name)
-        self._open(wanted)
+        self._open()
         for name, item in wanted.items():
             self._add(name, item, dict((init_kwargs or {}).get(name, {})))
         self._trackers = list(self._faces.values())
         self._wait_for_start()
-        if self._resumed:
-            self._take_over()
         if config is not None:
-            self._emit("config", {"values": snapshot(dict(config))}, None)
+            call = Call("store_init_configuration", (snapshot(dict(config)),), time=time.time())
+            for queue in self._queues.values():
+                self._put(queue, call)
         self._raise_pending()
 
-    def _open(self, names: Iterable[str]) -> None:
+    def _open(self) -> None:
         """Begin a run that is finished at the latest when the process ends."""
         self.run_id = self._resumed.get("run_id") or uuid.uuid4().hex[:12]
-        self._sessions, self._faces = {}, {}
-        self._distributor, self._pid = TrackerWorker("tracker-queue"), os.getpid()
-        recorder = recorder_for(self.settings)
-        if recorder is not None:
-            run = {"run_id": self.run_id, "project": self._project, "trackers": list(names)}
-            self._recorder = recorder(self.settings.spool_folder(self.logging_dir), run)
+        self._queues, self._faces = {}, {}
+        self._undelivered = Undelivered(Path(self.logging_dir or "."), self.run_id, self._project)
         self.running = True
         # Weak: a run that nobody holds any more need not live until then.
         atexit.register(_finish_at_exit, weakref.ref(self), os.getpid())
@@ -209,8 +195,7 @@ class TrackerHub:
                 self._warned_of_vector = bool(wide)
                 if wide:
                     self._warn("Curves are made of numbers; got several values as %r. Log their mean.", wide[0])
-            kwargs = {name: dict(given) for name, given in (log_kwargs or {}).items()}
-            self._log(snapshot(dict(values)), step, kwargs, None)
+            self._log(self._queues, snapshot(dict(values)), step, log_kwargs or {})
             self._raise_pending()
         elif self._log_with and self.is_main and self.run_id is None and not self._warned_of_start:
             self._warned_of_start = True
@@ -224,8 +209,7 @@ class TrackerHub:
         """Log values at the step that was logged last, and at `step` where none was; it moves no counter of steps."""
         if self.running:
             last = self._steps.last if self._steps.last >= 0 else step
-            entry = {"step": last if self._steps.explicit else None, "filled": last, "time": time.time()}
-            self._emit("log", {**entry, "values": dict(values), "kwargs": {}}, None)
+            self._put_values(self._queues, dict(values), last if self._steps.explicit else None, last, {})
 
     def get(self, name: str | LoggerType, unwrap: bool = False) -> Any:
         """Return a tracker by its name, a moment after it has what was logged before.
@@ -240,7 +224,7 @@ class TrackerHub:
             return tracker.tracker if unwrap else tracker
         face = self._faces.get(wanted)
         if face is not None:
-            self._deliver(self._sessions[wanted])
+            self._deliver(self._queues[wanted])
             return face.tracker if unwrap else face
         running = list(self._faces)
         raise ConfigurationError(
@@ -251,7 +235,7 @@ class TrackerHub:
     def finish(self) -> None:
         """Finish every tracker; a second call does nothing.
 
-        Slow trackers and a disk that hangs are waited for no longer than `drain_seconds`, all together.
+        Slow trackers are waited for no longer than `drain_seconds`, all together.
 
         Raises:
             TrackerError: With the policy `raise`, a tracker failed.
@@ -259,37 +243,25 @@ class TrackerHub:
         if not self.running:
             return
         deadline = time.monotonic() + self.settings.drain_seconds
-        assert self._distributor is not None, "a run that is open has its queue"
-        self._distributor.finish(lambda: None)
-        self._distributor.close(self.settings.drain_seconds)
-        # All trackers are told to end before anybody is waited for: their time and the disk's run side by side.
-        for session in self._sessions.values():
-            session.finish()
-        recorder = self._recorder
-        written = recorder is not None and recorder.drain(max(0.0, deadline - time.monotonic()))
-        for session in self._sessions.values():
-            done = session.close(max(0.0, deadline - time.monotonic()))
-            if session.dropped or not done:
-                self._warn(
-                    "The tracker %r did not take everything within %g s; %d entries are not sent, %d of them as its "
-                    "queue was full.",
-                    *(session.name, self.settings.drain_seconds, len(session.unsent), session.dropped),
-                )
-        self.running, self._recorder = False, None
+        # All trackers are told to end before anybody is waited for: their times run side by side.
+        for queue in self._queues.values():
+            queue.finish()
+        for queue in self._queues.values():
+            left = queue.close(max(0.0, deadline - time.monotonic()))
+            if self.settings.policy != "off":
+                self._undelivered.write(queue.name, left)
+            self._undelivered.lost[queue.name] += queue.dropped
+        self.running = False
         self._states = self.tracker_states
-        unsent = {name: frozenset(session.unsent) for name, session in self._sessions.items() if session.unsent}
-        if recorder is not None:
-            recorder.write({"kind": "end", "time": time.time()})
-            # A disk that kept up gets a moment also where a tracker used all the time: it has only the end to write.
-            seconds = max(deadline - time.monotonic(), _FLUSH_S if written else 0.0)
-            recorder.close(unsent, keep=self.settings.keep_spool, seconds=seconds, quiet=self.settings.policy == "off")
-        elif unsent:
-            self._warn(
-                "Entries that trackers failed to store are lost (%s). Install accel-trackers, which keeps them "
-                "until they are sent.",
-                ", ".join(f"{name}: {len(numbers)}" for name, numbers in unsent.items()),
-            )
+        self._tell_undelivered(self._undelivered)
         self._raise_pending()
+
+    def _tell_undelivered(self, undelivered: Undelivered) -> None:
+        if kept := _counted(undelivered.kept):
+            self._warn("Calls that trackers did not take are in %s (%s).", undelivered.path, kept)
+        if lost := _counted(undelivered.lost):
+            why = undelivered.error or f"more than {MOST_WAITING} waited for a slow tracker"
+            self._warn("Calls that trackers did not take are lost (%s): %s.", lost, why)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores so that another process goes on with this run, as JSON values."""
@@ -303,7 +275,7 @@ class TrackerHub:
     @property
     def tracker_states(self) -> dict[str, dict[str, Any]]:
         """What each tracker of the run stores of itself, by name; kept after the end."""
-        states = {name: each.state for name, each in self._sessions.items() if each.tracker is not None}
+        states = {name: each.state for name, each in self._queues.items() if each.tracker is not None}
         return {**self._resumed.get("trackers", {}), **self._states, **states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -322,22 +294,12 @@ class TrackerHub:
         if not self.running:
             return
         self.run_id = state["run_id"] or self.run_id
-        for name, session in self._sessions.items():
-            self._queue(functools.partial(session.put, Call("load_state_dict", (self._state_for(name),))))
-        self._take_over()
+        for name, queue in self._queues.items():
+            queue.put(Call("load_state_dict", (self._state_for(name),)))
 
     def _state_for(self, name: str) -> dict[str, Any]:
         """Return the stored state of one tracker, with the step at which the run was left."""
         return {**self._resumed["trackers"].get(name, {}), "step": self._steps.last}
-
-    def _take_over(self) -> None:
-        """Go on with what a killed process of this run left: send what it had not sent before the stored step."""
-        if self._recorder is None or self.run_id is None:
-            return
-        if not self.settings.keep_spool:
-            for entry in self._recorder.take_over(self.run_id, self._steps.last, self.settings.start_seconds):
-                self._emit(entry["kind"], {**entry}, entry["only"])
-        self._queue(functools.partial(self._mark, {"kind": "resumed", "run_id": self.run_id}))
 
     def _check_folder(self, wanted: Mapping[str, Wanted]) -> None:
         needing = [name for name, item in wanted.items() if getattr(_like(item), "requires_logging_directory", False)]
@@ -374,142 +336,83 @@ class TrackerHub:
                 made.load_state_dict(state)
             return made
 
-        session = TrackerSession(name, kind, make, self._on_outcome)
-        self._sessions[name] = session
-        handle: GeneralTracker = TrackerHandle(session, self._send, self._deliver)
+        queue = TrackerQueue(name, kind, make, self._on_error)
+        self._queues[name] = queue
+        handle: GeneralTracker = TrackerHandle(queue, self._send, self._deliver)
         self._faces[name] = item if isinstance(item, GeneralTracker) else handle
-        session.start()
+        queue.start()
 
     def _wait_for_start(self) -> None:
         deadline = time.monotonic() + self.settings.start_seconds
-        for name, session in self._sessions.items():
-            if session.drain(max(0.0, deadline - time.monotonic())):
-                session.adopt_context()
+        for name, queue in self._queues.items():
+            if queue.drain(max(0.0, deadline - time.monotonic())):
+                queue.adopt_context()
             else:
                 self._warn(
                     "The tracker %r did not start within %g s; the run continues, and its logged values wait for the "
                     "tracker.",
                     *(name, self.settings.start_seconds),
                 )
-        if self._recorder is not None:
-            self._recorder.drain(max(0.0, deadline - time.monotonic()))
 
-    def _deliver(self, session: TrackerSession) -> None:
+    def _deliver(self, queue: TrackerQueue) -> None:
         """Wait a moment until a tracker has what was logged before."""
-        if self.running and self._distributor is not None and self._distributor.drain(_FLUSH_S):
-            session.drain(_FLUSH_S)
+        if self.running:
+            queue.drain(_FLUSH_S)
 
-    def _send(self, session: TrackerSession, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _send(self, queue: TrackerQueue, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a call made on one tracker's handle."""
-        if not self.running or session is not self._sessions.get(session.name):
-            logger.warning(
-                "%s of the tracker %r came after the end of its run and is not logged.", method, session.name
-            )
+        if not self.running or queue is not self._queues.get(queue.name):
+            logger.warning("%s of the tracker %r came after the end of its run and is not logged.", method, queue.name)
             return
         args, kwargs = snapshot(args), snapshot(kwargs)
         if method == "log":
             values, step, more = _log_arguments(*args, **kwargs)
-            self._log(dict(values), step, {session.name: more}, [session.name])
+            self._log({queue.name: queue}, dict(values), step, {queue.name: more})
         else:
-            if method in _FILES:
-                args, kwargs = self._kept(session, _FILES[method], args, kwargs)
-            self._emit("call", {"method": method, "args": args, "kwargs": kwargs}, [session.name])
+            self._put(queue, Call(method, args, kwargs, time=time.time()))
+            if method in _FILES and not queue.late:  # its owner may remove the file when this returns
+                queue.late = not queue.drain(self.settings.drain_seconds)
         self._raise_pending()
 
-    def _kept(
-        self, session: TrackerSession, parameter: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copy the file or folder that a call names, so that the run may remove it."""
-        if not args and parameter in kwargs:
-            args, kwargs = (kwargs[parameter],), {name: kwargs[name] for name in kwargs if name != parameter}
-        if self._recorder is None or not args:
-            return args, kwargs
-        try:
-            return (self._recorder.keep_file(os.fspath(args[0]), self.settings.drain_seconds), *args[1:]), kwargs
-        except OSError as error:
-            self._on_outcome(session, Call("log_artifact"), error)
-            return args, kwargs
-
-    def _log(
-        self, values: dict[str, Any], step: object, kwargs: dict[str, dict[str, Any]], only: list[str] | None
-    ) -> None:
+    def _log(self, queues: _Queues, values: dict[str, Any], step: object, kwargs: _Kwargs) -> None:
         for given, filled, names in self._steps.place(values, whole_step(step)):
-            entry = {
-                "step": given,
-                "filled": filled,
-                "time": time.time(),
-                "values": {name: values[name] for name in names},
-                "kwargs": kwargs,
-            }
-            self._emit("log", entry, only)
+            self._put_values(queues, {name: values[name] for name in names}, given, filled, kwargs)
 
-    def _emit(self, kind: str, content: dict[str, Any], only: list[str] | None) -> None:
-        """Queue an entry: a training step wakes one thread, whatever the number of those behind it."""
-        self._seq += 1
-        entry = {**content, "kind": kind, "seq": self._seq, "only": only}
-        sessions = [self._sessions[name] for name in only or self._sessions]
-        self._queue(functools.partial(self._distribute, entry, [each for each in sessions if not each.switched_off]))
+    def _put_values(
+        self, queues: _Queues, values: dict[str, Any], given: int | None, filled: int, kwargs: _Kwargs
+    ) -> None:
+        now = time.time()
+        for name, queue in queues.items():
+            step = filled if queue.kind.fills_step else given
+            self._put(queue, Call("log", (values,), {"step": step, **kwargs.get(name, {})}, filled, now))
 
-    def _queue(self, job: Job) -> None:
-        assert self._distributor is not None, "a run that is open has its queue"
-        if os.getpid() != self._pid:  # a fork has no threads: nobody would take the job
-            if not self._warned_of_fork:
-                self._warned_of_fork = True
-                self._warn(
-                    "Values were logged in process %d, a fork of process %d that runs the trackers; they are not "
-                    "stored. Log in the process that called init_trackers.",
-                    *(os.getpid(), self._pid),
-                )
-        elif not self._distributor.put(job):
-            # A loop that does nothing but log is faster than the thread that hands out: it waits here.
-            self._distributor.drain(self.settings.drain_seconds)
-            self._distributor.put(job)
+    def _put(self, queue: TrackerQueue, call: Call) -> None:
+        if not queue.switched_off and not queue.put(call) and queue.dropped == 1:
+            self._warn(
+                "The queue of the tracker %r is full, and what is logged is lost to it until it has room; got %d calls "
+                "that wait. Find out why the tracker is slow, or log less.",
+                *(queue.name, MOST_WAITING),
+            )
 
-    def _distribute(self, entry: dict[str, Any], sessions: list[TrackerSession]) -> None:
-        """Hand an entry to the recorder and to its trackers: neither waits for the other."""
-        self._mark(entry)
-        for session in sessions:
-            if not session.put(Call.of(entry, session.name, session.kind.fills_step)) and session.dropped == 1:
-                self._warn(
-                    "The queue of the tracker %r is full; until it has room, what is logged %s. Find out why the "
-                    "tracker is slow, or log less.",
-                    *(session.name, f"goes to {self.spool_path} alone" if self.spool_path else "is lost to it"),
-                )
-
-    def _mark(self, line: dict[str, Any]) -> None:
-        if self._recorder is not None:
-            self._recorder.write(line)
-
-    def _on_outcome(self, session: TrackerSession, call: Call, error: BaseException | None) -> None:
-        """Note what became of a call; runs in the tracker's thread."""
-        name, policy = session.name, self.settings.policy
-        if error is None:
-            if call.seq is not None:
-                session.unsent.discard(call.seq)
-                self._mark({"kind": "sent", "tracker": name, "seq": [call.seq]})
-            elif call.method in ("start", "load_state_dict"):
-                self._mark({"kind": "state", "tracker": name, "state": session.state})
-            return
-        session.failures += 1
-        session.error = text = describe_error(error)
-        self._mark({"kind": "failed", "tracker": name, "seq": call.seq, "error": text})
-        started = session.tracker is not None
+    def _on_error(self, queue: TrackerQueue, call: Call, error: BaseException) -> None:
+        """Keep a call that raised, and do what the policy says; runs in the tracker's thread."""
+        name, policy = queue.name, self.settings.policy
         if policy == "off":
-            session.switched_off = True
-            session.unsent.clear()
-        elif policy == "raise" and (started or call.method == "start"):
+            queue.switched_off = True
+            return
+        if call.method in QUEUED:
+            self._undelivered.write(name, [call])
+        if policy == "raise" and (queue.tracker is not None or call.method == "start"):
             raised = TrackerError(
-                f"The tracker {name!r} failed in `{call.method}`; it raised {text}. Repair it, or let runs survive it "
-                "with TrackerKwargs(policy='warn')."
+                f"The tracker {name!r} failed in `{call.method}`; it raised {queue.error}. Repair it, or let runs "
+                "survive it with TrackerKwargs(policy='warn')."
             )
             raised.__cause__ = error
             self._errors.append(raised)
-        elif policy == "warn" and (call.method == "start" or (started and _is_round(session.failures))):
-            path = self.spool_path
+        elif policy == "warn" and queue.failures == 1:
             logger.warning(
-                "The tracker %r failed in `%s` (%s), failure %d; the run continues. What it failed to store is %s.",
-                *(name, call.method, text, session.failures),
-                f"in {path}: send it later with `accel trackers replay`" if path else "lost: no spool is written",
+                "The tracker %r failed in `%s` (%s); the run continues. What it does not take is written to %s.",
+                *(name, call.method, queue.error, self._undelivered.path),
             )
 
     def _raise_pending(self) -> None:
@@ -548,9 +451,8 @@ def _log_arguments(
     return values, step, kwargs
 
 
-def _is_round(count: int) -> bool:
-    """Return whether a count is 1, 10, 100 and so on: when a repeated failure is worth a warning."""
-    return str(count).strip("0") == "1"
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
 
 
 def _finish_at_exit(reference: weakref.ref[TrackerHub], pid: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["StepCounter", "whole_step"]
 
 _LARGEST = 2**62
-"""The spool and most libraries keep steps in 64 bits; what is counted on from a step has to fit too."""
+"""Most libraries keep steps in 64 bits; what is counted on from a step has to fit too."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,10 @@
-"""Tests of the hub where nothing records the run: queue, policy, steps, resume, other ranks."""
+"""Tests of the hub: queues, what is not delivered, policy, steps, resume, other ranks."""
 
 import dataclasses
 import json
 import logging
-import os
-import tempfile
+import signal
+import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_core.errors import ConfigurationError, MissingDependencyError, StateError, TrackerError
+from accel_core.errors import ConfigurationError, StateError, TrackerError
 from accel_core.testing import limits
-from accel_core.tracking import discovery, recording, worker
+from accel_core.tracking import discovery, queues
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.settings import TrackerKwargs
@@ -107,8 +107,14 @@ class Held(Keeping):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_records(monkeypatch):
-    monkeypatch.setattr(recording, "points_of", lambda group: {})
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _undelivered(hub):
+    """Return the lines of the file that a run left: tracker, method, step and first argument."""
+    lines = map(json.loads, Path(f"undelivered-{hub.run_id}.jsonl").read_text().splitlines())
+    return [(line["tracker"], line["method"], line["step"], *line["args"]) for line in lines]
 
 
 class Named(Keeping):
@@ -231,12 +237,12 @@ def test_a_blocked_tracker_does_not_hold_the_run(caplog):
     held.gate.set()
     assert good.logged() == [(step, {"loss": float(step)}) for step in range(100)]
     assert taken == 0
-    assert "'held' did not take everything within 0.2 s; 100 entries are not sent" in caplog.text
-    assert "lost (held: 100). Install accel-trackers" in caplog.text
+    assert _undelivered(hub) == [("held", "log", step, {"loss": float(step)}) for step in range(100)]
+    assert caplog.text.count(f"did not take are in undelivered-{hub.run_id}.jsonl (held: 100).") == 1
 
 
 def test_warn_goes_on_past_a_raising_tracker(caplog):
-    """A tracker that raises at every call costs warnings, and no other tracker a value."""
+    """What a raising tracker does not take is kept as it comes, and told once; no other tracker misses a value."""
     good = Keeping()
     hub = _hub(Raising(), good)
     hub.init("project", {"a": 1})
@@ -244,9 +250,13 @@ def test_warn_goes_on_past_a_raising_tracker(caplog):
         hub.log({"loss": torch.tensor(step / 4), "text": "x"}, step=step)
     hub.finish()
     assert good.logged() == [(step, {"loss": torch.tensor(step / 4), "text": "x"}) for step in range(5)]
-    assert "no network" in caplog.text
+    assert "failed in `start` (ConnectionError: no network)" in caplog.text
     assert hub.failures == {"raising": "RuntimeError: the tracker did not start"}
-    assert "lost (raising: 6)" in caplog.text
+    assert _undelivered(hub) == [
+        ("raising", "store_init_configuration", None, {"a": 1}),
+        *[("raising", "log", step, {"loss": step / 4, "text": "x"}) for step in range(5)],
+    ]
+    assert caplog.text.count("failed in") == caplog.text.count("(raising: 6)") == 1
 
 
 class Unreadable(Exception):
@@ -286,7 +296,7 @@ def test_whatever_a_tracker_raises_is_a_failure(caplog, raised, method):
     assert calls == (["start"] if method == "start" else ["start", "log", "log", "log", "finish"])
     assert good.logged() == [(step, {"loss": step}) for step in range(3)]
     assert type(raised).__name__ in caplog.text
-    assert "did not take everything within" not in caplog.text
+    assert ("are in" in caplog.text) == (method != "finish")
 
 
 def test_ctrl_c_in_the_users_thread_goes_on():
@@ -308,21 +318,95 @@ def test_ctrl_c_in_the_users_thread_goes_on():
 
 
 def test_a_full_queue_warns_once_and_is_counted(monkeypatch, caplog):
-    """What a full queue does not take is told when it begins, and counted at the end."""
-    monkeypatch.setattr(worker, "MOST_WAITING", 5)
-    held, good = Held(), Keeping()
+    """What a full queue does not take is told when it begins, and counted at the end; it is waited for once."""
+    monkeypatch.setattr(queues, "MOST_WAITING", 5)
+    held = Held()
     hub = _hub(held, drain_seconds=30)
     hub.init("project")
     for step in range(20):
         hub.log({"loss": float(step)}, step=step)
-    assert hub._distributor.drain(60)
+    assert hub._queues["held"].late
     held.gate.set()
     hub.finish()
     assert [step for step, _ in held.logged()] == list(range(5))
     assert caplog.text.count("The queue of the tracker 'held' is full") == 1
-    assert "15 entries are not sent, 15 of them as its queue was full" in caplog.text
-    assert "lost (held: 15)" in caplog.text
-    assert good.calls == []
+    assert "are lost (held: 15)" in caplog.text
+
+
+def test_a_queue_that_gets_room_loses_nothing(monkeypatch, caplog):
+    """A loop that does nothing but log waits for a tracker that goes on."""
+    monkeypatch.setattr(queues, "MOST_WAITING", 5)
+    tracker = Keeping()
+    hub = _hub(tracker)
+    hub.init("project")
+    for step in range(200):
+        hub.log({"loss": step}, step=step)
+    hub.finish()
+    assert [step for step, _ in tracker.logged()] == list(range(200))
+    assert caplog.text == ""
+
+
+class Odd:
+    """Raises when its text is asked for."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def test_what_is_kept_is_json(tmp_path, caplog):
+    """Tensors and arrays are numbers and lists, other values texts; what cannot be written is counted and told."""
+    hub = TrackerHub(Raising(), tmp_path / "logs")
+    hub.init("project")
+    hub.log({"one": torch.ones(1), "many": torch.arange(2), "set": {1}, "dtype": torch.int8, "none": None}, step=0)
+    hub.log({"odd": Odd()}, step=1)
+    hub.finish()
+    (line,) = map(json.loads, (tmp_path / "logs" / f"undelivered-{hub.run_id}.jsonl").read_text().splitlines())
+    assert line["args"] == [{"one": 1.0, "many": [0, 1], "set": [1], "dtype": "torch.int8", "none": None}]
+    assert (line["project"], line["run"], line["kwargs"]) == ("project", hub.run_id, {"step": 0})
+    assert "are lost (raising: 1): ValueError: no text." in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path, caplog):
+    """Where there is no place for the file, the run ends as always, and the end says what is lost."""
+    (tmp_path / "file").touch()
+    good = Keeping()
+    hub = TrackerHub([Raising(), good], tmp_path / "file")
+    hub.init("project")
+    hub.log({"loss": 1}, step=0)
+    hub.finish()
+    assert good.logged() == [(0, {"loss": 1})]
+    assert "are lost (raising: 1): FileExistsError" in caplog.text
+
+
+KILLED = """
+import os, time
+from accel_core.tracking.hub import TrackerHub
+from accel_core.tracking.tracker import GeneralTracker
+
+class Down(GeneralTracker):
+    name, requires_logging_directory, tracker = "down", False, None
+    def log(self, values, step=None, **kwargs):
+        if step == 3:
+            time.sleep(3600)
+        raise ConnectionError("no network")
+
+hub = TrackerHub(Down())
+hub.init("project")
+for step in range(5):
+    hub.log({"loss": step}, step=step)
+while len(hub._queues["down"]._waiting) > 2:
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_what_failed(tmp_path):
+    """What a tracker refused is on disk at once; only what waited in the queue is lost."""
+    done = limits.run([sys.executable, "-c", KILLED])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (path,) = tmp_path.glob("undelivered-*.jsonl")
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2]
 
 
 def test_trackers_do_not_share_what_they_are_given():
@@ -344,19 +428,6 @@ def test_trackers_do_not_share_what_they_are_given():
     hub.log({"loss": torch.ones(()), "nested": {"a": 1}}, step=0)
     hub.finish()
     assert good.logged() == [(0, {"loss": torch.ones(()), "nested": {"a": 1}})]
-
-
-@pytest.mark.parametrize(
-    ("asked", "named"), [({"spool_dir": "logs"}, "spool_dir='logs'"), ({"keep_spool": True}, "keep")]
-)
-def test_a_spool_that_nothing_writes(asked, named):
-    """Asking for a spool where nothing writes one is an error that says what to install, before anything starts."""
-    tracker = Keeping()
-    with pytest.raises(
-        MissingDependencyError, match=rf"not installed; got TrackerKwargs\({named}.*pip install accel-tra"
-    ):
-        TrackerHub(tracker, settings=TrackerKwargs(**asked))
-    assert tracker.calls == []
 
 
 @pytest.mark.parametrize(
@@ -460,6 +531,18 @@ def test_handle_is_the_tracker_to_its_users(named):
     assert tracker.threads == {"tracker-named"}
 
 
+def test_a_file_may_be_removed_when_it_is_logged(tmp_path, named):
+    """The call returns when the tracker has the file, which its owner may then remove."""
+    hub = TrackerHub("named")
+    hub.init("project")
+    file = tmp_path / "notes.txt"
+    file.write_text("hello")
+    hub.get("named").log_artifact(str(file), artifact_path="docs")
+    file.unlink()
+    hub.finish()
+    assert ("artifact", "hello", "docs") in named[0].calls
+
+
 def test_a_tracker_object_is_what_is_given_back():
     """An object given in `log_with` is in `trackers` and comes from `get`, once it has what was logged."""
     tracker = Held()
@@ -530,17 +613,6 @@ def test_step_is_a_whole_number(tmp_path, given, expected):
     hub.log({"a": 1}, step=given)
     hub.finish()
     assert tracker.logged() == [(expected, {"a": 1})]
-
-
-def test_spools_without_a_home_have_a_folder_of_their_user(monkeypatch):
-    """Where there is no home folder, users who share a temporary folder do not share the folder of their spools."""
-    monkeypatch.setenv("XDG_STATE_HOME", "no-absolute-path")
-    folders = set()
-    for user in (os.getuid(), os.getuid() + 1):
-        monkeypatch.setattr(os, "getuid", lambda user=user: user)
-        folders.add(TrackerKwargs().spool_folder(None).parent)
-    assert len(folders) == 2
-    assert {folder.parent for folder in folders} == {Path(tempfile.gettempdir())}
 
 
 def test_trackers_that_cannot_count_get_a_step(tmp_path):

@@ -122,7 +122,6 @@ class Stored:
         scalars: By name, steps and values in the order stored.
         texts: By name, steps and texts; `None` where the library keeps no texts with steps.
         config: The configuration's table, by path; values may be texts.
-        exact: The document that holds the configuration exactly, for suites that read it.
         images: By name, steps and pixels; `None` where it takes none.
         table: Columns and rows of `results`; `None` where it takes none.
         artifact: Content of the artifact; `None` where it takes none.
@@ -132,7 +131,6 @@ class Stored:
     scalars: dict[str, list[tuple[int | None, float]]]
     config: dict[str, Any]
     texts: dict[str, list[tuple[int | None, str]]] | None = None
-    exact: str | None = None
     images: dict[str, list[tuple[int | None, Any]]] | None = None
     table: tuple[list[str], list[list[Any]]] | None = None
     artifact: bytes | None = None
@@ -236,7 +234,7 @@ class TrackerConformance:
         assert stored.table == TABLE
 
     def test_artifact(self, session: dict[str, Any]) -> None:
-        """A file is stored byte by byte; where the run is recorded, although its owner removed it at once."""
+        """A file is stored byte by byte, although its owner removed it at once."""
         stored: Stored = session["stored"]
         if stored.artifact is None:
             assert not hasattr(self.tracker_class, "log_artifact"), "log_artifact is there; `read` has to give the file"
@@ -351,8 +349,7 @@ def _log_everything(hub: TrackerHub, suite: TrackerConformance, folder: pathlib.
         file = folder / "artifact.bin"
         file.write_bytes(b"content")
         tracker.log_artifact(str(file))
-        if hub.spool_path is not None:
-            file.unlink()
+        file.unlink()
 
 
 def _load(source: str, qualname: str) -> TrackerConformance:

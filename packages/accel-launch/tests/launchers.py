@@ -28,13 +28,8 @@ run starts it; those of [other packages](../extend/entry-points.md) are asked be
 |---|---|---|---|"""
 
 _TWO = "--machines 2 --processes-per-machine 4"
-_PODS = f"--launcher kubernetes --image registry/train:1 {_TWO} --kubernetes"
 EXAMPLES = {
     "slurm": [f"--launcher slurm {_TWO} --slurm time=8:00:00 train.py"],
-    "kubernetes": [
-        f"{_PODS} claim=runs:/runs --kubernetes secret=HF_TOKEN=hub/token train.py",
-        f"{_PODS} kind=PyTorchJob train.py",
-    ],
     "ray": [f"--launcher ray {_TWO} --ray working_dir=. train.py"],
     "sagemaker": ["--config-file sagemaker.yaml --num-processes 1 train.py --lr 0.1"],
     "tpu": [

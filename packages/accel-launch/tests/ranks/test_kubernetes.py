@@ -1,4 +1,4 @@
-"""What the manifest for Kubernetes gives to the pods, run here as processes; no cluster has run it."""
+"""What the guide's manifest for Kubernetes gives to the pods, run here as processes; no cluster has run it."""
 
 import os
 import shutil
@@ -13,9 +13,14 @@ import yaml
 from accel_core.host.ports import get_free_port
 from accel_core.testing import limits
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="namespaces need root and unshare of util-linux"
-)
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "clusters.md"
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("unshare") is None, reason="namespaces need root and unshare of util-linux"
+    ),
+    pytest.mark.skipif(not GUIDE.exists(), reason="only in the repository"),
+]
 
 MEET = """
 import os, sys, torch, torch.distributed as dist
@@ -37,34 +42,32 @@ preemption.leave()
 """
 
 
-def pod_of(accel: Any, *words: str) -> dict[str, Any]:
-    """Return the pod of a run's JobSet."""
-    done = accel("launch", "--launcher", "kubernetes", "--image", "x", "--cpu", *words, "--dry-run", "train.py")
-    assert done.returncode == 0, done.stderr
-    text = done.stdout[done.stdout.index("apiVersion") : done.stdout.index("\nNothing")]
-    pod: dict[str, Any] = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+def pod_of_guide() -> dict[str, Any]:
+    """Return the pod of the guide's manifest."""
+    manifest = yaml.safe_load(GUIDE.read_text().partition("```yaml\n")[2].partition("```")[0])
+    pod: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     return pod
 
 
 def command_of(pod: dict[str, Any]) -> list[str]:
-    """Return the command of a pod as Kubernetes starts it, with the `accel` of the tests."""
-    program, *words = (word.replace("$$", "$") for word in pod["containers"][0]["command"])
-    assert program == "accel"
-    return [sys.executable, "-m", "accel_launch", *words]
+    """Return the command of a pod, with the `accel` and the script of the tests, and one process on the CPU."""
+    command = pod["containers"][0]["command"]
+    assert command == ["accel", "launch", "--nproc-per-node=8", "/app/train.py"]
+    return [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--nproc-per-node=1", "train.py"]
 
 
-def test_pods_meet_though_names_come_late(accel, script, tmp_path: Path, variables: dict[str, str]) -> None:
+def test_pods_meet_though_names_come_late(script, tmp_path: Path, variables: dict[str, str]) -> None:
     """Commands and variables of two pods make one run, though the first one's name is not known at first."""
     script(MEET)
     port = str(get_free_port())
-    pod = pod_of(accel, "--machines", "2", "--processes-per-machine", "1", "--main-process-port", port)
+    pod = pod_of_guide()
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     inside = ["unshare", "--mount", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh"]
 
     def start(index: int) -> "subprocess.Popen[str]":
         given = {each["name"]: each.get("value", str(index)) for each in pod["containers"][0]["env"]}
-        environment = {**variables, "KUBERNETES_SERVICE_HOST": "10.96.0.1", **given}
+        environment = {**variables, "KUBERNETES_SERVICE_HOST": "10.96.0.1", **given, "MASTER_PORT": port}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen([*inside, *command_of(pod)], cwd=tmp_path, env=environment, **pipes)
 
@@ -80,10 +83,10 @@ def test_pods_meet_though_names_come_late(accel, script, tmp_path: Path, variabl
         assert f"rank {index} sum 2 train-machine-0-0.train" in output
 
 
-def test_pod_that_is_taken_away_saves(accel, script, tmp_path: Path, variables: dict[str, str]) -> None:
+def test_pod_that_is_taken_away_saves(script, tmp_path: Path, variables: dict[str, str]) -> None:
     """The hook before the end of a pod, whose process 1 is the launcher, lets ranks save; the status is 75 at once."""
     script(SAVES)
-    pod = pod_of(accel, "--kubernetes", "grace=7200")
+    pod = pod_of_guide()
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     process = subprocess.Popen([*inside, *command_of(pod)], cwd=tmp_path, env=variables)
     try:

@@ -87,7 +87,7 @@ def test_a_run_without_replicas_is_not_claimed() -> None:
         (("--replicas", "1"), "2 or more"),
         (("--replicas", "2", "--min-replicas", "3"), "min_replicas=3"),
         (("--replicas", "2", "--max-restarts", "1"), "max_restarts from --max-restarts"),
-        (("--replicas", "2", "--launcher", "kubernetes"), "launcher from --launcher"),
+        (("--replicas", "2", "--launcher", "ray"), "launcher from --launcher"),
         (("--replicas", "2", "--num-machines", "3"), "replicas=2 and min_replicas=1 on 3 machines"),
         (("--replicas", "2", "--nnodes", "1:2"), "nnodes from --nnodes"),
         (("--replicas", "2", "--num-machines", "2", "--rdzv-backend", "c10d"), "rdzv_backend from --rdzv-backend"),

@@ -13,7 +13,6 @@ ENTRY_POINT_GROUP = "accel.launchers"
 
 BUILT_IN = (
     "accel_launch.launchers.slurm:SlurmLauncher",
-    "accel_launch.launchers.kubernetes:KubernetesLauncher",
     "accel_launch.launchers.ray:RayLauncher",
     "accel_launch.launchers.sagemaker:SageMakerLauncher",
     "accel_launch.launchers.tpu:TpuLauncher",

@@ -23,7 +23,7 @@ def check_script(settings: Settings) -> None:
             "--module and --no-python contradict each other; got both. Pass --module for a Python module, "
             "--no-python for any other program."
         )
-    if settings["module"] or settings["no_python"] or settings["launcher"] == "kubernetes":  # it is in the image
+    if settings["module"] or settings["no_python"]:
         return
     path = Path(str(settings.script))
     if path.suffix in (".yaml", ".yml", ".json"):

@@ -9,7 +9,7 @@ _METAVARS = {
     "env": "NAME=VALUE", "vm": "NAME", "role": "NAME", "_conf": "KEY=VALUE,...", "nnodes": "N|MIN:MAX", "tee": "N",
     "watchdog": "SECONDS", "monitor_interval": "SECONDS", "timeout": "SECONDS", "_key": "KEY", "_zone": "ZONE",
     "_linear_precision": "A,B,C", "_granularity": "full|selective", "_method": "uniform|block", "_clipping": "NORM",
-    "slurm": "KEY=VALUE", "kubernetes": "KEY=VALUE", "ray": "KEY=VALUE", "_length": "N", "_steps": "N",
+    "slurm": "KEY=VALUE", "ray": "KEY=VALUE", "_length": "N", "_steps": "N",
 }  # fmt: skip
 """Placeholder of the value in the help, by the ending of the option's name."""
 

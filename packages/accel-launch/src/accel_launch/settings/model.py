@@ -79,7 +79,6 @@ TPU = "TPU"
 MPI = "MPI"
 SAGEMAKER = "SageMaker"
 SLURM = "SLURM"
-KUBERNETES = "Kubernetes"
 RAY = "Ray"
 
 
@@ -111,7 +110,7 @@ LAUNCH: tuple[Setting, ...] = (
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
     _filed("gpu_ids", HARDWARE, "GPUs to use, as comma-separated numbers, or `all`.", rule=GPUS),
-    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm", "kubernetes", "ray")),
+    _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm", "ray")),
     _filed("num_processes", PROCESSES, "Total number of processes, over all machines.", int, flags=("-n",), rule=COUNT),
     _variable(
         "nproc_per_node",
@@ -274,8 +273,6 @@ LAUNCH: tuple[Setting, ...] = (
         kind="append",
         rule=SBATCH,
     ),
-    _variable("image", KUBERNETES, "Container image of the pods, in which accel is installed."),
-    Setting("kubernetes", KUBERNETES, "Option of the pods, as in gpus=8; may be repeated.", kind="append"),
     Setting("address", RAY, "Address of the Ray cluster.", default="auto", environment="RAY_ADDRESS"),
     Setting("ray", RAY, "What Ray prepares on its machines, as in working_dir=.; may be repeated.", kind="append"),
     Setting(

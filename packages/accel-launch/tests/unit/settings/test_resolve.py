@@ -95,7 +95,7 @@ def test_settings_that_one_source_cannot_say() -> None:
     about_the_command = {"module", "no_python", "quiet", "explain", "all", "dry_run", "json"}
     assert {key for key, setting in BY_KEY.items() if not setting.environment} == {
         *about_the_command,
-        *("vm", "env", "slurm", "kubernetes", "ray"),
+        *("vm", "env", "slurm", "ray"),
     }
     hardware = {"multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config"}
     per_launch = {
@@ -112,8 +112,6 @@ def test_settings_that_one_source_cannot_say() -> None:
     per_launch |= {
         "launcher",
         "slurm",
-        "kubernetes",
-        "image",
         "address",
         "ray",
         "rdzv_id",

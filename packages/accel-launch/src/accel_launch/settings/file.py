@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -50,7 +49,6 @@ _ENGINE_OF_TYPE = {
     "NO": "",
 }
 _ENVIRONMENTS: tuple[str, ...] = tuple(known.value for known in ComputeEnvironment)
-_HEADER = re.compile(r"\A# accel configuration, schema (\d+)")
 
 
 @dataclass
@@ -111,7 +109,6 @@ def read_document(text: str, path: Path) -> ConfigFile:
     """Read the text of a configuration file."""
     found, lines = document.parse(text, path)
     config = {_key(key, path): _section(value, path) for key, value in found.items()}
-    _check_schema(text, config, path)
     file = ConfigFile(path, config, lines)
     file.changes = migrate(file.config)
     check_keys(file)
@@ -128,16 +125,6 @@ def _key(key: object, path: Path) -> str:
     if not isinstance(key, str):
         raise ConfigurationError(f"{path}: keys are text; got {shortened(key)}. Correct or remove it.")
     return key
-
-
-def _check_schema(text: str, config: Mapping[str, Any], path: Path) -> None:
-    header = _HEADER.match(text)
-    said = config.get("schema", header[1] if header else SCHEMA)
-    if str(said) not in map(str, range(SCHEMA + 1)):
-        raise ConfigurationError(
-            f"The configuration file comes from a newer accel; {path} has schema {shortened(str(said))}, this "
-            f"accel reads up to {SCHEMA}. Update accel-launch, or write a new file with `accel config`."
-        )
 
 
 def check_keys(file: ConfigFile) -> None:

@@ -1,4 +1,4 @@
-"""Files that a person names, read within limits, and their values shortened for messages."""
+"""Files that a person names, and their values shortened for messages."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 from accel_core.errors import ConfigurationError
 
 __all__ = ["read_json", "read_text", "shortened"]
-
-_LARGEST_FILE = 1 << 18
 
 
 def shortened(value: object) -> str:
@@ -20,14 +18,9 @@ def shortened(value: object) -> str:
 def read_text(path: Path, what: str) -> str:
     """Return the text of a file."""
     try:
-        with path.open("rb") as file:
-            found = file.read(_LARGEST_FILE + 1)
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"{what} cannot be read; {path} gives: {error.strerror}. Check the name.") from None
-    if len(found) > _LARGEST_FILE:
-        raise ConfigurationError(f"{what} is too large; {path} has more than {_LARGEST_FILE} bytes. Name another.")
-    try:
-        return found.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"{what} is not text; {path} is not UTF-8 at byte {error.start}. Save it as UTF-8."
@@ -40,6 +33,5 @@ def read_json(path: Path, what: str) -> object:
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = "it is too deep" if isinstance(error, RecursionError) else shortened(str(error))
-        raise ConfigurationError(f"{what} is not JSON; {path}: {reason}. Correct it.") from None
+        raise ConfigurationError(f"{what} is not JSON; {path}: {shortened(str(error))}. Correct it.") from None
     return found

@@ -22,8 +22,6 @@ from accel_launch.settings.file import load, write
             "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_offload_param: true\n",
             r":4: unknown key `fsdp_config.fsdp_offload_param`. Did you mean `fsdp_config|fsdp_offload_params`",
         ),
-        ("# accel configuration, schema 9\nuse_cpu: true\n", "newer accel"),
-        ("schema: 9\n", "newer accel"),
         ("use_cpu: [true\n", "neither YAML nor JSON"),
         ("- a\n- b\n", "holds a list"),
         ("fsdp_config: 3\n", "groups settings"),

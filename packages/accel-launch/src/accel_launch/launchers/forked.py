@@ -1,12 +1,11 @@
 """Processes forked from this one, for functions that no other process can import."""
 
+import contextlib
 import functools
 import json
 import signal
 import tempfile
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.multiprocessing.spawn import (
     ProcessException,
     ProcessExitedException,
@@ -58,51 +57,41 @@ class SpawnedRankExitError(ProcessExitedException, LaunchError):
 class _Forked:
     """The ranks that are forked for one call: their exceptions, and what they leave behind.
 
-    torch tells about one rank that failed, and that is often one whose partner was gone. Every rank therefore notes its
-    own exception with its time. A rank also puts the run's mark into its environment, by which processes that it starts
-    are found afterwards; the environment of this process, which may start others meanwhile, is left alone.
+    torch tells about one rank that failed, and that is often one whose partner was gone. Every rank therefore has
+    a file of its own, in which torch records its exception; the oldest one is the cause. A rank also puts the run's
+    mark into its environment, by which processes that it starts are found afterwards; the environment of this process,
+    which may start others meanwhile, is left alone.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.logs = folder / "logs"
-        self._notes = folder / "notes"
-        self._notes.mkdir()
+        self.folder = folder
         self._mark = RunMark()
 
     def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with its exceptions noted."""
+        """Return the function with its exceptions recorded."""
 
         @functools.wraps(function, assigned=("__module__", "__doc__"))
         def run(*args: object) -> Any:
-            for name, value in self._mark.variables().items():
+            # torch ends the partners of a rank that failed. Its handler, which is inherited, would raise in them.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            file = f"{text('TORCHELASTIC_RESTART_COUNT') or 0}-{text('RANK') or args[0]}.json"
+            for name, value in {**self._mark.variables(), "TORCHELASTIC_ERROR_FILE": self.folder / file}.items():
                 write(name, value)
-            try:
-                return function(*args)
-            except BaseException as error:
-                when, above = time.monotonic(), error.__traceback__
-                # torch ends the partners of a rank that failed. Its handler would raise where this one reports its own.
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                # Without this wrapper's own frame.
-                self._note(when, "".join(traceback.format_exception(error.with_traceback(above and above.tb_next))))
-                raise
+            return record(function)(*args)
 
         return run
 
-    def _note(self, when: float, raised: str) -> None:
-        attempt, rank = int(text("TORCHELASTIC_RESTART_COUNT") or 0), int(text("RANK") or 0)
-        note = {"attempt": attempt, "when": when, "rank": rank, "traceback": raised}
-        begun = self._notes / f"{attempt}-{rank}.begun"
-        begun.write_text(json.dumps(note))
-        begun.replace(begun.with_suffix(".json"))  # complete or absent, because a rank may be stopped while it writes
-
     def first_exception(self) -> tuple[int, str] | None:
         """Return the rank that raised first in the last attempt, and its traceback; None where none raised."""
-        notes = [json.loads(path.read_text()) for path in self._notes.glob("*.json")]
-        if not notes:
-            return None
-        last = max(note["attempt"] for note in notes)  # earlier attempts were restarted
-        first = min((note for note in notes if note["attempt"] == last), key=lambda note: float(note["when"]))
-        return int(first["rank"]), str(first["traceback"])
+        attempt, found = 0, None
+        for file in sorted(self.folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns, reverse=True):
+            count, _, rank = file.stem.partition("-")
+            if int(count) < attempt:  # it was restarted
+                break
+            with contextlib.suppress(ValueError):  # a rank may be stopped while it writes
+                found = int(rank), str(json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"])
+            attempt = int(count)
+        return found
 
     def end_what_is_left(self) -> None:
         """End processes that outlived the ranks that started them."""
@@ -115,7 +104,7 @@ class _ForkedAgent(LocalElasticAgent):
     """torch's agent, which says so when it restarts the ranks."""
 
     def __init__(self, forked: _Forked, spec: WorkerSpec, prefix: str | None) -> None:
-        logs = DefaultLogsSpecs(log_dir=str(forked.logs))
+        logs = DefaultLogsSpecs(log_dir=str(forked.folder / "logs"))
         super().__init__(spec, logs, start_method="fork", log_line_prefix_template=prefix)
         self._forked = forked
 
@@ -205,12 +194,6 @@ def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: in
             raised = forked.first_exception()
             if raised is None and isinstance(error, ProcessExitedException):
                 message = f"Rank {error.error_index} failed first: {error.msg}"
-                raise SpawnedRankExitError(message, error.error_index, _pid_of(error), error.exit_code) from None
+                raise SpawnedRankExitError(message, error.error_index, error.error_pid, error.exit_code) from None
             rank, cause = raised or (error.error_index, error.msg)
-            raise SpawnedRankError(f"Rank {rank} failed first: {cause}", rank, _pid_of(error)) from None
-
-
-def _pid_of(error: ProcessException) -> int:
-    """Return the process that failed; up to torch 2.6 the attribute has another name than the error's own slot."""
-    found: int = error.pid if hasattr(error, "pid") else error.error_pid
-    return found
+            raise SpawnedRankError(f"Rank {rank} failed first: {cause}", rank, error.error_pid) from None

@@ -51,21 +51,12 @@ class LocalRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet for the next round of attempts."""
-        if self._round:
-            self._empty()
+        for key in self._store.list_keys():  # what the ranks of earlier rounds wrote
+            self._store.delete_key(key)
         self._round += 1
         store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
         # The same store serves the ranks.
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
-
-    def _empty(self) -> None:
-        """Forget what the ranks of earlier rounds wrote."""
-        if not hasattr(self._store, "list_keys"):
-            # torch 2.6 cannot list the keys of a store, so ranks meet in a new one, on a port that the system chooses.
-            self._store = loopback_store(0, _TIMEOUT)
-            return
-        for key in self._store.list_keys():
-            self._store.delete_key(key)
 
     def is_closed(self) -> bool:
         """Return whether joining is closed."""

@@ -1,4 +1,4 @@
-"""What forked ranks note of their exceptions."""
+"""What forked ranks record of their exceptions."""
 
 import multiprocessing
 import resource
@@ -12,15 +12,15 @@ from accel_launch.launchers.forked import _Forked
 
 
 def fail(rank: int, stopped: bool) -> None:
-    """Raise; a rank that is stopped is killed by the kernel while it writes its note."""
+    """Raise; a rank that is stopped is killed by the kernel while its exception is recorded."""
     if stopped:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     raise ValueError(f"rank {rank}")
 
 
-def test_note_of_a_stopped_rank_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is killed while it notes its exception leaves no half note, and the others' notes are read."""
+def test_file_of_a_stopped_rank_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is killed while its exception is recorded leaves half a file, and the others' files are read."""
     forked, context = _Forked(tmp_path), multiprocessing.get_context("fork")
     for rank, stopped in ((0, True), (1, False)):
         monkeypatch.setenv("RANK", str(rank))

@@ -16,7 +16,7 @@ from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import say
 
-__all__ = ["SlurmLauncher", "facts_of", "seconds_of"]
+__all__ = ["SlurmLauncher", "facts_of"]
 
 _NOT_PASSED_ON = {"launcher", "slurm", "num_machines", "machine_rank", "dry_run", "json", "explain", "all"}
 """Settings of this command line that the launchers inside the job do not get; variables travel by themselves."""
@@ -34,7 +34,6 @@ _PAUSE_S = 1.0
 _COMPLETING_S = 5
 """Seconds after which a job whose script has ended is not waited for: SLURM may not reach one of its nodes."""
 
-_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d+){0,2})", re.ASCII)
 _OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 _FREE_PORT = 'import socket; found = socket.socket(); found.bind(("", 0)); print(found.getsockname()[1])'
 
@@ -78,8 +77,8 @@ class SlurmLauncher(Launcher):
         """Return the batch script.
 
         Raises:
-            ConfigurationError: An option of sbatch contradicts the settings, or leaves no time to save; or the name of
-                the script has control characters.
+            ConfigurationError: An option of sbatch contradicts the settings, or the name of the script has control
+                characters.
         """
         options = _options(settings)
         array = "array" in options
@@ -98,7 +97,6 @@ class SlurmLauncher(Launcher):
                 f"The batch script takes no control characters in a name; got {shortened(lines['job-name'])!r} from "
                 "the script. Rename it, or pass --slurm job-name=NAME."
             )
-        _check_time(lines)
         head = [f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}" for key, value in lines.items()]
         if settings.layout.machines > 1 and not settings.is_set("main_process_port"):  # this runs on the first machine
             program = "python3" if any(key.startswith("container") for key in options) else sys.executable
@@ -142,32 +140,6 @@ def _options(settings: Settings) -> dict[str, str]:
             )
         options[key] = value
     return options
-
-
-def seconds_of(time_limit: str) -> int | None:
-    """Return the seconds of one of SLURM's time limits, such as `90`, `1:30:00` or `2-12`; None for anything else."""
-    found = _TIME.fullmatch(time_limit)
-    if found is None:
-        return None
-    parts = [int(part) for part in found["parts"].split(":")]
-    if found["days"] is None and len(parts) < 3:  # minutes, or minutes:seconds
-        parts.insert(0, 0)
-    hours, minutes, seconds = (*parts, 0, 0)[:3]
-    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _check_time(lines: dict[str, str]) -> None:
-    if "time" not in lines:
-        return
-    limit = seconds_of(lines["time"])
-    grace = re.search(r"@(\d+)", lines["signal"])
-    notice = int(grace[1]) if grace is not None else 60
-    if limit is not None and 0 < limit <= notice:
-        raise ConfigurationError(
-            f"The time limit leaves nothing to train: the ranks are asked to save {notice} s before it; got "
-            f"time={lines['time']}, which is {limit} s. Give a longer time, or a shorter notice as in "
-            f"--slurm signal=B:USR1@{limit // 2}."
-        )
 
 
 def facts_of(job: str) -> dict[str, str]:

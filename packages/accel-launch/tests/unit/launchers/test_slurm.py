@@ -9,7 +9,7 @@ from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
-from accel_launch.launchers.slurm import SlurmLauncher, seconds_of
+from accel_launch.launchers.slurm import SlurmLauncher
 from accel_launch.settings.resolve import Settings
 
 SLURM = ["--launcher", "slurm", "--machines", "2", "--processes-per-machine", "4"]
@@ -60,7 +60,6 @@ def test_containers_belong_to_srun() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--slurm", "time=1"], "asked to save 120 s before it; got time=1, which is 60 s.*signal=B:USR1@30"),
         (["--slurm", "nodes=3"], "accel writes itself; got 'nodes=3'.*--num-machines"),
         (["--slurm", "comment=a\n#SBATCH --wrap=x"], "got .*Give it KEY=VALUE in one line"),
         (["--slurm", "comment=a\x1b[2J"], "got .*Give it KEY=VALUE in one line"),
@@ -68,7 +67,7 @@ def test_containers_belong_to_srun() -> None:
     ],
 )
 def test_options_that_contradict_the_run_are_refused(words: list[str], message: str) -> None:
-    """A time limit below the notice, an option that follows from the settings, and lines in a value."""
+    """An option that follows from the settings, and lines in a value."""
     with pytest.raises(ConfigurationError, match=message):
         SlurmLauncher().job(settings(*SLURM, *words, "train.py"))
 
@@ -94,15 +93,3 @@ def test_machine_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingDependencyError, match=r"got none on PATH.*--dry-run"):
         SlurmLauncher().run(settings(*SLURM, "train.py"))
-
-
-def test_time_limits_are_read_as_slurm_reads_them() -> None:
-    """Each of sbatch's six forms; a limit that is not a number has no length."""
-    minute, hour = 60, 3600
-    assert seconds_of("90") == 90 * minute
-    assert seconds_of("1:30") == 90
-    assert seconds_of("1:30:05") == hour + 30 * minute + 5
-    assert seconds_of("2-12") == 60 * hour
-    assert seconds_of("2-12:30") == 60 * hour + 30 * minute
-    assert seconds_of("2-12:30:05") == 60 * hour + 30 * minute + 5
-    assert seconds_of("UNLIMITED") is None

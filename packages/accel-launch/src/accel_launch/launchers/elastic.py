@@ -4,10 +4,7 @@ Imported only when processes are about to start. On one machine the agent's own 
 ranks: it binds a free port itself and hands it on, so no port is ever chosen first and then taken by somebody else.
 """
 
-import contextlib
-import os
 import signal
-import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -36,9 +33,6 @@ from accel_launch.supervision.supervisor import Supervisor, cannot_start
 from accel_launch.terminal import flush_output
 
 __all__ = ["rendezvous_of", "run_elastic"]
-
-_LOOKS = 100
-"""Attempts, 10 ms apart, to read an exit status that the agent is about to record."""
 
 
 class _FollowedStreams(LogsSpecs):
@@ -117,24 +111,12 @@ class _SupervisedAgent(LocalElasticAgent):
         """Tell the other machines about the first failure, and end ranks on this one that do not end by themselves."""
         # The end of a process may only be seen after the ranks were restarted, under the same numbers.
         stale = self._supervisor.streams.ranks.get(log.rank) is not log
-        if self._failing or stale or not self._went_wrong(log):
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
+        if self._failing or stale or handlers[log.local_rank].proc.wait() == 0:  # it has ended: nothing is waited for
             return
         self._failing = True  # only the first failure counts
         self._machines.announce(log.rank)
         self._supervisor.kill_after(GRACE_S)
-
-    def _went_wrong(self, log: RankLog) -> bool:
-        """Return whether a process failed, even if the agent saw its end first and has not recorded it yet."""
-        with contextlib.suppress(ChildProcessError):
-            # WNOWAIT leaves the exit code for the agent, which is the one that reaps the process
-            seen = os.waitid(os.P_PID, log.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            return seen is not None and seen.si_status != 0
-        for _ in range(_LOOKS):
-            status = self.statuses().get(log.rank)
-            if status is not None:
-                return status != 0
-            time.sleep(0.01)
-        return False
 
 
 def _raise_signal(number: signal.Signals) -> None:

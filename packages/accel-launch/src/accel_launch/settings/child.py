@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from accel_core.options.engines import Engine, engines, load
@@ -76,15 +77,5 @@ def _threads(settings: Settings) -> int:
 
 def physical_cores() -> int:
     """Return the number of cores of this machine, counting the threads of one core once."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            blocks = file.read().split("\n\n")
-    except OSError:
-        return os.cpu_count() or 1
-    seen = set()
-    for block in blocks:
-        facts = dict(line.split(":", 1) for line in block.splitlines() if ":" in line)
-        facts = {name.strip(): value.strip() for name, value in facts.items()}
-        if "core id" in facts:
-            seen.add((facts.get("physical id"), facts["core id"]))
-    return len(seen) or os.cpu_count() or 1  # some machines, such as ARM's, list no core ids
+    cores = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list")
+    return len({core.read_text() for core in cores}) or os.cpu_count() or 1

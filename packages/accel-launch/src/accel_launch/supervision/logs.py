@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-import os
+from io import FileIO
 from pathlib import Path
 
 from accel_core.errors import ConfigurationError
@@ -15,47 +15,34 @@ RECORD = "failure.json"
 
 
 class LogFile:
-    """The output of one rank on disk. It never raises: what cannot be written is left out, with a note in the file."""
+    """The output of one rank on disk. It never raises: what cannot be written is left out, and that is said once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = -1
-        self._missing = 0
+        self._file: FileIO | None = None
         self._warned = False
 
     def write(self, chunk: bytes) -> None:
-        """Append a piece, or count it as missing if it cannot be written."""
+        """Append a piece."""
         view = memoryview(chunk)
         try:
-            self._open()
-            if self._missing:
-                gap = f"\n[accel launch: {self._missing} bytes are missing here]\n".encode()
-                if os.write(self._descriptor, gap) == len(gap):  # a part of the note may fill the disk again
-                    self._missing = 0
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
             while view:
-                view = view[os.write(self._descriptor, view) :]
+                view = view[self._file.write(view) :]
         except OSError as error:
-            self._missing += len(view)
-            self._warn(error)
+            if not self._warned:
+                self._warned = True
+                say(
+                    f"accel launch: a log cannot be written; {self._path} gives: {error.strerror}. The run goes on; "
+                    "what is printed is shown, but missing in that file. Make room on the disk."
+                )
 
     def close(self) -> None:
         """Close the file."""
-        if self._descriptor >= 0:
+        if self._file is not None:
             with contextlib.suppress(OSError):  # an error that a network disk reports late; the run is over
-                os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _open(self) -> None:
-        if self._descriptor < 0:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            say(
-                f"accel launch: a log cannot be written; {self._path} gives: {error.strerror}. The run goes on; "
-                "what is printed is shown, but missing in that file. Make room on the disk."
-            )
+                self._file.close()
 
 
 class LogFolder:

@@ -29,17 +29,19 @@ def check_main_machine(
     deadline = time.monotonic() + seconds
     announced = False
     while True:
-        trouble = _trouble_with_name(host, port)
-        if trouble is not None and (not named_later or time.monotonic() > deadline):
-            raise LaunchError(
-                f"The address of machine 0 is unknown; {host!r} gives: {trouble}. Check --main-process-ip."
-            )
-        if trouble is None and own:  # nobody listens there before its own agent does
-            check_free(port)
+        try:
+            if own:  # nobody listens there before its own agent does
+                socket.getaddrinfo(host, port)
+                check_free(port)
+            else:
+                socket.create_connection((host, port), timeout=3).close()
             return
-        trouble = trouble or _try_to_reach(host, port)
-        if trouble is None:
-            return
+        except OSError as error:
+            trouble = error.strerror or str(error)
+            if isinstance(error, socket.gaierror) and not named_later:
+                raise LaunchError(
+                    f"The address of machine 0 is unknown; {host!r} gives: {trouble}. Check --main-process-ip."
+                ) from None
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"Machine 0 cannot be reached at {host}:{port}; got for {seconds:.0f} s: "
@@ -50,22 +52,6 @@ def check_main_machine(
             print(f"accel launch: waiting for machine 0 at {host}:{port} ({trouble})", file=sys.stderr, flush=True)
             announced = True
         time.sleep(0.5)
-
-
-def _trouble_with_name(host: str, port: int) -> str | None:
-    try:
-        socket.getaddrinfo(host, port)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
-def _try_to_reach(host: str, port: int) -> str | None:
-    try:
-        socket.create_connection((host, port), timeout=3).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def own_address(host: str, port: int) -> str | None:

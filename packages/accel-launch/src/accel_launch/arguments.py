@@ -20,30 +20,6 @@ _FLAG = re.compile(r"(?<![\w-])(--?[a-zA-Z][\w-]*)")
 _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
 
 
-def _recording(action: type[argparse.Action]) -> type[argparse.Action]:
-    class Recording(action):  # type: ignore[misc, valid-type]
-        def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
-            if option_string is not None or values is not self.default:
-                setattr(namespace, GIVEN, {*getattr(namespace, GIVEN, ()), self.dest})
-            super().__call__(parser, namespace, values, option_string)
-
-    Recording.__name__ = action.__name__.lstrip("_")
-    return Recording
-
-
-_ACTIONS = {
-    name: _recording(getattr(argparse, attribute))
-    for name, attribute in {
-        None: "_StoreAction",
-        "store": "_StoreAction",
-        "store_true": "_StoreTrueAction",
-        "store_false": "_StoreFalseAction",
-        "store_const": "_StoreConstAction",
-        "append": "_AppendAction",
-    }.items()
-}
-
-
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
 
@@ -117,8 +93,6 @@ class Parser(argparse.ArgumentParser):
         self.topics: dict[str, str] = {}
         if helps:
             self._help = self.add_argument("-h", "--help", action=_Help, help="Show this help and exit.")
-        for name, action in _ACTIONS.items():
-            self.register("action", name, action)
 
     def add_argument(self, *flags: str, **settings: Any) -> argparse.Action:
         """Declare an argument under both spellings of its long flags."""
@@ -167,6 +141,21 @@ class Parser(argparse.ArgumentParser):
             return text
         text = _FLAG.sub(lambda match: paint(match[1], "flag", True), text)
         return _HEADING.sub(lambda match: paint(match[1], "heading", True), text)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; of a command with topics, note which options it says."""
+        words = sys.argv[1:] if args is None else list(args)
+        found, unknown = super().parse_known_args(words, namespace)
+        if not self.topics:  # actions of other commands may rely on defaults, and on being called once
+            return found, unknown
+        defaults = [(action, action.default) for action in self._actions if action.option_strings]
+        for action, _ in defaults:
+            action.default = argparse.SUPPRESS
+        said, _ = super().parse_known_args(words)
+        for action, default in defaults:
+            action.default = default
+        setattr(found, GIVEN, set(vars(said)))
+        return found, unknown
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Parse a command line; for an unknown option, suggest the one that was probably meant."""

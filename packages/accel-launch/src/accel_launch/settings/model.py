@@ -82,9 +82,9 @@ SLURM = "SLURM"
 RAY = "Ray"
 
 
-def switch(key: str, topic: str, help: str, *path: str, environment: str = "", **rest: object) -> Setting:
+def switch(key: str, topic: str, help: str, **rest: object) -> Setting:
     """Return a setting that is on when its flag is written."""
-    row = Setting(key, topic, help, boolean, False, kind="switch", path=path, environment=environment)
+    row = Setting(key, topic, help, boolean, False, kind="switch")
     return replace(row, **rest)  # type: ignore[arg-type]  # a field by its name
 
 
@@ -99,10 +99,20 @@ def _filed(key: str, topic: str, help: str, parse: Callable[[str], object] = str
     return _variable(key, topic, help, parse, path=(key,), **rest)
 
 
+def _switch(key: str, topic: str, help: str, **rest: object) -> Setting:
+    """Return a setting that is on when its flag, or a variable named after it, says so."""
+    return switch(key, topic, help, **{"environment": f"ACCEL_{key.upper()}", **rest})
+
+
+def _filed_switch(key: str, topic: str, help: str, **rest: object) -> Setting:
+    """Return the same, which a configuration file says too, under the same name."""
+    return _switch(key, topic, help, path=(key,), **rest)
+
+
 LAUNCH: tuple[Setting, ...] = (
-    switch("cpu", HARDWARE, "Train on the CPU.", "use_cpu", environment="ACCELERATE_USE_CPU"),
-    switch("multi_gpu", HARDWARE, "Start one process per GPU.", environment="ACCEL_MULTI_GPU"),
-    switch("tpu", HARDWARE, "Train on a TPU through torch-xla.", environment="ACCEL_TPU"),
+    switch("cpu", HARDWARE, "Train on the CPU.", path=("use_cpu",), environment="ACCELERATE_USE_CPU"),
+    _switch("multi_gpu", HARDWARE, "Start one process per GPU."),
+    _switch("tpu", HARDWARE, "Train on a TPU through torch-xla."),
     switch(
         "use_parallelism_config",
         HARDWARE,
@@ -133,13 +143,7 @@ LAUNCH: tuple[Setting, ...] = (
         int,
         rule=PORT,
     ),
-    switch(
-        "same_network",
-        PROCESSES,
-        "All machines share one local network.",
-        "same_network",
-        environment="ACCEL_SAME_NETWORK",
-    ),
+    _filed_switch("same_network", PROCESSES, "All machines share one local network."),
     _filed(
         "num_cpu_threads_per_process",
         PROCESSES,
@@ -148,11 +152,10 @@ LAUNCH: tuple[Setting, ...] = (
         environment="OMP_NUM_THREADS",
         rule=FROM_ZERO,
     ),
-    switch(
+    _filed_switch(
         "enable_cpu_affinity",
         PROCESSES,
         "Bind each process to the cores near its GPU.",
-        "enable_cpu_affinity",
         environment="ACCELERATE_CPU_AFFINITY",
     ),
     _filed(
@@ -173,11 +176,10 @@ LAUNCH: tuple[Setting, ...] = (
         default=None,
         flags=("-q",),
     ),
-    switch(
+    _filed_switch(
         "debug",
         OUTPUT,
         "Check shapes and operations across ranks, and show what the launcher does.",
-        "debug",
         environment="ACCELERATE_DEBUG_MODE",
         default=None,
     ),
@@ -189,12 +191,7 @@ LAUNCH: tuple[Setting, ...] = (
         flags=("-t",),
         rule=TEE,
     ),
-    switch(
-        "all_frames",
-        OUTPUT,
-        "Show all frames of a failure's traceback, also those outside the script's folder.",
-        environment="ACCEL_ALL_FRAMES",
-    ),
+    _switch("all_frames", OUTPUT, "Show all frames of a failure's traceback, also those outside the script's folder."),
     _variable("log_dir", OUTPUT, "Folder that keeps the output of every rank and the record of a failure."),
     _variable(
         "watchdog",
@@ -224,15 +221,7 @@ LAUNCH: tuple[Setting, ...] = (
     switch("all", LOOK, "Print all settings and engines with --explain, defaults too."),
     switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
     switch("json", LOOK, "Print --explain and --dry-run as JSON."),
-    switch(
-        "tpu_use_cluster",
-        TPU,
-        "Use every machine of a TPU pod.",
-        "tpu_use_cluster",
-        environment="ACCEL_TPU_USE_CLUSTER",
-        named=False,
-        flags=("--tpu-cluster",),
-    ),
+    _filed_switch("tpu_use_cluster", TPU, "Use every machine of a TPU pod.", named=False, flags=("--tpu-cluster",)),
     switch(
         "tpu_use_cluster",
         TPU,
@@ -242,37 +231,19 @@ LAUNCH: tuple[Setting, ...] = (
         named=False,
         flags=("--no-tpu-cluster",),
     ),
-    switch(
-        "tpu_use_sudo",
-        TPU,
-        "Start the script with sudo on the TPU machines.",
-        "tpu_use_sudo",
-        environment="ACCEL_TPU_USE_SUDO",
-    ),
+    _filed_switch("tpu_use_sudo", TPU, "Start the script with sudo on the TPU machines."),
     Setting("vm", TPU, "Machine of the pod; may be repeated.", kind="append", path=("tpu_vm",)),
     Setting(
         "env", TPU, "Variable NAME=VALUE for the pod's machines; may be repeated.", kind="append", path=("tpu_env",)
     ),
-    switch(
-        "downcast_bf16",
-        TPU,
-        "Compute in bf16 where the script uses float32.",
-        "downcast_bf16",
-        environment="ACCEL_DOWNCAST_BF16",
-    ),
+    _filed_switch("downcast_bf16", TPU, "Compute in bf16 where the script uses float32."),
     _variable(
         "mpirun_hostfile",
         MPI,
         "File with the hosts, one per line; starts the processes with mpirun.",
         path=("mpirun_config", "mpirun_hostfile"),
     ),
-    Setting(
-        "slurm",
-        SLURM,
-        "Option of sbatch, as in partition=gpu; may be repeated.",
-        kind="append",
-        rule=SBATCH,
-    ),
+    Setting("slurm", SLURM, "Option of sbatch, as in partition=gpu; may be repeated.", kind="append", rule=SBATCH),
     Setting("address", RAY, "Address of the Ray cluster.", default="auto", environment="RAY_ADDRESS"),
     Setting("ray", RAY, "What Ray prepares on its machines, as in working_dir=.; may be repeated.", kind="append"),
     Setting(

@@ -108,23 +108,18 @@ def load(path: str | Path | None = None) -> ConfigFile | None:
 def read_document(text: str, path: Path) -> ConfigFile:
     """Read the text of a configuration file."""
     found, lines = document.parse(text, path)
-    config = {_key(key, path): _section(value, path) for key, value in found.items()}
+    # A section may share its object with another through an alias, and is changed where it is migrated.
+    config = _with_texts(found)
+    config |= {key: _with_texts(value) for key, value in config.items() if isinstance(value, dict)}
     file = ConfigFile(path, config, lines)
     file.changes = migrate(file.config)
     check_keys(file)
-    _check_kinds(file)
+    _check_words(file)
     return file
 
 
-def _section(value: object, path: Path) -> Any:
-    """Return a copy of a value, which may share its object with others through an alias."""
-    return {_key(key, path): inner for key, inner in value.items()} if isinstance(value, dict) else value
-
-
-def _key(key: object, path: Path) -> str:
-    if not isinstance(key, str):
-        raise ConfigurationError(f"{path}: keys are text; got {shortened(key)}. Correct or remove it.")
-    return key
+def _with_texts(section: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in section.items()}
 
 
 def check_keys(file: ConfigFile) -> None:
@@ -163,20 +158,8 @@ def _unknown(file: ConfigFile, keys: tuple[str, ...], known: set[str]) -> Config
     return ConfigurationError(f"{file.where(*keys)}: unknown key `{shortened('.'.join(keys))}`. {hint}")
 
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "commands": (list, "a list of commands"),
-    "additional_args": (dict, "keys and values"),
-}
-
-
-def _check_kinds(file: ConfigFile) -> None:
-    """Refuse values of the wrong shape under keys that are not launch settings, and words that no enumeration has."""
-    for key in (CLUSTER_ONLY | SAGEMAKER_ONLY) & file.config.keys():
-        value = file.config[key]
-        kind, wanted = _KINDS.get(key, (str, "one value"))
-        plain = kind is str and not isinstance(value, (list, dict))
-        if value is not None and not plain and not isinstance(value, kind):
-            raise ConfigurationError(f"{file.where(key)}: {key} cannot be {shortened(value)}. Give it {wanted}.")
+def _check_words(file: ConfigFile) -> None:
+    """Refuse words that no enumeration has."""
     place = file.config.get("compute_environment", "LOCAL_MACHINE")
     if place not in _ENVIRONMENTS:
         raise ConfigurationError(

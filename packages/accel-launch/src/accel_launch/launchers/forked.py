@@ -5,7 +5,6 @@ import functools
 import json
 import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvou
 from accel_launch.launchers.torch_loggers import torch_loggers
 from accel_launch.supervision.orphans import RunMark
 from accel_launch.supervision.report import report_left_behind
-from accel_launch.supervision.signals import SIGNALS
+from accel_launch.supervision.signals import SignalHandlers
 from accel_launch.terminal import say
 
 __all__ = ["NotebookRankError", "SpawnedRankError", "SpawnedRankExitError", "run_forked", "run_spawned"]
@@ -118,24 +117,14 @@ class _ForkedAgent(LocalElasticAgent):
 
 @contextmanager
 def _forked() -> Iterator[_Forked]:
-    with tempfile.TemporaryDirectory(prefix="accel-forked-") as folder, _own_signals(), torch_loggers(talk=False):
+    signals = SignalHandlers(lambda number: None, lambda: None, lambda number: None)
+    with tempfile.TemporaryDirectory(prefix="accel-forked-") as folder, torch_loggers(talk=False):
         forked = _Forked(Path(folder))
         try:
             yield forked
         finally:
             forked.end_what_is_left()
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Give this process its signals back afterwards: torch takes them over when it starts processes."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}  # a notebook goes on after the call
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():  # Python sets handlers in no other
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            signals.restore()  # torch takes them over when it starts processes, and a notebook goes on after the call
 
 
 def run_forked(

@@ -42,34 +42,6 @@ def test_full_disk_of_the_logs_does_not_stop_the_run(accel, script, tmp_path: Pa
     assert "The run goes on" in done.stderr
 
 
-CLOSED = """
-import os, sys, time
-time.sleep(1)
-open("finished", "w").write(os.environ["ACCEL_RUN_ID"])
-sys.exit(7)
-"""
-
-
-DESCRIPTORS = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
-
-
-@pytest.mark.parametrize(
-    ("closed", "ranks"),
-    [
-        (DESCRIPTORS[-1], "2"),
-        *((closed, "1") for closed in DESCRIPTORS),
-        *(pytest.param(closed, "2", marks=pytest.mark.full("another case of a grid")) for closed in DESCRIPTORS[:-1]),
-    ],
-)
-def test_closed_standard_descriptors(tmp_path: Path, variables: dict[str, str], closed: str, ranks: str) -> None:
-    """A launcher whose standard descriptors are closed waits for its ranks and returns their status."""
-    (tmp_path / "seven.py").write_text(CLOSED)
-    line = ["sh", "-c", f'exec "$@" {closed}', "sh", *LAUNCH, "--num-processes", ranks, "seven.py"]
-    done = limits.run(line, cwd=tmp_path, env=variables)
-    assert done.returncode == 7, done.stderr
-    assert (tmp_path / "finished").exists()
-
-
 DEAF = """
 import os, signal, time
 for number in (signal.SIGINT, signal.SIGTERM):

@@ -25,7 +25,6 @@ __all__ = [
     "born_at",
     "find_orphans",
     "kill_orphans",
-    "open_standard_descriptors",
     "signal_group",
 ]
 
@@ -118,18 +117,6 @@ def _all_end(pids: Iterable[int], seconds: float) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def open_standard_descriptors() -> None:
-    """Open the null device in place of descriptors 0, 1 and 2 that are closed.
-
-    A daemon may start the launcher without them. The next pipe or file would get such a number, and be read, written or
-    replaced as if it were the standard stream.
-    """
-    for number in range(3):
-        if not os.path.lexists(f"/proc/self/fd/{number}"):
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is `number`
-            os.set_inheritable(opened, True)
 
 
 class OrphanReaper:

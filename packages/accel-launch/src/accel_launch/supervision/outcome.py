@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accel_core.host.run_card import MEMORY_RAN_OUT
@@ -32,6 +32,7 @@ TRY_AGAIN = 75
 
 _TRACEBACK_COUNTS_FOR = 60.0
 _KILLED_BEFORE_S = 1.0
+_BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
 _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILINE)
 """What C++ prints if threads of a library still run when a process that raised an exception ends."""
 
@@ -155,27 +156,33 @@ def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
 
 
 def outcomes(
-    logs: Mapping[int, RankLog], statuses: Mapping[int, int], stopped: Iterable[int], memory: MemoryKills
+    logs: Mapping[int, RankLog], statuses: Mapping[int, int], memory: MemoryKills, *, all_stopped: bool = False
 ) -> list[ExitOutcome]:
-    """Collect how the processes of this machine ended."""
-    ended_by_us = set(stopped)
-    found = []
-    for rank, status in sorted(statuses.items()):
-        log = logs[rank]
-        by_us = rank in ended_by_us
-        found.append(
-            ExitOutcome(
-                rank=rank,
-                local_rank=log.local_rank,
-                pid=log.pid,
-                status=status,
-                stopped=by_us and status < 0,  # one that exits with a code failed by itself
-                failed_at=failed_at(log, status),
-                out_of_memory=status == -signal.SIGKILL and not by_us and memory.any(),
-                traceback=last_traceback(bytes(log.tail)) if _may_have_raised(status) else "",
+    """Collect how the processes of this machine ended; others than the first that failed may have been stopped."""
+    found = [
+        ExitOutcome(
+            rank=rank,
+            local_rank=logs[rank].local_rank,
+            pid=logs[rank].pid,
+            status=status,
+            stopped=False,
+            failed_at=failed_at(logs[rank], status),
+            traceback=last_traceback(bytes(logs[rank].tail)) if _may_have_raised(status) else "",
+        )
+        for rank, status in sorted(statuses.items())
+    ]
+    first = first_failure(found)
+    ended = []
+    for outcome in found:
+        by_us = all_stopped or (outcome is not first and outcome.status in _BY_LAUNCHER)
+        ended.append(
+            replace(
+                outcome,
+                stopped=by_us and outcome.status < 0,  # one that exits with a code failed by itself
+                out_of_memory=outcome.status == -signal.SIGKILL and not by_us and memory.any(),
             )
         )
-    return found
+    return ended
 
 
 def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:

@@ -23,7 +23,7 @@ from accel_core.errors import LaunchError
 from accel_core.host.run_card import VARIABLE, CardReader
 from accel_launch.settings.rules import tee_of
 from accel_launch.supervision.logs import LogFolder
-from accel_launch.supervision.orphans import OrphanReaper, RunMark, open_standard_descriptors, signal_group
+from accel_launch.supervision.orphans import OrphanReaper, RunMark, signal_group
 from accel_launch.supervision.outcome import (
     ExitOutcome,
     MemoryKills,
@@ -41,7 +41,6 @@ __all__ = ["Supervisor", "cannot_start", "marks"]
 
 _REPORT = "accel_launch.supervision.report"  # imported when there is something to report
 _EXPLANATION = "accel_launch.supervision.explanation"
-_BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class Supervisor:
@@ -67,7 +66,6 @@ class Supervisor:
         self._settings, self._command = settings, command
         self._began = time.monotonic()
         self._mark = RunMark()
-        open_standard_descriptors()
         self._logs = LogFolder(Path(settings["log_dir"]).expanduser()) if settings["log_dir"] else None
         self._reaper = OrphanReaper(self._mark.run_id)  # a fork: before the threads of streams and watchdog
         self.streams = Streams(self._logs, hold=hold and not settings["quiet"])
@@ -221,16 +219,8 @@ class Supervisor:
 
     def _outcomes(self, statuses: Mapping[int, int]) -> list[ExitOutcome]:
         """Put together how the ranks ended; those that ended because another one failed were stopped."""
-        # Twice: which ranks were stopped follows from which one failed first, as if none had been stopped.
-        raw = outcomes(self.streams.ranks, statuses, [], self._memory)
-        first = first_failure(raw)
         all_stopped = bool(self._reasons or self.elsewhere)
-        stopped = [
-            ended.rank
-            for ended in raw
-            if all_stopped or (first is not None and ended.rank != first.rank and ended.status in _BY_LAUNCHER)
-        ]
-        return outcomes(self.streams.ranks, statuses, stopped, self._memory)
+        return outcomes(self.streams.ranks, statuses, self._memory, all_stopped=all_stopped)
 
     def restarting(self, statuses: Mapping[int, int], most: int) -> None:
         """Print why the ranks are restarted."""

@@ -61,7 +61,7 @@ def test_rank_whose_traceback_began_first_failed_first() -> None:
     logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
     logs[0].ended_at, logs[0].traceback_at = 100.4, 100.3
     logs[1].ended_at, logs[1].traceback_at = 100.5, 100.1
-    first = first_failure(outcomes(logs, {0: 1, 1: 1}, [], memory))
+    first = first_failure(outcomes(logs, {0: 1, 1: 1}, memory))
     assert first is not None
     assert first.rank == 1
 
@@ -71,11 +71,11 @@ def test_killed_rank_goes_before_the_exceptions_it_causes() -> None:
     logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
     logs[0].ended_at, logs[0].traceback_at = 100.4, 100.2
     logs[1].ended_at, logs[1].traceback_at = 100.1, 3.0
-    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, [], MemoryKills()))
+    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, MemoryKills()))
     assert first is not None
     assert (first.rank, first.how) == (1, "killed by SIGKILL")
     logs[1].ended_at = 100.6  # the system was slow to say so; the launcher itself waits for seconds before it kills
-    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, [], MemoryKills()))
+    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, MemoryKills()))
     assert first is not None
     assert first.rank == 1
 
@@ -85,7 +85,7 @@ def test_killed_for_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter([{"vmstat": 3}, {"vmstat": 4}])
     monkeypatch.setattr(MemoryKills, "_counts", staticmethod(lambda: next(counts)))
     log = RankLog(0, 0, 10, ended_at=1.0)
-    (ending,) = outcomes({0: log}, {0: -signal.SIGKILL}, [], MemoryKills())
+    (ending,) = outcomes({0: log}, {0: -signal.SIGKILL}, MemoryKills())
     assert ending.how == "killed by the system because memory ran out (SIGKILL)"
 
 
@@ -112,7 +112,7 @@ def test_a_run_is_to_be_started_again_when_every_rank_says_so(
     """The code that preempted ranks leave with counts only if all have it, and a person is told what to do."""
     assert EXIT_CODE == 75
     logs = {rank: RankLog(rank, rank, 10 + rank, ended_at=1.0) for rank in range(len(statuses))}
-    ended = outcomes(logs, dict(enumerate(statuses)), [], MemoryKills())
+    ended = outcomes(logs, dict(enumerate(statuses)), MemoryKills())
     assert want_restart(ended) is again
     record = failure_record(ended, run_id="x", command=["a.py"], seconds=1.0, reason="failure")
     report_failure(ended, logs, record, "", log_dir=tmp_path)

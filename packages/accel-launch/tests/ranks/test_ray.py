@@ -304,6 +304,18 @@ def test_what_the_cluster_lacks_is_named(login: Login, tmp_path_factory: pytest.
     assert "'127.0.0.1:1' gives: [Errno 111] Connection refused. Start the command on" in output
 
 
+def test_ray_starts_here_without_a_cluster(tmp_path: Path, variables: dict[str, str]) -> None:
+    """Where no cluster is found, a run on one machine starts Ray on it, says so, and leaves nothing behind."""
+    (tmp_path / "sum.py").write_text(SUM)
+    environment = {**variables, "CHOSEN": f"by{os.getpid()}", "RAY_TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-m", "accel_launch", "launch", "--launcher", "ray", "--cpu", "-n", "2", "sum.py"]
+    done = limits.run(words, cwd=tmp_path, env=environment, quiet=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "there is no Ray cluster; Ray starts on this machine" in done.stderr
+    assert len(re.findall(r"\[rank[01]\]: of 2 3 ", done.stdout)) == 2, done.stdout
+    assert limits.wait_until(lambda: not _marked(f"RAY_TMPDIR={tmp_path}"), quiet=30, pause=0.1)
+
+
 def test_accelerator_inside_torch_trainer(login: Login) -> None:
     """Ray Train's own workers: the group that is there is taken, and gradients are the mean over both."""
     command = [sys.executable, "trainer.py", login.cluster.address, str(login.folder)]

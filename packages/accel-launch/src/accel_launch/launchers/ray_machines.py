@@ -219,7 +219,7 @@ def run_on_ray(settings: Settings, words: Sequence[str], bundle: Mapping[str, in
     Raises:
         LaunchError: The cluster cannot be reached, or lacks machines, or one of them cannot start its part.
     """
-    ray, most, sent = _connected(str(settings["address"]), env), int(settings["max_restarts"]), list[int]()
+    ray, most, sent = _connected(settings, env), int(settings["max_restarts"]), list[int]()
     signals = SignalHandlers(sent.append, lambda: sent.append(signal.SIGKILL), sent.append)
     status, cause = 0, ""
     try:
@@ -244,15 +244,22 @@ def run_on_ray(settings: Settings, words: Sequence[str], bundle: Mapping[str, in
     return status
 
 
-def _connected(address: str, runtime_env: Mapping[str, str]) -> Any:
-    """Return ray, connected to the cluster."""
-    ray = import_module("ray")
+def _connected(settings: Settings, runtime_env: Mapping[str, str]) -> Any:
+    """Return ray, connected to the cluster; for a run on one machine without a cluster Ray is started here."""
+    ray, address = import_module("ray"), str(settings["address"])
     import_module("ray.util.placement_group")
+    options = {"runtime_env": dict(runtime_env), "log_to_driver": False, "logging_level": logging.ERROR}
     host, colon, port = address.rpartition(":")
     try:
         if colon:  # Ray itself would try for two minutes, or print a traceback where there is no host
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-        ray.init(address, runtime_env=dict(runtime_env), log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address, **options)
+        except ConnectionError:
+            if address != "auto" or settings.layout.machines > 1:
+                raise
+            say("accel launch: there is no Ray cluster; Ray starts on this machine, and ends with the run")
+            ray.init("local", include_dashboard=False, **options)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise LaunchError(
             f"The Ray cluster cannot be reached, or refuses the run; {address!r} gives: {_last_line(error)}. Start the "

@@ -13,12 +13,17 @@ from typing import NamedTuple
 
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.host.installed import points_of
+from accel_core.options.engines import load
 from accel_launch._version import __version__
 from accel_launch.arguments import Parser
 from accel_launch.command import AnyCommand, Command, resolve_runner
 from accel_launch.terminal import colors_wanted, paint
 
 __all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
+
+
+_ENTRY_POINT_GROUP = "accel.commands"
+"""Entry-point group under which other distributions offer commands."""
 
 
 class _Entry(NamedTuple):
@@ -80,18 +85,29 @@ def find_command(word: str, program: str = "accel") -> AnyCommand:
     if entry is not None and entry.place is not None:
         command: AnyCommand = import_module(entry.place).COMMAND
         return command
-    contributed = import_module("accel_launch.contributed")
-    found: AnyCommand | None = contributed.find(name)
-    if found is not None:
-        return found
+    offered = points_of(_ENTRY_POINT_GROUP)
+    if name in offered:
+        return _contributed(name, offered[name])
     if entry is not None:
         raise ConfigurationError(
             f"The command `{name}` comes with {entry.package}, which is not installed. Run: pip install {entry.package}"
         )
-    known = sorted({*BUILT_IN, *contributed.commands()})
+    known = sorted({*BUILT_IN, *offered})
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean `{program} {near[0]}`? " if near else ""
     raise ConfigurationError(f"Unknown command `{word}`. {hint}Known are {', '.join(known)}.")
+
+
+def _contributed(word: str, place: str) -> AnyCommand:
+    """Import a command that another distribution offers."""
+    found: object = load(place)
+    if not isinstance(found, AnyCommand):
+        raise ConfigurationError(
+            f"The entry point of the command `{word}` is not a command; `{place}` gives a "
+            f"{type(found).__name__} without all of name, help, add_arguments and run. Update or uninstall the package "
+            "that offers it."
+        )
+    return found
 
 
 def _completion() -> AnyCommand:
@@ -102,7 +118,7 @@ def _completion() -> AnyCommand:
         if args.words is None:
             print(completion.script_for(args.shell), end="")
         else:
-            names = {*BUILT_IN, *import_module("accel_launch.contributed").commands()}
+            names = {*BUILT_IN, *points_of(_ENTRY_POINT_GROUP)}
             print("\n".join(completion.complete(args.words, names, lambda word: build_parser(find_command(word)))))
         return 0
 
@@ -137,7 +153,7 @@ def _overview(program: str) -> str:
                 owner = "" if entry.package == "accel-launch" else f" ({entry.package})"
                 lines.append(f"  {paint(name.ljust(18), 'flag', colors)}{entry.help}{owner}")
         lines.append("")
-    others = [name for name in points_of("accel.commands") if name not in BUILT_IN]
+    others = [name for name in points_of(_ENTRY_POINT_GROUP) if name not in BUILT_IN]
     if others:
         lines.append(paint("Of other packages:", "heading", colors))
         lines += [f"  {paint(name, 'flag', colors)}" for name in others]

@@ -34,11 +34,6 @@ def pod_command(args: argparse.Namespace, config: dict[str, Any]) -> list[str]:
             raise ConfigurationError(
                 f"A pod is reached by its name and zone; got no {key}. Pass --{key.replace('_', '-')}."
             )
-        if str(value).startswith("-"):
-            raise ConfigurationError(
-                f"{key} is a name, which gcloud would take for an option of its own; got {str(value)!r}. Correct it in "
-                f"the configuration file or pass --{key.replace('_', '-')}."
-            )
     commands = [" ".join(words) for words in args.command or []]
     file = args.command_file or config.get("command_file")
     if file and not commands:

@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher, flags_of
-from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import say
 
@@ -77,13 +76,12 @@ class SlurmLauncher(Launcher):
         """Return the batch script.
 
         Raises:
-            ConfigurationError: An option of sbatch contradicts the settings, or the name of the script has control
-                characters.
+            ConfigurationError: An option of sbatch contradicts the settings.
         """
         options = _options(settings)
         array = "array" in options
         lines = {
-            "job-name": Path(str(settings.script)).stem,
+            "job-name": " ".join(Path(str(settings.script)).stem.split()),
             "nodes": str(settings.layout.machines),
             "ntasks-per-node": "1",
             "output": "slurm-%A_%a.log" if array else "slurm-%j.log",
@@ -92,11 +90,6 @@ class SlurmLauncher(Launcher):
             "signal": f"B:USR1@{_GRACE_S}",
             **{key: value for key, value in options.items() if not key.startswith("container")},
         }
-        if re.search(r"[\x00-\x1f\x7f]", lines["job-name"]):  # bash would run a second line
-            raise ConfigurationError(
-                f"The batch script takes no control characters in a name; got {shortened(lines['job-name'])!r} from "
-                "the script. Rename it, or pass --slurm job-name=NAME."
-            )
         head = [f"#SBATCH --{key}{f'={shlex.quote(value)}' if value else ''}" for key, value in lines.items()]
         if settings.layout.machines > 1 and not settings.is_set("main_process_port"):  # this runs on the first machine
             program = "python3" if any(key.startswith("container") for key in options) else sys.executable

@@ -54,11 +54,11 @@ class TpuLauncher(Launcher):
 
         Raises:
             MissingDependencyError: torch-xla is not installed.
-            ConfigurationError: A pod is asked for without its name, or its name begins like an option.
+            ConfigurationError: A pod is asked for without its name.
         """
         engines()["xla"].require()
         name = str(settings.config.get("tpu_name") or "")
-        if settings["tpu_use_cluster"] and (not name or name.startswith("-")):
+        if settings["tpu_use_cluster"] and not name:
             raise ConfigurationError(
                 f"A TPU pod is reached by its name; got {name!r} as tpu_name of the configuration file. Write one with "
                 "`accel config`."

@@ -10,7 +10,7 @@ import pytest
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
 from accel_core.testing import requires
-from accel_launch import cli, contributed, selfcheck
+from accel_launch import cli, selfcheck
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.commands.test import words_for
@@ -413,11 +413,6 @@ def test_tpu_config_prints_the_command(home: Path, capsys: pytest.CaptureFixture
     )
     assert cli.main(words) == 2
     assert "--tpu-name" in capsys.readouterr().err
-    for option in (["--tpu_name=--impersonate-service-account=me"], ["--tpu_name=pod", "--tpu_zone=-z"]):
-        assert cli.main([*words, *option]) == 2
-        said = capsys.readouterr()
-        assert "which gcloud would take for an option of its own; got '-" in said.err
-        assert not said.out
 
 
 @requires("engine:fsdp")
@@ -608,7 +603,6 @@ def test_third_parties_command_runs(
     assert capsys.readouterr().out == "third y\n"
     assert cli.main(["broken_word"]) == 2
     assert "is not a command" in capsys.readouterr().err
-    assert "third-word" in contributed.commands()
     sys.modules.pop("accel_third", None)
 
 

@@ -72,16 +72,6 @@ def test_options_that_contradict_the_run_are_refused(words: list[str], message: 
         SlurmLauncher().job(settings(*SLURM, *words, "train.py"))
 
 
-@pytest.mark.parametrize("letter", "\n\r\t\x1b\x7f")
-def test_script_with_control_characters_is_refused(letter: str) -> None:
-    """The second line of such a name would be a command of the batch script; a name of its own avoids that."""
-    script = f"a{letter}touch b.py"
-    with pytest.raises(ConfigurationError, match=r"no control characters in a name; got 'a\\+\w+touch b' from"):
-        SlurmLauncher().job(settings(*SLURM, script))
-    lines = SlurmLauncher().job(settings(*SLURM, "--slurm", "job-name=x", script)).splitlines()
-    assert "#SBATCH --job-name=x" in lines
-
-
 def test_options_without_the_launcher_are_refused() -> None:
     """--slurm alone would have no effect."""
     with pytest.raises(ConfigurationError, match="got no --launcher slurm"):

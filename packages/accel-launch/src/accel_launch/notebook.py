@@ -121,7 +121,7 @@ def notebook_launcher(
         if num_nodes == 1:
             rendezvous = meeting.LocalRendezvous(run_id, 0 if use_port == "29500" else int(use_port))
         else:
-            rendezvous = meeting.MachinesRendezvous(
+            rendezvous = meeting.machines_rendezvous(
                 rdzv_backend,
                 rdzv_endpoint or f"{master_addr}:{use_port}",
                 run_id,

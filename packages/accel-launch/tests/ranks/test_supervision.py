@@ -395,9 +395,10 @@ def two_machines(
     return done
 
 
-def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str], printed) -> None:
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str], printed, backend: str) -> None:
     """Ranks on two machines that are started again find one another, and not the addresses of those that ended."""
-    options = ("--max-restarts", "1", "--rdzv-backend", "c10d")
+    options = ("--max-restarts", "1", "--rdzv-backend", backend)
     done = two_machines(tmp_path, variables, "once", options=options)
     assert [machine.returncode for machine in done] == [0, 0], [machine.stderr for machine in done]
     assert [printed(machine.stdout) for machine in done] == [["sum 2", "sum 2"]] * 2

@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -23,7 +24,7 @@ from accel_core.host.environ import write
 from accel_launch.launchers.launcher import script_command
 from accel_launch.launchers.machines import GRACE_S, OtherMachines
 from accel_launch.launchers.preflight import check_main_machine, own_address
-from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvous
+from accel_launch.launchers.rendezvous import LocalRendezvous, leave, machines_rendezvous
 from accel_launch.launchers.torch_loggers import torch_loggers
 from accel_launch.settings.layout import ProcessLayout
 from accel_launch.settings.resolve import Settings
@@ -140,7 +141,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     failed = True
     with Supervisor(settings, command, _raise_signal) as supervisor:
         machines = OtherMachines(settings, supervisor)
-        rendezvous: LocalRendezvous | MachinesRendezvous | None = None
+        rendezvous: RendezvousHandler | None = None
         try:
             # torch's agent handles the signals that this names; an inherited value may leave some of them out.
             write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
@@ -164,7 +165,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             supervisor.signals.ignore()
             machines.close()
             if rendezvous is not None:
-                rendezvous.leave()
+                leave(rendezvous)
     flush_output()  # before the report, which goes past Python's buffers
     supervisor.elsewhere = machines.failure
     if not failed:
@@ -174,9 +175,7 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     return status
 
 
-def _specification(
-    settings: Settings, command: list[str], rendezvous: LocalRendezvous | MachinesRendezvous
-) -> WorkerSpec:
+def _specification(settings: Settings, command: list[str], rendezvous: RendezvousHandler) -> WorkerSpec:
     return WorkerSpec(
         role=str(settings["role"]),
         local_world_size=settings.layout.per_machine,
@@ -185,11 +184,10 @@ def _specification(
         rdzv_handler=rendezvous,
         max_restarts=int(settings["max_restarts"]),
         monitor_interval=float(settings["monitor_interval"]),
-        local_addr=rendezvous.address,
     )
 
 
-def rendezvous_of(settings: Settings, layout: ProcessLayout) -> LocalRendezvous | MachinesRendezvous:
+def rendezvous_of(settings: Settings, layout: ProcessLayout) -> RendezvousHandler:
     """Return where the launchers of a run meet, as soon as machine 0 can be reached."""
     if layout.machines == 1:
         return LocalRendezvous(uuid.uuid4().hex, int(settings["main_process_port"] or 0))
@@ -212,7 +210,7 @@ def rendezvous_of(settings: Settings, layout: ProcessLayout) -> LocalRendezvous 
         # Without it, torch guesses from names and addresses of this machine whether the store belongs here.
         configuration.setdefault("is_host", str(layout.machine_rank == 0))
     configuration.setdefault("timeout", 900)  # seconds that machines may start apart
-    return MachinesRendezvous(
+    return machines_rendezvous(
         backend,
         f"{host}:{port}",
         str(settings["rdzv_id"] or "accel"),

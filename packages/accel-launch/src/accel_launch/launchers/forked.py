@@ -14,6 +14,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.multiprocessing.spawn import (
     ProcessException,
     ProcessExitedException,
@@ -23,7 +24,7 @@ from torch.multiprocessing.spawn import (
 
 from accel_core.errors import LaunchError
 from accel_core.host.environ import text, write
-from accel_launch.launchers.rendezvous import LocalRendezvous, MachinesRendezvous
+from accel_launch.launchers.rendezvous import leave
 from accel_launch.launchers.torch_loggers import torch_loggers
 from accel_launch.supervision.orphans import RunMark
 from accel_launch.supervision.report import report_left_behind
@@ -130,7 +131,7 @@ def _forked() -> Iterator[_Forked]:
 def run_forked(
     function: Callable[..., Any],
     args: Sequence[Any],
-    rendezvous: LocalRendezvous | MachinesRendezvous,
+    rendezvous: RendezvousHandler,
     *,
     processes: int,
     max_restarts: int,
@@ -151,13 +152,12 @@ def run_forked(
             rdzv_handler=rendezvous,
             max_restarts=max_restarts,
             monitor_interval=monitor_interval,
-            local_addr=rendezvous.address,
         )
         agent = _ForkedAgent(forked, spec, log_line_prefix_template)
         try:
             result: RunResult | None = agent.run()
         finally:
-            rendezvous.leave()
+            leave(rendezvous)
         if result is not None and result.is_failed():
             raise _rank_error(forked, result.failures)
 

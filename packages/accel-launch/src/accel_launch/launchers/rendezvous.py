@@ -18,9 +18,10 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
 
 from accel_core.errors import LaunchError
+from accel_core.host.environ import write
 from accel_core.process.store import loopback_store
 
-__all__ = ["LocalRendezvous", "MachinesRendezvous", "NumberedMachines"]
+__all__ = ["LocalRendezvous", "NumberedMachines", "leave", "machines_rendezvous"]
 
 _TIMEOUT = timedelta(seconds=300)
 
@@ -29,7 +30,6 @@ class LocalRendezvous(RendezvousHandler):
     """Meeting point of one machine: a store that other machines cannot reach, on a port that the system chose."""
 
     def __init__(self, run_id: str, port: int) -> None:
-        self.address: str | None = "127.0.0.1"
         self._run_id = run_id
         self._round = 0
         try:
@@ -78,9 +78,6 @@ class LocalRendezvous(RendezvousHandler):
         """End the rendezvous for all machines."""
         return True
 
-    def leave(self) -> None:
-        """Leave the run; on one machine there is nobody else in it."""
-
 
 class NumberedMachines(LocalRendezvous):
     """Meeting point of machines that know their numbers, in a store on machine 0, all of which have to come.
@@ -90,25 +87,33 @@ class NumberedMachines(LocalRendezvous):
     """
 
     def __init__(self, run_id: str, host: str, port: int, machine: int, machines: int, seconds: float) -> None:
-        self.address: str | None = None
         self._run_id = run_id
+        self._round = 0
         self._place = RendezvousStoreInfo(host, port)
         self._machine, self._machines = machine, machines
         self._seconds = seconds
         self._met: TCPStore | None = None
+        self._server: TCPStore | None = None
 
     def get_backend(self) -> str:
         """Return the name of this kind of rendezvous."""
         return "static"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for all machines the first time, and give the same store every time.
+        """Wait for all machines the first time; later the ranks get a new store of machine 0.
 
         Raises:
             LaunchError: A machine does not come in time, or one with the number of this one is there already.
         """
         self._met = self._met or self._meet()
-        return RendezvousInfo(PrefixStore(self._run_id, self._met), self._machine, self._machines, self._place)
+        self._round += 1
+        store, place = PrefixStore(f"{self._run_id}/{self._round}", self._met), self._place
+        if self._round > 1:
+            if self._machine == 0:
+                self._server = TCPStore(place.master_addr, 0, None, True, _TIMEOUT, False)
+                store.set("port", str(self._server.port))
+            place = RendezvousStoreInfo(place.master_addr, int(store.get("port")))
+        return RendezvousInfo(store, self._machine, self._machines, place)
 
     def _meet(self) -> TCPStore:
         deadline = time.monotonic() + self._seconds
@@ -152,82 +157,32 @@ class NumberedMachines(LocalRendezvous):
         )
 
 
-class MachinesRendezvous(RendezvousHandler):
-    """Meeting point of several machines: torch's own, but from the second round on with a new store for the ranks."""
+def machines_rendezvous(
+    backend: str,
+    endpoint: str,
+    run_id: str,
+    machines: tuple[int, int],
+    address: str | None,
+    configuration: Mapping[str, Any],
+) -> RendezvousHandler:
+    """Return the meeting point of several machines: of those that know their numbers, or torch's own."""
+    fewest, most = machines
+    if backend == "static":
+        host, _, port = endpoint.rpartition(":")
+        seconds = float(configuration["timeout"])
+        return NumberedMachines(run_id, host, int(port), int(configuration["rank"]), most, seconds)
+    write("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # rank 0 then has a new store in every round
+    found: RendezvousHandler = rendezvous_registry.get_rendezvous_handler(
+        RendezvousParameters(backend, endpoint, run_id, fewest, most, address, **configuration)
+    )
+    return found
 
-    def __init__(
-        self,
-        backend: str,
-        endpoint: str,
-        run_id: str,
-        machines: tuple[int, int],
-        address: str | None,
-        configuration: Mapping[str, Any],
-    ) -> None:
-        fewest, most = machines
-        self._inner: RendezvousHandler
-        if backend == "static":
-            host, _, port = endpoint.rpartition(":")
-            seconds = float(configuration["timeout"])
-            self._inner = NumberedMachines(run_id, host, int(port), int(configuration["rank"]), most, seconds)
-        else:
-            self._inner = rendezvous_registry.get_rendezvous_handler(
-                RendezvousParameters(backend, endpoint, run_id, fewest, most, address, **configuration)
-            )
-        self.address = address
-        self._round = 0
-        self._server: TCPStore | None = None
 
-    @property
-    def use_agent_store(self) -> bool:
-        """Return whether ranks meet in the store of an agent."""
-        return bool(self._inner.use_agent_store)
+def leave(rendezvous: RendezvousHandler) -> None:
+    """Leave a run to the other machines, and end the thread that tells them that this one is alive.
 
-    def get_backend(self) -> str:
-        """Return the name of this kind of rendezvous."""
-        return str(self._inner.get_backend())
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other machines for the next round of attempts."""
-        info: RendezvousInfo = self._inner.next_rendezvous()
-        self._round += 1
-        if self._round == 1 or not self.use_agent_store:  # the first round has nothing to forget
-            return info
-        # the static rendezvous has one store for all rounds; the others have put the round's number into its keys
-        store = PrefixStore(f"round{self._round}", info.store) if self.get_backend() == "static" else info.store
-        port = None
-        if info.rank == 0:
-            host = self.address or socket.getfqdn()  # this is what torch sends the others as the address of rank 0
-            self._server = TCPStore(host, 0, None, True, _TIMEOUT, False)
-            port = self._server.port
-        meeting = RendezvousStoreInfo.build(info.rank, store, self.address, server_port=port)
-        return RendezvousInfo(store, info.rank, info.world_size, meeting)
-
-    def is_closed(self) -> bool:
-        """Return whether joining is closed."""
-        return bool(self._inner.is_closed())
-
-    def set_closed(self) -> None:
-        """Close the rendezvous to new members."""
-        self._inner.set_closed()  # type: ignore[no-untyped-call]
-
-    def num_nodes_waiting(self) -> int:
-        """Return how many machines wait to join."""
-        return int(self._inner.num_nodes_waiting())
-
-    def get_run_id(self) -> str:
-        """Return the name of the run."""
-        return str(self._inner.get_run_id())
-
-    def shutdown(self) -> bool:
-        """End the rendezvous for all machines."""
-        return bool(self._inner.shutdown())
-
-    def leave(self) -> None:
-        """Leave the run to the other machines, and end the thread that tells them that this one is alive.
-
-        A thread of Python that is in torch's store when Python ends takes the process down with SIGABRT.
-        """
-        stop = getattr(self._inner, "_stop_heartbeats", None)  # torch's static one has no such thread
-        if stop is not None:
-            stop()
+    A thread of Python that is in torch's store when Python ends takes the process down with SIGABRT.
+    """
+    stop = getattr(rendezvous, "_stop_heartbeats", None)  # only torch's dynamic one has such a thread
+    if stop is not None:
+        stop()

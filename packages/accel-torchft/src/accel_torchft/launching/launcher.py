@@ -146,13 +146,13 @@ def _meet(settings: Settings) -> tuple[object, str, list[str], str]:
     facts |= {key: settings[key] for key in ("replicas", "min_replicas")}
     check_agreement(store, machine, layout.machines, facts, elastic=False)
     # Its name stands for loopback on many a machine 0: it takes the address from which it reaches the next one.
-    own = rendezvous.address if machine else own_address(store.get("accel/host/1").decode(), 1)
+    host, port = str(settings["main_process_ip"]), int(settings["main_process_port"])
+    own = own_address(host, port) if machine else own_address(store.get("accel/host/1").decode(), 1)
     store.set(f"accel/host/{machine}", str(own))
     hosts = [store.get(f"accel/host/{each}").decode() for each in range(layout.machines)]
     if machine == 0:
         store.set("accel/lighthouse", f"{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{get_free_port()}")
-    place = f"{settings['main_process_ip']}:{settings['main_process_port']}"
-    return rendezvous, place, hosts, store.get("accel/lighthouse").decode()
+    return rendezvous, f"{host}:{port}", hosts, store.get("accel/lighthouse").decode()
 
 
 class _Lives:

@@ -41,12 +41,9 @@ class LineAsker:
 
     def __init__(self, source: TextIO) -> None:
         self._source = source
-        self._wrong: str | None = None
 
     def ask(self, question: Question) -> str:
         """Read one line."""
-        if self._wrong is not None:
-            raise ConfigurationError(self._wrong)
         offered = question.choices if question.here is None else question.here()
         choices = f" [{'/'.join(offered)}]" if offered else ""
         default = f" ({question.default})" if question.default else ""
@@ -62,8 +59,8 @@ class LineAsker:
         return line.strip()
 
     def show(self, message: str) -> None:
-        """Remember the message, because a question cannot be repeated on lines of input."""
-        self._wrong = message
+        """Raise it as an error, because a question cannot be repeated on lines of input."""
+        raise ConfigurationError(message)
 
 
 def asker_for(source: TextIO) -> Asker:

@@ -9,8 +9,6 @@ from accel_launch.settings.resolved import Resolved
 
 __all__ = ["ProcessLayout", "counted", "layout_of"]
 
-_MOST_PROCESSES, _MOST_MACHINES = 1 << 12, 1 << 17
-
 
 @dataclass(frozen=True)
 class ProcessLayout:
@@ -49,11 +47,6 @@ def layout_of(settings: Mapping[str, Resolved], environment: Mapping[str, str]) 
         raise ConfigurationError(
             f"machine_rank is less than the number of machines; got {rank} from {_source(settings, 'machine_rank')} "
             f"for {counted(machines, 'machine')}. Give it {'0' if machines == 1 else f'0 to {machines - 1}'}."
-        )
-    if each > _MOST_PROCESSES or machines > _MOST_MACHINES:
-        raise ConfigurationError(
-            f"A run has at most {_MOST_PROCESSES} processes on each of {_MOST_MACHINES} machines; got {each} on "
-            f"{machines}. Lower --num-processes or --num-machines."
         )
     return ProcessLayout(each * spread, each, machines, fewest, rank)
 

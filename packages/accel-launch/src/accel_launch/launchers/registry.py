@@ -1,6 +1,5 @@
 """Finds the launcher for a run: third parties' are asked first, then the built-in ones in a fixed order."""
 
-from accel_core.errors import ConfigurationError
 from accel_core.host.installed import points_of
 from accel_core.options.engines import engines, load
 from accel_launch.launchers.launcher import Launcher
@@ -25,17 +24,8 @@ BUILT_IN = (
 
 def choose(settings: Settings) -> Launcher:
     """Return the launcher that claims a run."""
-    offered = [load(place)() for place in points_of(ENTRY_POINT_GROUP).values()]
-    claimants: list[Launcher] = [launcher for launcher in offered if launcher.claims(settings)]
-    if len(claimants) > 1:
-        raise ConfigurationError(
-            f"Several launchers claim this run; got {', '.join(launcher.name for launcher in claimants)}. "
-            "Uninstall all but one of the packages that offer them."
-        )
-    if claimants:
-        return claimants[0]
     engines_own = (engine.launcher for engine in engines().values() if engine.launcher)
-    for place in (*BUILT_IN[:-2], *engines_own, *BUILT_IN[-2:]):
+    for place in (*points_of(ENTRY_POINT_GROUP).values(), *BUILT_IN[:-2], *engines_own, *BUILT_IN[-2:]):
         launcher: Launcher = load(place)()
         if launcher.claims(settings):
             return launcher

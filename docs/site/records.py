@@ -1,6 +1,7 @@
 """What the Python reference sees differently from the source.
 
-Classes of `accel_core._records.record` are the dataclasses that they are, and attributes come after what can be called.
+Classes of `accel_core._records.record` are the dataclasses that they are, the constructor of an Accelerator has the
+fields of its arguments as parameters, and attributes come after what can be called.
 """
 
 from __future__ import annotations
@@ -29,3 +30,15 @@ class Records(griffe.Extension):
                     decorator.value.function = DATACLASS
                 else:
                     decorator.value = DATACLASS
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Give the constructor of the Accelerator the fields of its arguments as parameters."""
+        if pkg.name == "accel_core":
+            constructor, fields = pkg["accelerator.Accelerator.__init__"], pkg["resolve.Arguments"].attributes
+            kind = griffe.ParameterKind.positional_or_keyword
+            parameters = [
+                griffe.Parameter(name, annotation=field.annotation, kind=kind, default=field.value)
+                for name, field in fields.items()
+                if "property" not in field.labels
+            ]
+            constructor.parameters = griffe.Parameters(constructor.parameters["self"], *parameters)

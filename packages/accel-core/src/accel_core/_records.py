@@ -8,10 +8,17 @@ and a constructor is compiled when it is first used.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-__all__ = ["LateInit", "record"]
+__all__ = ["LateInit", "record", "takes"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S")
 
 
 def _compared(self: Any) -> tuple[object, ...]:
@@ -107,3 +114,20 @@ else:
         if "__init__" not in vars(cls):
             made.__init__ = LateInit(made)
         return made
+
+
+def takes(kind: Callable[_P, _R]) -> Callable[[Callable[[_S, _R], None]], Callable[Concatenate[_S, _P], None]]:
+    """Let a constructor have the fields of a dataclass as its arguments, which it is given as one object."""
+
+    def decorate(constructor: Callable[[_S, _R], None]) -> Callable[Concatenate[_S, _P], None]:
+        def init(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+            constructor(self, kind(*args, **kwargs))
+
+        functools.update_wrapper(init, constructor)
+        own, fields = inspect.signature(constructor), inspect.signature(kind)
+        itself = next(iter(own.parameters.values()))
+        init.__signature__ = own.replace(parameters=[itself, *fields.parameters.values()])  # type: ignore[attr-defined]
+        vars(kind)["__init__"].__qualname__ = constructor.__qualname__  # named by the error of a wrong call
+        return init
+
+    return decorate

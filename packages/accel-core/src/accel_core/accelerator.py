@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from accel_core import checkpoint
+from accel_core._records import takes
 from accel_core.checkpoint import plain
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.comm import collectives
@@ -32,23 +33,20 @@ from accel_core.optim.accumulation import Batch
 from accel_core.optim.average import ModelAverage
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
-from accel_core.options.enums import DistributedType, DynamoBackend, FP8BackendType, LoggerType, PrecisionType, RNGType
-from accel_core.plugins.accumulation import GradientAccumulationPlugin
-from accel_core.plugins.compilation import TorchDynamoPlugin
-from accel_core.plugins.handlers import AutocastKwargs, DistributedDataParallelKwargs, KwargsHandler, ProfileKwargs
+from accel_core.options.enums import DistributedType, FP8BackendType
+from accel_core.plugins.handlers import AutocastKwargs, DistributedDataParallelKwargs, ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world
 from accel_core.profiling import profile
-from accel_core.resolve import UNSET, Arguments, arguments_now, resolve
+from accel_core.resolve import Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
 from accel_core.strategies import placement, slips
 from accel_core.strategies.parts import Clip, Kit, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tqdm import byte_bar
-from accel_core.tracking.tracker import GeneralTracker
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -57,9 +55,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from accel_core.metering import Meter
-    from accel_core.plugins.deepspeed import DeepSpeedPlugin
-    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
-    from accel_core.plugins.megatron import MegatronLMPlugin
 
 __all__ = ["Accelerator"]
 
@@ -134,69 +129,19 @@ class Accelerator(FunctionControl):
         ...     optimizer.zero_grad()
     """
 
-    def __init__(
-        self,
-        device_placement: bool = True,
-        split_batches: bool = UNSET,
-        mixed_precision: PrecisionType | str | None = None,
-        gradient_accumulation_steps: int = 1,
-        cpu: bool = False,
-        dataloader_config: DataLoaderConfiguration | None = None,
-        deepspeed_plugin: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None,
-        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
-        torch_tp_plugin: TorchTensorParallelPlugin | None = None,
-        megatron_lm_plugin: MegatronLMPlugin | None = None,
-        rng_types: list[str | RNGType] | None = None,
-        log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None,
-        project_dir: str | os.PathLike[str] | None = None,
-        project_config: ProjectConfiguration | None = None,
-        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
-        step_scheduler_with_optimizer: bool = True,
-        kwargs_handlers: list[KwargsHandler] | None = None,
-        dynamo_backend: DynamoBackend | str | None = None,
-        dynamo_plugin: TorchDynamoPlugin | None = None,
-        deepspeed_plugins: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None,
-        parallelism_config: ParallelismConfig | None = None,
-    ) -> None:
-        if deepspeed_plugin is not None and deepspeed_plugins is not None:
-            raise ConfigurationError("DeepSpeed was given twice: deepspeed_plugin and deepspeed_plugins. Give one.")
-        plugins = {
-            "deepspeed_plugin": deepspeed_plugin if deepspeed_plugins is None else deepspeed_plugins,
-            "fsdp_plugin": fsdp_plugin,
-            "torch_tp_plugin": torch_tp_plugin,
-            "megatron_lm_plugin": megatron_lm_plugin,
-        }
-        self._set_up(
-            Arguments(
-                device_placement=device_placement,
-                split_batches=split_batches,
-                mixed_precision=mixed_precision,
-                gradient_accumulation_steps=gradient_accumulation_steps,
-                cpu=cpu,
-                dataloader_config=dataloader_config,
-                plugins={name: plugin for name, plugin in plugins.items() if plugin is not None},
-                rng_types=rng_types,
-                log_with=log_with,
-                project_dir=project_dir,
-                project_config=project_config,
-                gradient_accumulation_plugin=gradient_accumulation_plugin,
-                step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-                kwargs_handlers=kwargs_handlers,
-                dynamo_backend=dynamo_backend,
-                dynamo_plugin=dynamo_plugin,
-                parallelism_config=parallelism_config,
-            )
-        )
+    @takes(Arguments)
+    def __init__(self, given: Arguments) -> None:
+        self._set_up(given)
         self.has_lomo_optimizer = False
-        given = self._runtime.handlers
-        self.scaler_handler = given.get("GradScalerKwargs")
-        self.init_handler = given.get("InitProcessGroupKwargs")
-        self.profile_handler: Any = given.get("ProfileKwargs")
-        self.fp8_recipe_handler = given.get("FP8RecipeKwargs")
-        self.te_recipe_handler = given.get("TERecipeKwargs")
-        self.msamp_recipe_handler = given.get("MSAMPRecipeKwargs")
-        self.ao_recipe_handler = given.get("AORecipeKwargs")
-        self.has_fp8_handler = any("RecipeKwargs" in name for name in given)
+        handlers = self._runtime.handlers
+        self.scaler_handler = handlers.get("GradScalerKwargs")
+        self.init_handler = handlers.get("InitProcessGroupKwargs")
+        self.profile_handler: Any = handlers.get("ProfileKwargs")
+        self.fp8_recipe_handler = handlers.get("FP8RecipeKwargs")
+        self.te_recipe_handler = handlers.get("TERecipeKwargs")
+        self.msamp_recipe_handler = handlers.get("MSAMPRecipeKwargs")
+        self.ao_recipe_handler = handlers.get("AORecipeKwargs")
+        self.has_fp8_handler = any("RecipeKwargs" in name for name in handlers)
 
     def _set_up(self, arguments: Arguments) -> None:
         self._runtime, self.state = resolve(arguments)
@@ -231,7 +176,7 @@ class Accelerator(FunctionControl):
         Raises:
             ConfigurationError: This process trains in another precision or with another engine already.
         """
-        self._set_up(Arguments(split_batches=UNSET, **state["arguments"]))
+        self._set_up(state["arguments"])
         self._runtime.adopt(state["prepared"])
         self.__dict__.update(state["attributes"])
 
@@ -262,26 +207,6 @@ class Accelerator(FunctionControl):
     def local_process_index(self) -> int:
         """Number of this process on its machine."""
         return self._runtime.world.local_rank
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0 of all; with Megatron the last rank, which is in the last stage."""
-        return self._runtime.strategy.is_main
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine; with Megatron the last one."""
-        return self._runtime.strategy.is_local_main
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return self._runtime.world.is_last
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether several processes take part."""
-        return self._runtime.world.size > 1
 
     @property
     def multi_device(self) -> bool:

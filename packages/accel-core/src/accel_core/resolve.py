@@ -8,8 +8,9 @@ made; the users' views are written last.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -34,7 +35,7 @@ from accel_core.plugins.handlers import (
     ProfileKwargs,
 )
 from accel_core.plugins.loading import DataLoaderConfiguration
-from accel_core.plugins.parallelism import ParallelismConfig
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import rendezvous
 from accel_core.process.world import ensure
@@ -48,6 +49,11 @@ from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 
+if TYPE_CHECKING:
+    from accel_core.plugins.deepspeed import DeepSpeedPlugin
+    from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
+    from accel_core.plugins.megatron import MegatronLMPlugin
+
 __all__ = ["UNSET", "Arguments", "arguments_now", "resolve"]
 
 
@@ -57,6 +63,9 @@ _logger = get_logger(__name__)
 class _Unset:
     def __repr__(self) -> str:
         return "UNSET"
+
+    def __reduce__(self) -> str:
+        return "UNSET"  # itself, in another process too
 
 
 UNSET: Any = _Unset()
@@ -70,6 +79,7 @@ _CONFIGURATIONS = {
     "parallelism_config": ParallelismConfig,
     "project_config": ProjectConfiguration,
 }
+_PLUGINS = ("deepspeed_plugin", "fsdp_plugin", "torch_tp_plugin", "megatron_lm_plugin")
 _BUILT_IN = (
     *_RECIPES,
     AutocastKwargs,
@@ -87,25 +97,39 @@ _RUNTIMES = {"meter": "accel_core.metering:MeteredRuntime"}
 
 @record(frozen=True)
 class Arguments:
-    """What the constructor of an Accelerator was given, plugins of engines by argument; see there for each."""
+    """The arguments of an Accelerator, in their order and with their defaults; see there for each."""
 
-    device_placement: bool
-    split_batches: bool
-    mixed_precision: PrecisionType | str | None
-    gradient_accumulation_steps: int
-    cpu: bool
-    dataloader_config: DataLoaderConfiguration | None
-    plugins: Mapping[str, object]
-    rng_types: list[str | RNGType] | None
-    log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None
-    project_dir: str | os.PathLike[str] | None
-    project_config: ProjectConfiguration | None
-    gradient_accumulation_plugin: GradientAccumulationPlugin | None
-    step_scheduler_with_optimizer: bool
-    kwargs_handlers: list[KwargsHandler] | None
-    dynamo_backend: DynamoBackend | str | None
-    dynamo_plugin: TorchDynamoPlugin | None
-    parallelism_config: ParallelismConfig | None
+    device_placement: bool = True
+    split_batches: bool = UNSET
+    mixed_precision: PrecisionType | str | None = None
+    gradient_accumulation_steps: int = 1
+    cpu: bool = False
+    dataloader_config: DataLoaderConfiguration | None = None
+    deepspeed_plugin: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+    torch_tp_plugin: TorchTensorParallelPlugin | None = None
+    megatron_lm_plugin: MegatronLMPlugin | None = None
+    rng_types: list[str | RNGType] | None = None
+    log_with: str | LoggerType | GeneralTracker | list[str | LoggerType | GeneralTracker] | None = None
+    project_dir: str | os.PathLike[str] | None = None
+    project_config: ProjectConfiguration | None = None
+    gradient_accumulation_plugin: GradientAccumulationPlugin | None = None
+    step_scheduler_with_optimizer: bool = True
+    kwargs_handlers: list[KwargsHandler] | None = None
+    dynamo_backend: DynamoBackend | str | None = None
+    dynamo_plugin: TorchDynamoPlugin | None = None
+    deepspeed_plugins: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = None
+    parallelism_config: ParallelismConfig | None = None
+
+    @property
+    def plugins(self) -> dict[str, object]:
+        """The plugins of engines that were given, by argument."""
+        if self.deepspeed_plugin is not None and self.deepspeed_plugins is not None:
+            raise ConfigurationError("DeepSpeed was given twice: deepspeed_plugin and deepspeed_plugins. Give one.")
+        plugins = {name: getattr(self, name) for name in _PLUGINS} | {
+            "deepspeed_plugin": self.deepspeed_plugin if self.deepspeed_plugins is None else self.deepspeed_plugins
+        }
+        return {name: plugin for name, plugin in plugins.items() if plugin is not None}
 
 
 def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
@@ -156,25 +180,26 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
     return runtime, _publish(given, runtime, choice, parallelism)
 
 
-def arguments_now(given: Arguments, runtime: Runtime) -> dict[str, Any]:
-    """Return the arguments, by name, with which an Accelerator runs as one does that lives."""
+def arguments_now(given: Arguments, runtime: Runtime) -> Arguments:
+    """Return the arguments with which an Accelerator runs as one does that lives."""
     parts = runtime.strategy.parts
-    return {
-        **{name: value for name, value in vars(given).items() if name != "split_batches"},
-        "device_placement": parts.device_placement,
-        "mixed_precision": parts.precision.name,
-        "gradient_accumulation_steps": 1,
-        "gradient_accumulation_plugin": GradientAccumulationPlugin(**runtime.gradient_state.plugin_kwargs),
-        "dataloader_config": parts.data,
-        "rng_types": runtime.rng_types,
-        "log_with": runtime.hub.log_with,
-        "project_dir": None,
-        "project_config": runtime.project,
-        "step_scheduler_with_optimizer": runtime.step_scheduler_with_optimizer,
-        "kwargs_handlers": list(runtime.handlers.values()),
-        "dynamo_backend": None,
-        "dynamo_plugin": parts.compilation,
-    }
+    return replace(
+        given,
+        device_placement=parts.device_placement,
+        split_batches=UNSET,
+        mixed_precision=parts.precision.name,
+        gradient_accumulation_steps=1,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(**runtime.gradient_state.plugin_kwargs),
+        dataloader_config=parts.data,
+        rng_types=runtime.rng_types,
+        log_with=runtime.hub.log_with,
+        project_dir=None,
+        project_config=runtime.project,
+        step_scheduler_with_optimizer=runtime.step_scheduler_with_optimizer,
+        kwargs_handlers=list(runtime.handlers.values()),
+        dynamo_backend=None,
+        dynamo_plugin=parts.compilation,
+    )
 
 
 def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], project: ProjectConfiguration) -> Runtime:

@@ -7,30 +7,20 @@ from typing import Any, ClassVar
 import torch
 
 from accel_core.devices import registry
-from accel_core.errors import ConfigurationError, StateResetError
+from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.process import world
-from accel_core.state.process_control import FunctionControl
+from accel_core.state.process_control import FunctionControl, SharedState, show_mains
 
 __all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
-
-
-_mains: tuple[bool, bool] | None = None
-"""Whether this is the main process of all, and of its machine, where an engine's results come to be elsewhere."""
-
-
-def show_mains(mains: tuple[bool, bool] | None) -> None:
-    """Let users see an engine's main processes instead of the first ones; `None` gives these back."""
-    global _mains
-    _mains = mains
 
 
 def do_nothing(*args: object, **kwargs: object) -> None:
     """Accept anything and return nothing."""
 
 
-class PartialState(FunctionControl):
+class PartialState(SharedState, FunctionControl):
     """The process among its fellows, and control over who does what.
 
     Every instance shares one state. The first one sets the process up: it finds the device and the rank and, with
@@ -114,14 +104,6 @@ class PartialState(FunctionControl):
             f"Device: {self.device}\n"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._known_attributes:
-            raise StateResetError(
-                f"`PartialState` object has no attribute `{name}`. This happens if the process's state was "
-                "reset while the object lived. Make a new PartialState() or Accelerator()."
-            )
-        raise AttributeError(f"'PartialState' object has no attribute '{name}'")
-
     @staticmethod
     def _reset_state() -> None:
         """Empty the shared state. The process group stays; the next PartialState finds it again."""
@@ -132,31 +114,6 @@ class PartialState(FunctionControl):
     def _find_world(self) -> world.World:
         _ = self.distributed_type  # a state that was reset says so, and finds no other world
         return world.ensure()
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the shared state is set."""
-        return self._shared_state != {}
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether several processes take part."""
-        return self.num_processes > 1
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0 of all; the last rank where an engine's results come to be there."""
-        return (self.process_index == 0 if _mains is None else _mains[0]) and world.leading()
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine; the last one where the last rank is the main process."""
-        return (self.local_process_index == 0 if _mains is None else _mains[1]) and world.leading()
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return self.process_index == self.num_processes - 1
 
     @property
     def default_device(self) -> torch.device:

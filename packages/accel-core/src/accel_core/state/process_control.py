@@ -5,17 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_core.comm import control
 from accel_core.comm.split import split_for_rank
-from accel_core.errors import StateError
-from accel_core.process.world import World, ensure
+from accel_core.errors import StateError, StateResetError
+from accel_core.process.world import World, ensure, leading
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FunctionControl", "ProcessControl"]
+__all__ = ["FunctionControl", "ProcessControl", "SharedState", "show_mains"]
+
+
+_mains: tuple[bool, bool] | None = None
+"""Whether this is the main process of all, and of its machine, where an engine's results come to be elsewhere."""
+
+
+def show_mains(mains: tuple[bool, bool] | None) -> None:
+    """Let users see an engine's main processes instead of the first ones; `None` gives these back."""
+    global _mains
+    _mains = mains
+
+
+class SharedState:
+    """A state of the process that all instances share; the class that has it keeps it in `_shared_state`."""
+
+    _shared_state: ClassVar[dict[str, Any]]
+    _known_attributes: ClassVar[tuple[str, ...]]
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the shared state is set."""
+        return self._shared_state != {}
+
+    def __getattr__(self, name: str) -> Any:
+        kind = type(self).__name__
+        if name in self._known_attributes:
+            raise StateResetError(
+                f"`{kind}` object has no attribute `{name}`. This happens if the process's state was reset while "
+                f"the object lived. Make a new {kind}() or Accelerator()."
+            )
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
 class ProcessControl:
@@ -35,17 +66,25 @@ class ProcessControl:
         def local_process_index(self) -> int:
             """Number of this process on its machine."""
 
-        @property
-        def is_main_process(self) -> bool:
-            """Whether this is the main process."""
+    @property
+    def use_distributed(self) -> bool:
+        """Whether several processes take part."""
+        return self.num_processes > 1
 
-        @property
-        def is_local_main_process(self) -> bool:
-            """Whether this is the main process of its machine."""
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0 of all; the last rank where an engine's results come to be there, as with Megatron."""
+        return (self.process_index == 0 if _mains is None else _mains[0]) and leading()
 
-        @property
-        def is_last_process(self) -> bool:
-            """Whether this is the highest rank."""
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine; the last one where the last rank is the main process."""
+        return (self.local_process_index == 0 if _mains is None else _mains[1]) and leading()
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self.process_index == self.num_processes - 1
 
     def _find_world(self) -> World:
         return ensure()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, StateError, StateResetError
+from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.options.enums import OTHER_NAMES, PRECISIONS, DistributedType, PrecisionType, meant
 from accel_core.process.world import World, current
-from accel_core.state.process import PartialState, show_mains
-from accel_core.state.process_control import ProcessControl
+from accel_core.state.process import PartialState
+from accel_core.state.process_control import ProcessControl, SharedState, show_mains
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def resolve_precision(wanted: str | None, cpu: bool = False, of_engine: str | No
     return wanted
 
 
-class AcceleratorState(ProcessControl):
+class AcceleratorState(SharedState, ProcessControl):
     """The process and how it trains: precision, plugins, the label of the strategy.
 
     Every instance shares one state. An Accelerator makes the first one; users make others to read it. Arguments other
@@ -206,14 +206,6 @@ class AcceleratorState(ProcessControl):
             text += f"ds_config: {self.deepspeed_plugin.deepspeed_config}\n"
         return text
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._known_attributes:
-            raise StateResetError(
-                f"`AcceleratorState` object has no attribute `{name}`. This happens if the "
-                "run's state was reset while the object lived. Make a new Accelerator()."
-            )
-        raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")
-
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays."""
@@ -227,21 +219,11 @@ class AcceleratorState(ProcessControl):
             PartialState._reset_state()
 
     @property
-    def initialized(self) -> bool:
-        """Whether the shared state is set."""
-        return self._shared_state != {}
-
-    @property
     def mixed_precision(self) -> str:
         """The number format of the forward pass: `no`, `fp16`, `bf16` or `fp8`."""
         if not self.initialized:
             raise AttributeError("mixed_precision")  # which `__getattr__` explains
         return _precision
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether several processes take part."""
-        return PartialState().use_distributed
 
     @property
     def fork_launched(self) -> bool:
@@ -252,21 +234,6 @@ class AcceleratorState(ProcessControl):
     def is_fsdp2(self) -> bool:
         """Whether models are sharded in place (FSDP version 2)."""
         return self.fsdp_plugin is not None and getattr(self.fsdp_plugin, "fsdp_version", 1) == 2
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return PartialState().is_last_process
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0 of all."""
-        return PartialState().is_main_process
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return PartialState().is_local_main_process
 
     @property
     def deepspeed_plugin(self) -> Any:

@@ -43,7 +43,7 @@ from accel_core.profiling import profile
 from accel_core.resolve import Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl
-from accel_core.strategies import placement, slips
+from accel_core.strategies import placement
 from accel_core.strategies.parts import Clip, Kit, SequenceBuffers
 from accel_core.strategies.strategy import sync_next_backward
 from accel_core.tqdm import byte_bar
@@ -483,11 +483,13 @@ class Accelerator(FunctionControl):
         """Prepare models, optimizers, loaders and schedules for this run.
 
         Args:
-            *args: The objects, in any order; what is none of these comes back untouched.
+            *args: The objects, in any order, each as an argument of its own; what is none of these, a list of them
+                too, comes back untouched.
             device_placement: For each object, whether it is moved to the device.
 
         Returns:
-            The prepared objects in the same order; one object alone, not in a tuple.
+            The prepared objects in the same order; one object alone, not in a tuple. A module that takes a place in a
+            prepared model is not averaged over the ranks: call `free_memory`, and prepare the model again.
 
         Raises:
             PreparationError: Objects that cannot train together; nothing was prepared then.
@@ -704,10 +706,6 @@ class Accelerator(FunctionControl):
             ...         optimizer.zero_grad()
         """
         runtime = self._runtime
-        for model in models:
-            if not isinstance(model, torch.nn.Module):
-                models = slips.models_of(models)
-                break
         return Batch(runtime.accumulation, models, runtime.strategy.no_sync)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
@@ -977,7 +975,7 @@ class Accelerator(FunctionControl):
             A context manager, in which the model is made. It does not touch the random numbers of the process.
 
         Raises:
-            PreparationError: The `__init__` of a module reads a value, or writes one outside of `reset_parameters`;
+            PreparationError: A module reads a value, or writes one outside of `reset_parameters`;
                 and in `prepare`, a module has no method that gives it its values.
 
         Examples:
@@ -1364,7 +1362,6 @@ class Accelerator(FunctionControl):
             >>> path = accelerator.save_state("state")
             >>> report = accelerator.load_state("state")
         """
-        slips.warn_of_open_window(self.gradient_state)
         with self._runtime.timed("saving"):
             return self._runtime.save_state(
                 output_dir,

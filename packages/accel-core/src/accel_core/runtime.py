@@ -24,7 +24,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
-from accel_core.modules import empty, joined, linear_loss
+from accel_core.modules import empty, linear_loss
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.average import ModelAverage, check_settings
@@ -179,8 +179,6 @@ class Runtime:
             self.strategy.prepare(bundle, kit)
         for slot in bundle.others:
             slot.result = kit.prepare_other(slot.given)
-            if slot.result is slot.given:
-                slips.warn_of_unprepared(slot.given)
         for slot in bundle.recognised:
             slot.result._is_accelerate_prepared = True  # by this name libraries ask
         return bundle.results
@@ -376,8 +374,6 @@ class Runtime:
             self._refuse_second_loss()
         loss = accumulation.share_of(loss, weight, strategy.divides_loss)
         strategy.backward(loss, **arguments)
-        if joined.noted and self.world.size > 1:
-            joined.refuse_unaveraged()
         if weight is not None and self.gradient_state.sync_gradients:
             factor = accumulation.close_weighted(self.world)
             if factor is not None:

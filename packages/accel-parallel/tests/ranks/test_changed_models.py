@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import PreparationError
 from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
@@ -43,43 +42,6 @@ def _step(accelerator: Accelerator, net: nn.Module, optimizer: Any) -> None:
     accelerator.backward(net(torch.full((2, 5), 1.0 + accelerator.process_index)).square().mean())
     optimizer.step()
     optimizer.zero_grad()
-
-
-@pytest.mark.parametrize("kind", _KINDS)
-@world(2)
-def test_a_head_that_is_replaced_after_prepare_is_named_before_a_step(kind: str) -> None:
-    """Its gradients would not be averaged, so neither accelerator.backward nor a step goes on with them."""
-    accelerator, net = Accelerator(cpu=True, **_arguments(kind)), Net()
-    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    _step(accelerator, net, optimizer)
-    bare = accelerator.unwrap_model(net)
-    bare.head = nn.Sequential()
-    bare.head.append(nn.Linear(5, 2))
-    with torch.no_grad():
-        net(torch.ones(2, 5))
-    before = bare.head[0].weight.clone()
-    match = r"after prepare\(\) are not averaged.*head\.0\.weight, head\.0\.bias"
-    with pytest.raises(PreparationError, match=match):
-        accelerator.backward(net(torch.ones(2, 5)).sum())
-    with pytest.raises(PreparationError, match=match):
-        optimizer.step()
-    torch.testing.assert_close(bare.head[0].weight, before, rtol=0, atol=0)
-
-
-@world(2)
-def test_a_frozen_or_removed_part_of_a_prepared_model_needs_no_averaging() -> None:
-    """What takes a place and does not train, or comes back to its place, is no fault."""
-    accelerator, net = Accelerator(cpu=True), Net()
-    head = net.head
-    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    bare = accelerator.unwrap_model(net)
-    bare.head = nn.Linear(5, 2)
-    with torch.no_grad():
-        net(torch.ones(2, 5))
-    bare.head = head
-    bare.body[1] = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).requires_grad_(False)
-    _step(accelerator, net, optimizer)
-    assert head.weight.grad is None
 
 
 @pytest.mark.parametrize("kind", _KINDS)

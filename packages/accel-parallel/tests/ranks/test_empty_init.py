@@ -284,8 +284,8 @@ def test_what_would_have_no_value_is_refused_by_name() -> None:
     """Modules that read or write values where they are made, or have nobody who makes them, and other ways to train."""
     run = Accelerator(cpu=True, **arguments("fsdp2"))
     for make, fault in (
-        (Read, "Read, which reads a value"),
-        (Written, "Written, which writes a parameter there by fill_"),
+        (Read, "got a module that reads a value"),
+        (Written, "got a module that writes a parameter by fill_"),
     ):
         with pytest.raises(PreparationError, match=fault), run.empty_init():
             nn.Sequential(nn.Linear(4, 4), make())

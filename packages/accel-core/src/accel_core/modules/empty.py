@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,7 +35,7 @@ def empty_init(seed: int) -> Iterator[None]:
     """Let modules that this thread makes have parameters and buffers without memory; `prepare` makes their values.
 
     Raises:
-        PreparationError: The `__init__` of a module reads a value, or writes one outside of its `reset_parameters`.
+        PreparationError: A module reads a value, or writes one outside of its `reset_parameters`.
     """
     thread = threading.get_ident()
 
@@ -50,7 +50,7 @@ def empty_init(seed: int) -> Iterator[None]:
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, PreparationError) or "meta" not in str(error):
             raise
-        raise _refused(_maker(error), f"reads a value: {error}".partition("\n")[0].rstrip(".")) from error
+        raise _refused(f"a module that reads a value: {error}".partition("\n")[0].rstrip(".")) from error
     finally:
         handle.remove()
 
@@ -78,32 +78,14 @@ class _Writes(TorchFunctionMode):
 
 
 def _refuse_lost(operation: str) -> None:
-    """Refuse a write to a parameter that no initializer makes."""
-    frame, maker = sys._getframe(2), ""
-    while frame is not None:
-        if frame.f_code.co_name in _KNOWN:
-            return
-        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
-            maker = maker or type(frame.f_locals["self"]).__name__
-        frame = frame.f_back  # type: ignore[assignment]
-    if maker:
-        raise _refused(maker, f"writes a parameter there by {operation}")
+    """Refuse a write to a parameter outside of what makes values."""
+    if _KNOWN.isdisjoint(frame.f_code.co_name for frame, _ in traceback.walk_stack(None)):
+        raise _refused(f"a module that writes a parameter by {operation}")
 
 
-def _maker(error: BaseException) -> str:
-    """Return the class of the innermost module whose `__init__` failed."""
-    found, trace = "a module", error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), nn.Module):
-            found = type(frame.f_locals["self"]).__name__
-        trace = trace.tb_next
-    return found
-
-
-def _refused(maker: str, what: str) -> PreparationError:
+def _refused(what: str) -> PreparationError:
     return PreparationError(
-        f"A module under empty_init has no values in its __init__; got {maker}, which {what}. Move that to its "
+        f"A module under empty_init has no values before prepare(); got {what}. Move that to its "
         "reset_parameters(), or make the model outside of empty_init()."
     )
 

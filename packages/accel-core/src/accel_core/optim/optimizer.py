@@ -12,7 +12,6 @@ import torch
 from accel_core.comm.tree import recursively_apply
 from accel_core.host import heartbeat
 from accel_core.logging import get_logger
-from accel_core.modules import joined
 from accel_core.optim.lomo import is_lomo
 from accel_core.precision import scaler as scalers
 from accel_core.state.gradient import GradientState
@@ -281,8 +280,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def _step(self, closure: Callable[[], Any] | None) -> object:
         """Step by whatever steps this optimizer."""
-        if joined.noted:
-            joined.check_step(self.optimizer)
         if self._stepper is not None:
             return self._stepper.step(closure)
         if self.scaler is None:

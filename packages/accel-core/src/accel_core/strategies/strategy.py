@@ -20,7 +20,7 @@ from accel_core.data.presharded import check_read_alike
 from accel_core.errors import PreparationError, StateError
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import local_part, whole
-from accel_core.modules import empty, joined
+from accel_core.modules import empty
 from accel_core.modules.unwrap import canonical_state_dict, extract_model_from_parallel, register_container
 from accel_core.optim.optimizer import Stepper
 from accel_core.optim.rebind import ParameterNames
@@ -29,7 +29,7 @@ from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
 from accel_core.process.world import GroupNeeds
-from accel_core.strategies import placement, recipe, slips
+from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest, SequenceBuffers
 
@@ -232,7 +232,6 @@ class Strategy(ABC):
             if not self.receives_weights and moved:
                 placement.refuse_empty(slot.given)
         self.check_optimizers(bundle)
-        slips.warn_of_strange(bundle, self._names)
         for slot in bundle.loaders:
             self.check_loader(slot.given)
         for slot in bundle.models:
@@ -638,4 +637,3 @@ class Strategy(ABC):
         """Note that a model is this strategy's, for `strategy_of`: it prepared it, here or before it was pickled."""
         _owners[model] = ref(self)
         self._names.release(self._bare(model))
-        joined.watch(self._bare(model))

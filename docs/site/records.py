@@ -1,11 +1,13 @@
 """What the Python reference sees differently from the source.
 
 Classes of `accel_core._records.record` are the dataclasses that they are, the constructor of an Accelerator has the
-fields of its arguments as parameters, and attributes come after what can be called.
+fields of its arguments as parameters, an attribute that is passed on has its type and its docstring, and attributes
+come after what can be called.
 """
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import griffe
@@ -16,6 +18,15 @@ _BEHIND = 1_000_000
 DATACLASS = griffe.ExprName("dataclass", parent=griffe.ExprName("dataclasses"))
 
 
+def _describe(member: griffe.Attribute, made: griffe.ExprCall) -> None:
+    """Give an attribute that `Passed` makes its type and its docstring."""
+    kind = made.function
+    if isinstance(kind, griffe.ExprSubscript) and str(kind.left) in ("Passed", "PassedOn"):
+        member.annotation, member.value = kind.slice, None
+        member.docstring = griffe.Docstring(ast.literal_eval(str(made.arguments[1])), parent=member)
+        member.labels.add("property")
+
+
 class Records(griffe.Extension):
     """Puts dataclass's name in the place of record's, whose arguments are the same, and attributes last."""
 
@@ -24,6 +35,8 @@ class Records(griffe.Extension):
         for member in cls.members.values():
             if member.is_attribute and member.lineno:
                 member.lineno += _BEHIND
+            if member.is_attribute and isinstance(member.value, griffe.ExprCall):
+                _describe(member, member.value)
         for decorator in cls.decorators:
             if isinstance(decorator.value, griffe.Expr) and decorator.value.canonical_path == RECORD:
                 if isinstance(decorator.value, griffe.ExprCall):

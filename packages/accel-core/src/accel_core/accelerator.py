@@ -11,6 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from accel_core import checkpoint
+from accel_core._passed import Passed, PassedOn
 from accel_core._records import takes
 from accel_core.checkpoint import plain
 from accel_core.checkpoint.report import RestoreReport
@@ -68,18 +69,6 @@ _T4 = TypeVar("_T4")
 _T5 = TypeVar("_T5")
 _NUMBERS = (float, int)
 """Limits that are compared without waiting for a device, as one in a tensor there would."""
-
-
-def _part_of_runtime(name: str) -> Any:
-    """Return a property that reads and writes a list of the runtime: libraries look at these by their private names."""
-
-    def read(self: Accelerator) -> object:
-        return getattr(self._runtime, name)
-
-    def write(self: Accelerator, value: object) -> None:
-        setattr(self._runtime, name, value)
-
-    return property(read, write)
 
 
 class Accelerator(FunctionControl):
@@ -183,40 +172,22 @@ class Accelerator(FunctionControl):
     def _find_world(self) -> world.World:
         return self._runtime.world
 
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self._runtime.world.device
+    device = Passed[torch.device]("_runtime.world.device", "The device of this process.")
 
-    @property
-    def distributed_type(self) -> DistributedType:
-        """How the run is spread, as a label."""
-        return self.state.distributed_type
+    distributed_type = Passed[DistributedType]("state.distributed_type", "How the run is spread, as a label.")
 
-    @property
-    def num_processes(self) -> int:
-        """Number of processes."""
-        return self._runtime.world.size
+    num_processes = Passed[int]("_runtime.world.size", "Number of processes.")
 
-    @property
-    def process_index(self) -> int:
-        """Number of this process, from 0."""
-        return self._runtime.world.rank
+    process_index = Passed[int]("_runtime.world.rank", "Number of this process, from 0.")
 
-    @property
-    def local_process_index(self) -> int:
-        """Number of this process on its machine."""
-        return self._runtime.world.local_rank
+    local_process_index = Passed[int]("_runtime.world.local_rank", "Number of this process on its machine.")
 
     @property
     def multi_device(self) -> bool:
         """Whether several processes train copies of the model on devices of their own."""
         return self.use_distributed and self.distributed_type.value.startswith("MULTI_")
 
-    @property
-    def mixed_precision(self) -> str:
-        """The number format of the forward pass."""
-        return self.state.mixed_precision
+    mixed_precision = Passed[str]("state.mixed_precision", "The number format of the forward pass.")
 
     @property
     def native_amp(self) -> bool:
@@ -276,14 +247,10 @@ class Accelerator(FunctionControl):
         _check_setting("dataloader_config", dataloader_config, DataLoaderConfiguration)
         self._runtime.change(data=dataloader_config)
 
-    @property
-    def step_scheduler_with_optimizer(self) -> bool:
-        """Whether schedules prepared from here on move only when their optimizers moved."""
-        return self._runtime.step_scheduler_with_optimizer
-
-    @step_scheduler_with_optimizer.setter
-    def step_scheduler_with_optimizer(self, step_scheduler_with_optimizer: bool) -> None:
-        self._runtime.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+    step_scheduler_with_optimizer = PassedOn[bool](
+        "_runtime.step_scheduler_with_optimizer",
+        "Whether schedules prepared from here on move only when their optimizers moved.",
+    )
 
     @property
     def project_configuration(self) -> ProjectConfiguration:
@@ -295,87 +262,57 @@ class Accelerator(FunctionControl):
         _check_setting("project_configuration", project_configuration, ProjectConfiguration)
         self._runtime.project = project_configuration
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler of fp16 training, or `None`."""
-        return self._runtime.scaler
+    scaler = PassedOn[torch.amp.GradScaler | None](
+        "_runtime.scaler", "The gradient scaler of fp16 training, or `None`."
+    )
 
-    @scaler.setter
-    def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        self._runtime.scaler = scaler
-
-    @property
-    def fp8_backend(self) -> FP8BackendType:
-        """The library behind fp8; `NO` without fp8."""
-        return self._runtime.precision.fp8_backend
+    fp8_backend = Passed[FP8BackendType]("_runtime.precision.fp8_backend", "The library behind fp8; `NO` without fp8.")
 
     @property
     def fp8_enabled(self) -> bool:
         """Whether the run computes in fp8."""
         return self.mixed_precision == "fp8"
 
-    @property
-    def rng_types(self) -> list[Any]:
-        """Generators that are made equal on all processes at the start of each epoch."""
-        return self._runtime.rng_types
+    rng_types = PassedOn[list[Any]](
+        "_runtime.rng_types", "Generators that are made equal on all processes at the start of each epoch."
+    )
 
-    @rng_types.setter
-    def rng_types(self, rng_types: list[Any]) -> None:
-        self._runtime.rng_types = rng_types
+    split_batches = Passed[bool](
+        "dataloader_config.split_batches", "Whether a loader's batches are split between processes."
+    )
 
-    @property
-    def split_batches(self) -> bool:
-        """Whether a loader's batches are split between processes."""
-        return self.dataloader_config.split_batches
+    dispatch_batches = Passed[bool | None](
+        "dataloader_config.dispatch_batches",
+        "Whether the main process reads for all; `None` decides by the kind of dataset.",
+    )
 
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """Whether the main process reads for all; `None` decides by the kind of dataset."""
-        return self.dataloader_config.dispatch_batches
+    even_batches = PassedOn[bool](
+        "dataloader_config.even_batches",
+        "Whether first samples are repeated so that every process gets equally many batches.",
+    )
 
-    @property
-    def even_batches(self) -> bool:
-        """Whether first samples are repeated so that every process gets equally many batches."""
-        return self.dataloader_config.even_batches
+    use_seedable_sampler = Passed[bool](
+        "dataloader_config.use_seedable_sampler", "Whether shuffling depends on a seed and the epoch alone."
+    )
 
-    @even_batches.setter
-    def even_batches(self, even_batches: bool) -> None:
-        self.dataloader_config.even_batches = even_batches
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """Whether shuffling depends on a seed and the epoch alone."""
-        return self.dataloader_config.use_seedable_sampler
-
-    @property
-    def non_blocking(self) -> bool:
-        """Whether batches travel to the device while the process continues."""
-        return self.dataloader_config.non_blocking
+    non_blocking = Passed[bool](
+        "dataloader_config.non_blocking", "Whether batches travel to the device while the process continues."
+    )
 
     @property
     def use_stateful_dataloader(self) -> bool:
         """Whether loaders are torchdata's StatefulDataLoader."""
         return bool(self.dataloader_config.use_stateful_dataloader)
 
-    @property
-    def project_dir(self) -> str | None:
-        """Folder for checkpoints and logs."""
-        return self.project_configuration.project_dir
+    project_dir = Passed[str | None]("project_configuration.project_dir", "Folder for checkpoints and logs.")
 
-    @property
-    def logging_dir(self) -> str | None:
-        """Folder for logs."""
-        return self.project_configuration.logging_dir
+    logging_dir = Passed[str | None]("project_configuration.logging_dir", "Folder for logs.")
 
-    @property
-    def save_iteration(self) -> int:
-        """Number of the next automatically named checkpoint."""
-        return self.project_configuration.iteration
+    save_iteration = Passed[int](
+        "project_configuration.iteration", "Number of the next automatically named checkpoint."
+    )
 
-    @property
-    def deepspeed_plugin(self) -> Any:
-        """The DeepSpeed plugin in use, or `None`."""
-        return self.state.deepspeed_plugin
+    deepspeed_plugin = Passed[Any]("state.deepspeed_plugin", "The DeepSpeed plugin in use, or `None`.")
 
     @property
     def deepspeed_config(self) -> dict[str, Any] | None:
@@ -399,15 +336,9 @@ class Accelerator(FunctionControl):
         own = self._runtime.mesh
         return self.state.device_mesh if own is None else own
 
-    @property
-    def is_fsdp2(self) -> bool:
-        """Whether models are sharded in place (FSDP version 2)."""
-        return self.state.is_fsdp2
+    is_fsdp2 = Passed[bool]("state.is_fsdp2", "Whether models are sharded in place (FSDP version 2).")
 
-    @property
-    def is_composable_parallelism_enabled(self) -> bool:
-        """Whether strategies are composed on one mesh."""
-        return self.is_fsdp2
+    is_composable_parallelism_enabled = Passed[bool]("is_fsdp2", "Whether strategies are composed on one mesh.")
 
     @property
     def should_save_model(self) -> bool:
@@ -447,11 +378,11 @@ class Accelerator(FunctionControl):
         """This process's place on the context-parallel axis; 0 where the mesh does not have it."""
         return self._mesh_rank("cp", "Context parallel")
 
-    _models: list[Any] = _part_of_runtime("models")
-    _optimizers: list[Any] = _part_of_runtime("optimizers")
-    _schedulers: list[Any] = _part_of_runtime("schedulers")
-    _dataloaders: list[Any] = _part_of_runtime("dataloaders")
-    _custom_objects: list[Any] = _part_of_runtime("custom_objects")
+    _models = PassedOn[list[Any]]("_runtime.models", "What libraries look at by this private name.")
+    _optimizers = PassedOn[list[Any]]("_runtime.optimizers", "What libraries look at by this private name.")
+    _schedulers = PassedOn[list[Any]]("_runtime.schedulers", "What libraries look at by this private name.")
+    _dataloaders = PassedOn[list[Any]]("_runtime.dataloaders", "What libraries look at by this private name.")
+    _custom_objects = PassedOn[list[Any]]("_runtime.custom_objects", "What libraries look at by this private name.")
 
     @overload
     def prepare(self, obj: _T, /, *, device_placement: list[bool] | None = None) -> _T: ...
@@ -660,14 +591,7 @@ class Accelerator(FunctionControl):
         """
         return self.free_memory(*objects)
 
-    @property
-    def step(self) -> int:
-        """Number of batches since the last end of the data."""
-        return self._runtime.accumulation.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._runtime.accumulation.step = step
+    step = PassedOn[int]("_runtime.accumulation.step", "Number of batches since the last end of the data.")
 
     @property
     def sync_gradients(self) -> bool:
@@ -1036,10 +960,10 @@ class Accelerator(FunctionControl):
         meter: Meter | None = self._runtime.meter
         return meter
 
-    @property
-    def replicas(self) -> Any:
-        """The copies of this run that train with it, as `accel launch --replicas` starts them; else `None`."""
-        return self._runtime.replicas
+    replicas = Passed[Any](
+        "_runtime.replicas",
+        "The copies of this run that train with it, as `accel launch --replicas` starts them; else `None`.",
+    )
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
         """Compute the block in the run's mixed precision.
@@ -1200,14 +1124,9 @@ class Accelerator(FunctionControl):
         """
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
-    @property
-    def flag_tensor(self) -> torch.Tensor | None:
-        """This process's trigger: a scalar tensor, or `None` before the first use."""
-        return self._trigger.flag
-
-    @flag_tensor.setter
-    def flag_tensor(self, flag: torch.Tensor | None) -> None:
-        self._trigger.flag = flag
+    flag_tensor = PassedOn[torch.Tensor | None](
+        "_trigger.flag", "This process's trigger: a scalar tensor, or `None` before the first use."
+    )
 
     def set_trigger(self) -> None:
         """Raise a flag here, for `check_trigger` to see on every process.
@@ -1465,23 +1384,12 @@ class Accelerator(FunctionControl):
         self._runtime.load_state_pre_hooks[handle.id] = hook
         return handle
 
-    @property
-    def log_with(self) -> list[Any]:
-        """What `init_trackers` starts."""
-        return self._runtime.hub.log_with
+    log_with = PassedOn[list[Any]]("_runtime.hub.log_with", "What `init_trackers` starts.")
 
-    @log_with.setter
-    def log_with(self, log_with: Any) -> None:
-        self._runtime.hub.log_with = log_with
-
-    @property
-    def trackers(self) -> list[Any]:
-        """The trackers of the run, after `init_trackers`; those of a list that is set here log from then on."""
-        return self._runtime.hub.trackers
-
-    @trackers.setter
-    def trackers(self, trackers: list[Any]) -> None:
-        self._runtime.hub.trackers = trackers
+    trackers = PassedOn[list[Any]](
+        "_runtime.hub.trackers",
+        "The trackers of the run, after `init_trackers`; those of a list that is set here log from then on.",
+    )
 
     def init_trackers(
         self,

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from accel_core import checkpoint
+from accel_core._passed import Passed, PassedOn
 from accel_core._records import record
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list, gather_object
@@ -84,10 +85,7 @@ class Runtime:
 
     optimizer_type = AcceleratedOptimizer
 
-    @property
-    def data(self) -> DataLoaderConfiguration:
-        """How loaders are prepared."""
-        return self.strategy.parts.data
+    data = Passed[DataLoaderConfiguration]("strategy.parts.data", "How loaders are prepared.")
 
     @property
     def device_placement(self) -> bool:
@@ -128,43 +126,24 @@ class Runtime:
         """Return the kind of an object that `prepare` was given: the strategy's own answer, or the common one."""
         return self.strategy.kind_of(given) or kind_of(given)
 
-    @property
-    def precision(self) -> Precision:
-        """The number format."""
-        return self.strategy.number_format
+    precision = Passed[Precision]("strategy.number_format", "The number format.")
 
-    @property
-    def layout(self) -> Layout:
-        """Which rank does what."""
-        return self.strategy.layout
+    layout = Passed[Layout]("strategy.layout", "Which rank does what.")
 
-    @property
-    def reading(self) -> Layout:
-        """Which part of the data each rank reads from a loader that is prepared now."""
-        return self.strategy.reading
+    reading = Passed[Layout](
+        "strategy.reading", "Which part of the data each rank reads from a loader that is prepared now."
+    )
 
     @property
     def mesh(self) -> DeviceMesh | None:
         """The device mesh, where the run has one."""
         return self.strategy.parts.mesh
 
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler of fp16 training."""
-        return self.strategy.number_format.scaler
+    scaler = PassedOn[torch.amp.GradScaler | None](
+        "strategy.number_format.scaler", "The gradient scaler of fp16 training."
+    )
 
-    @scaler.setter
-    def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        self.strategy.number_format.scaler = scaler
-
-    @property
-    def step(self) -> int:
-        """Number of batches since the last end of the data."""
-        return self.accumulation.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.accumulation.step = step
+    step = PassedOn[int]("accumulation.step", "Number of batches since the last end of the data.")
 
     @property
     def trackers(self) -> list[Any]:

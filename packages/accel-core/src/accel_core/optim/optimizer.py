@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from accel_core._passed import PassedOn
 from accel_core.comm.tree import recursively_apply
 from accel_core.host import heartbeat
 from accel_core.logging import get_logger
@@ -124,35 +125,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
                     moved["state"][key]["step"] = entries["step"]
             self.optimizer.load_state_dict(moved)
 
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The wrapped optimizer's state."""
-        state: defaultdict[torch.Tensor, Any] = self.optimizer.state
-        return state
-
-    @state.setter
-    def state(self, state: object) -> None:
-        self.optimizer.state = state
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's parameter groups."""
-        groups: list[dict[str, Any]] = self.optimizer.param_groups
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
-        self.optimizer.param_groups = param_groups
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The wrapped optimizer's defaults."""
-        defaults: dict[str, Any] = self.optimizer.defaults
-        return defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.optimizer.defaults = defaults
+    state = PassedOn[defaultdict[torch.Tensor, Any]]("optimizer.state", "The wrapped optimizer's state.")
+    param_groups = PassedOn[list[dict[str, Any]]]("optimizer.param_groups", "The wrapped optimizer's parameter groups.")
+    defaults = PassedOn[dict[str, Any]]("optimizer.defaults", "The wrapped optimizer's defaults.")
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer" or name.startswith("__"):  # while it is unpickled there is no optimizer to ask

@@ -5,14 +5,13 @@ A third party adds a row through the entry-point group `accel.devices`; its rows
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 from accel_core.devices.device import Device
 from accel_core.errors import DeviceUnavailableError
 from accel_core.host.installed import points_of
 from accel_core.options.engines import load
-from accel_core.options.hardware import HARDWARE, Hardware
+from accel_core.options.hardware import HARDWARE
 
 __all__ = ["ORDER", "choose", "named"]
 
@@ -28,32 +27,25 @@ _CLASSES = {
 """Classes of the kinds that torch does not drive through a module of their name alone."""
 
 
-@cache
-def _devices() -> dict[str, Callable[[], Device]]:
-    """Return what makes each kind of device: those of third parties, then the built-in ones."""
-    others = {name: partial(_made, place) for name, place in points_of("accel.devices").items()}
-    return {**others, **{row.name: partial(_built_in, row) for row in HARDWARE}}
-
-
-def _made(path: str, *arguments: Hardware) -> Device:
-    device: Device = load(path)(*arguments)
-    return device
-
-
-def _built_in(row: Hardware) -> Device:
-    return _made(_CLASSES[row.name], row) if row.name in _CLASSES else Device(row)
+def _kinds() -> list[str]:
+    """Return the names of all kinds of device: those of third parties, then the built-in ones."""
+    return list(dict.fromkeys([*points_of("accel.devices"), *ORDER]))
 
 
 @cache
 def named(device_type: str) -> Device:
     """Return the kind of hardware that torch calls `device_type`, or refuse a name that no row has."""
-    make = _devices().get(device_type)
-    if make is None:
+    if device_type not in _kinds():
         raise DeviceUnavailableError(
-            f"Unknown device; got {device_type!r}, which is not one of {sorted(_devices())}. Check the spelling, or "
+            f"Unknown device; got {device_type!r}, which is not one of {sorted(_kinds())}. Check the spelling, or "
             "install the package that provides it."
         )
-    return make()
+    rows = {row.name: row for row in HARDWARE}
+    if device_type not in rows:
+        foreign: Device = load(points_of("accel.devices")[device_type])()
+        return foreign
+    kind: type[Device] = load(_CLASSES[device_type]) if device_type in _CLASSES else Device
+    return kind(rows[device_type])
 
 
 def choose(cpu: bool = False, wanted: str | None = None) -> Device:
@@ -72,4 +64,4 @@ def choose(cpu: bool = False, wanted: str | None = None) -> Device:
         return device
     if cpu:
         return named("cpu")
-    return next(device for device in map(named, _devices()) if device.is_available())
+    return next(device for device in map(named, _kinds()) if device.is_available())

@@ -7,7 +7,7 @@ import logging
 import os
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from accel_core.host import availability, environ
 
@@ -43,16 +43,8 @@ def override_numa_affinity(local_process_index: int, verbose: bool | None = None
         _logger.info("Process %s runs on processors %s.", local_process_index, sorted(processors))
 
 
-class _PciDevice(Protocol):
-    """Where a device sits on the PCI bus."""
-
-    pci_domain_id: int
-    pci_bus_id: int
-    pci_device_id: int
-
-
-def _processors_near(properties: _PciDevice) -> set[int]:
-    """Read from Linux which processors share a NUMA node with a PCI device."""
+def _processors_near(properties: Any) -> set[int]:
+    """Read from Linux which processors share a NUMA node with a GPU."""
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     listing = Path("/sys/bus/pci/devices", address, "local_cpulist")
     return parse_processors(listing.read_text()) if listing.exists() else set()
@@ -64,12 +56,8 @@ def parse_processors(listing: str) -> set[int]:
     >>> sorted(parse_processors("0-2,5"))
     [0, 1, 2, 5]
     """
-    processors: set[int] = set()
-    for part in listing.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            processors.update(range(int(first), int(last or first) + 1))
-    return processors
+    spans = [part.partition("-") for part in listing.strip().split(",") if part]
+    return {number for first, _, last in spans for number in range(int(first), int(last or first) + 1)}
 
 
 @cache

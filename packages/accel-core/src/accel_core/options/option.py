@@ -144,41 +144,9 @@ class Option:
         return self.launch_text(value)
 
 
-def option(
-    environment: str,
-    parser: Callable[[str], Any],
-    default: object,
-    help: str,
-    *,
-    choices: tuple[Any, ...] = (),
-    field: str = "",
-    switch: bool = False,
-    launch_parser: Callable[[str], Any] | None = None,
-    launch_default: object = _UNSET,
-    launch_choices: tuple[str, ...] = (),
-    launch_text: Callable[[Any], str] = str,
-    always: bool = False,
-    only_with: str = "",
-    prompt: Prompt | None = None,
-) -> Any:
-    """Define one option of a table: an `Option`, which takes its name from its field."""
-    row = Option(
-        name="",
-        environment=environment,
-        parser=parser,
-        default=default,
-        help=help,
-        choices=choices,
-        field=field,
-        switch=switch,
-        launch_parser=launch_parser,
-        launch_default=launch_default,
-        launch_choices=launch_choices,
-        launch_text=launch_text,
-        always=always,
-        only_with=only_with,
-        prompt=prompt,
-    )
+def option(environment: str, parser: Callable[[str], Any], default: object, help: str, **details: Any) -> Any:
+    """Define one option of a table: an `Option` with these and other fields, which takes its name from its field."""
+    row = Option("", environment, parser, default, help, **details)
     # None, because a plugin that inherits the table reads what is left open from the environment.
     return dataclasses.field(default=None, metadata={"option": row})
 

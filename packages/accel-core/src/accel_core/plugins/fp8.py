@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import availability
+from accel_core.options.engines import engines
 from accel_core.options.fp8 import FP8_ALGORITHMS, FP8_FORMATS, MSAMP_LEVELS, Fp8Options
 from accel_core.options.option import option_named
 from accel_core.plugins.handlers import KwargsHandler
@@ -60,10 +62,7 @@ class AORecipeKwargs(KwargsHandler):
 
     def __post_init__(self) -> None:
         """Make the configuration where none is given."""
-        if not availability.is_torchao_available():
-            raise MissingDependencyError(
-                "torchao computes in 8 bits for AORecipeKwargs; it is not installed. Run `pip install torchao`."
-            )
+        engines()["fp8-ao"].require()
         if self.config is not None:
             return
         from torchao.float8 import Float8LinearConfig
@@ -77,7 +76,7 @@ class AORecipeKwargs(KwargsHandler):
         )
 
     def _unset(self) -> dict[str, Any]:
-        return dict.fromkeys(("config", "module_filter_func", "pad_inner_dim", "enable_fsdp_float8_all_gather"))
+        return dict.fromkeys(self.__dataclass_fields__)
 
 
 @record
@@ -136,15 +135,7 @@ class TERecipeKwargs(KwargsHandler):
         return {field: _default(field) for field in _TE_FIELDS} | {"override_linear_precision": (False, False, False)}
 
 
-_TE_FIELDS = (
-    "use_autocast_during_eval",
-    "margin",
-    "interval",
-    "fp8_format",
-    "amax_history_len",
-    "amax_compute_algo",
-    "use_mxfp8_block_scaling",
-)
+_TE_FIELDS = tuple(each.name for each in fields(TERecipeKwargs) if each.name != "override_linear_precision")
 
 
 @record

@@ -3,7 +3,7 @@
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.host import availability
+from accel_core.host import availability, installed
 from accel_core.plugins import fp8
 
 
@@ -62,7 +62,7 @@ def test_unknown_formats_are_refused(arguments: dict[str, str], words: str) -> N
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe without its library says what to install."""
     monkeypatch.setattr(availability, "is_transformer_engine_available", lambda: False)
-    monkeypatch.setattr(availability, "is_torchao_available", lambda: False)
+    monkeypatch.setattr(installed, "version_of", lambda _: None)
     with pytest.raises(MissingDependencyError, match="transformer-engine"):
         fp8.TERecipeKwargs()
     with pytest.raises(MissingDependencyError, match="pip install torchao"):

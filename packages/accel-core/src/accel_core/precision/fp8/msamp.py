@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from accel_core.errors import MissingDependencyError, PreparationError
-from accel_core.host.availability import is_msamp_available
+from accel_core.errors import PreparationError
+from accel_core.options.engines import engines
 from accel_core.options.enums import FP8BackendType
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
@@ -20,11 +20,7 @@ class MsampPrecision(AutocastPrecision):
     """8-bit gradients and optimizer states through MS-AMP, bf16 forward passes. Never run on hardware."""
 
     def __init__(self, device: torch.device, recipe: MSAMPRecipeKwargs, handler: AutocastKwargs) -> None:
-        if not is_msamp_available():
-            raise MissingDependencyError(
-                "fp8 through MS-AMP needs the library msamp, which is not installed. "
-                "Install it from its repository, or use the torchao backend."
-            )
+        engines()["fp8-msamp"].require()
         super().__init__("fp8", device, handler, GradScalerKwargs())
         self.fp8_backend = FP8BackendType.MSAMP
         self.recipe = recipe

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from accel_core.errors import MissingDependencyError
-from accel_core.host.availability import is_torchao_available
+from accel_core.options.engines import engines
 from accel_core.options.enums import FP8BackendType
 from accel_core.plugins.fp8 import AORecipeKwargs
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
@@ -47,7 +46,7 @@ def filter_linear_layers(module: torch.nn.Module, fqn: str, layers_to_filter: li
 
 def has_ao_layers(model: torch.nn.Module) -> bool:
     """Return whether a model has torchao's `Float8Linear` layers."""
-    _require()
+    engines()["fp8-ao"].require()
     from torchao.float8.float8_linear import Float8Linear
 
     return any(isinstance(module, Float8Linear) for module in model.modules())
@@ -63,7 +62,7 @@ def convert_model_to_fp8_ao(
     Raises:
         MissingDependencyError: torchao is not installed.
     """
-    _require()
+    engines()["fp8-ao"].require()
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     if module_filter_func is None:
@@ -71,13 +70,6 @@ def convert_model_to_fp8_ao(
         module_filter_func = partial(filter_linear_layers, layers_to_filter=kept)
     convert_to_float8_training(model, config=config or Float8LinearConfig(), module_filter_fn=module_filter_func)
     return model
-
-
-def _require() -> None:
-    if not is_torchao_available():
-        raise MissingDependencyError(
-            "fp8 through torchao needs the library torchao, which is not installed. Run `pip install torchao`."
-        )
 
 
 class TorchaoPrecision(AutocastPrecision):

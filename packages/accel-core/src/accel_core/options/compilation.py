@@ -1,5 +1,7 @@
 """Options of `torch.compile`."""
 
+from typing import ClassVar
+
 from accel_core._records import record
 from accel_core.options.enums import DynamoBackend
 from accel_core.options.option import Prompt, boolean, option, upper
@@ -13,54 +15,53 @@ TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
 class CompilationOptions:
     """How models are compiled."""
 
-    dynamo_backend: str = option(
+    option_prefix: ClassVar[str] = "dynamo_"
+
+    backend: str = option(
         "ACCELERATE_DYNAMO_BACKEND",
         upper,
         "NO",
         "Compiler behind torch.compile; NO leaves the model uncompiled.",
         choices=tuple(DynamoBackend.list()),
-        field="backend",
         launch_default=None,
         launch_choices=tuple(backend.lower() for backend in DynamoBackend.list()),
         launch_text=upper,
         always=True,
         prompt=Prompt("inductor"),
     )
-    dynamo_mode: str = option(
+    mode: str = option(
         "ACCELERATE_DYNAMO_MODE",
         str,
         "default",
         "Optimization mode of torch.compile.",
         choices=(*TORCH_DYNAMO_MODES, "max-autotune-no-cudagraphs", "lite"),
-        field="mode",
         launch_choices=tuple(TORCH_DYNAMO_MODES),
         prompt=Prompt(),
     )
-    dynamo_use_fullgraph: bool = option(
+    use_fullgraph: bool = option(
         "ACCELERATE_DYNAMO_USE_FULLGRAPH",
         boolean,
         False,
         "Fail rather than break the model into several graphs.",
-        field="fullgraph",
         switch=True,
         prompt=Prompt(),
+        field="fullgraph",
     )
-    dynamo_use_dynamic: bool | None = option(
+    use_dynamic: bool | None = option(
         "ACCELERATE_DYNAMO_USE_DYNAMIC",
         boolean,
         None,
         "Compile for varying shapes; if unset, torch decides.",
-        field="dynamic",
         switch=True,
         launch_default=False,
         prompt=Prompt(),
+        field="dynamic",
     )
-    dynamo_use_regional_compilation: bool = option(
+    use_regional_compilation: bool = option(
         "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
         boolean,
         False,
         "Compile repeated blocks once, instead of the whole model.",
-        field="use_regional_compilation",
         switch=True,
         prompt=Prompt(),
     )

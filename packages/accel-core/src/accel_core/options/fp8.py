@@ -1,5 +1,7 @@
 """Options of training in 8-bit floating point."""
 
+from typing import ClassVar
+
 from accel_core._records import record
 from accel_core.options.option import Prompt, boolean, one_or_zero, option, upper
 
@@ -18,94 +20,82 @@ def _as_number(value: object) -> str:
 class Fp8Options:
     """Which library computes in 8 bits, and how it scales."""
 
-    fp8_backend: str | None = option(
+    option_prefix: ClassVar[str] = "fp8_"
+
+    backend: str | None = option(
         "ACCELERATE_FP8_BACKEND",
         upper,
         None,
         "Library for training in 8 bits.",
         choices=("AO", "TE", "MSAMP"),
-        field="backend",
         launch_choices=("ao", "te", "msamp"),
         prompt=Prompt("ao"),
     )
-    fp8_use_autocast_during_eval: bool = option(
+    use_autocast_during_eval: bool = option(
         "ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL",
         boolean,
         False,
         "Whether evaluation computes in 8 bits as well.",
-        field="use_autocast_during_eval",
         switch=True,
     )
-    fp8_margin: int = option(
-        "ACCELERATE_FP8_MARGIN", int, 0, "Margin of the scaling factor, as a power of two.", field="margin"
-    )
-    fp8_interval: int = option(
-        "ACCELERATE_FP8_INTERVAL", int, 1, "Steps between two computations of the scaling factor.", field="interval"
-    )
-    fp8_format: str = option(
+    margin: int = option("ACCELERATE_FP8_MARGIN", int, 0, "Margin of the scaling factor, as a power of two.")
+    interval: int = option("ACCELERATE_FP8_INTERVAL", int, 1, "Steps between two computations of the scaling factor.")
+    format: str = option(
         "ACCELERATE_FP8_FORMAT",
         upper,
         "HYBRID",
         "Number format: E4M3 or E5M2 in both passes, or HYBRID for E4M3 forward and E5M2 backward.",
         choices=FP8_FORMATS,
         prompt=Prompt(),
+        field="fp8_format",
     )
-    fp8_amax_history_len: int = option(
-        "ACCELERATE_FP8_AMAX_HISTORY_LEN",
-        int,
-        1024,
-        "Number of steps whose largest values are kept.",
-        field="amax_history_len",
+    amax_history_len: int = option(
+        "ACCELERATE_FP8_AMAX_HISTORY_LEN", int, 1024, "Number of steps whose largest values are kept."
     )
-    fp8_amax_compute_algo: str = option(
+    amax_compute_algo: str = option(
         "ACCELERATE_FP8_AMAX_COMPUTE_ALGO",
         str,
         "most_recent",
         "How the scaling factor is computed from the kept values.",
         choices=FP8_ALGORITHMS,
-        field="amax_compute_algo",
     )
-    fp8_override_fprop: bool = option(
+    override_fprop: bool = option(
         "ACCELERATE_FP8_OVERRIDE_FPROP", boolean, False, "Whether forward products use higher precision."
     )
-    fp8_override_dgrad: bool = option(
+    override_dgrad: bool = option(
         "ACCELERATE_FP8_OVERRIDE_DGRAD", boolean, False, "Whether gradients of inputs use higher precision."
     )
-    fp8_override_wgrad: bool = option(
+    override_wgrad: bool = option(
         "ACCELERATE_FP8_OVERRIDE_WGRAD", boolean, False, "Whether gradients of weights use higher precision."
     )
-    fp8_use_mxfp8_block_scaling: bool = option(
+    use_mxfp8_block_scaling: bool = option(
         "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING",
         boolean,
         False,
         "Whether every block of 32 values has its own scale.",
-        field="use_mxfp8_block_scaling",
         switch=True,
     )
-    fp8_opt_level: str = option(
+    opt_level: str = option(
         "ACCELERATE_FP8_OPT_LEVEL",
         str,
         "O2",
         "What MS-AMP keeps in 8 bits: O1 gradients, O2 optimizer states as well.",
         choices=MSAMP_LEVELS,
-        field="opt_level",
     )
-    fp8_enable_fsdp_float8_all_gather: bool = option(
+    enable_fsdp_float8_all_gather: bool = option(
         "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
         boolean,
         True,
         "Whether torchao gathers sharded weights in 8 bits.",
-        field="enable_fsdp_float8_all_gather",
         launch_parser=one_or_zero,
         launch_default="true",
         launch_text=_as_number,
     )
-    fp8_pad_inner_dim: bool = option(
+    pad_inner_dim: bool = option(
         "ACCELERATE_FP8_PAD_INNER_DIM",
         boolean,
         True,
         "Whether torchao pads inner dims to a multiple of 16.",
-        field="pad_inner_dim",
         launch_parser=one_or_zero,
         launch_default="true",
         launch_text=_as_number,

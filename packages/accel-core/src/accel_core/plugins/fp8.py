@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AORecipeKwargs", "FP8RecipeKwargs", "MSAMPRecipeKwargs", "TERecipeKwargs"]
 
-_OVERRIDES = ("fp8_override_fprop", "fp8_override_dgrad", "fp8_override_wgrad")
+_OVERRIDES = ("override_fprop", "override_dgrad", "override_wgrad")
 
 
 def _default(field: str) -> object:

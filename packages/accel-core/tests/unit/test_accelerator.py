@@ -579,16 +579,6 @@ def test_autocast_cannot_be_switched_on_without_a_number_format() -> None:
     assert not accelerator.native_amp
 
 
-@pytest.mark.parametrize("name", ["autocast_handler", "ddp_handler", "dataloader_config", "project_configuration"])
-def test_a_setting_of_another_type_is_refused_where_it_is_set(name: str) -> None:
-    """What cannot be a setting raises at the assignment, and the Accelerator stays as it was."""
-    accelerator = Accelerator()
-    before = getattr(accelerator, name)
-    with pytest.raises(ConfigurationError, match=rf"got {name}='words'\. Set it to a \w+"):
-        setattr(accelerator, name, "words")
-    assert getattr(accelerator, name) is before
-
-
 class Overriding(Accelerator):
     """Notes which of its verbs are called."""
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import _amp_foreach_non_finite_check_and_unscale_ as unscale_and_check_
-from torch import _foreach_lerp_ as foreach_lerp_
 from torch import _foreach_mul_ as foreach_mul_
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # public; not listed
 from torch.distributed.distributed_c10d import _get_default_store as default_store
@@ -34,7 +33,6 @@ __all__ = [
     "enable_async_tp",
     "fake_errors",
     "fake_mode",
-    "foreach_lerp_",
     "foreach_mul_",
     "group_gather",
     "has_gradient_hooks",
@@ -192,10 +190,6 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch.utils.data._utils.pin_memory:pin_memory",
         "A batch that carries its counts is pinned as torch's loader pins what is in it, whatever it is.",
-    ),
-    PrivateName(
-        "torch:_foreach_lerp_",
-        "All weights of a rank are averaged at once; the public loop costs a kernel for each of them.",
     ),
     PrivateName(
         "torch:_foreach_mul_",

@@ -35,10 +35,7 @@ def tell_if_exhausted(device: torch.device, rank: int) -> None:
         before(kind, error, trace)
         full = _exhausted(error, device)
         if full is not None:
-            try:
-                text = "\n".join(_lines(trace, full))
-            except Exception as fault:
-                text = f"  what held it cannot be told: {fault!r}"
+            text = "\n".join(_lines(trace, full))
             sys.stderr.write(f"{MEMORY_RAN_OUT} on rank {rank}. What held it:\n{text}\n")
 
     sys.excepthook = show

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from accel_core._torch import foreach_lerp_
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, PreparationError, StateError
 from accel_core.mesh.tensor import local_memory, spread_over
 from accel_core.modules.unwrap import canonical_name
@@ -150,7 +150,7 @@ class ModelAverage:
             else:
                 average.lerp_(weight.to(average), 1 - self.decay)
         if fused[0]:
-            foreach_lerp_(*fused, 1 - self.decay)
+            get_ema_multi_avg_fn(self.decay)(*fused, 0)  # type: ignore[no-untyped-call]
 
     def refuse_applied(self, operation: str) -> None:
         """Refuse an operation that would take the applied average for the weights."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from accel_core.comm.collectives import reduce
-from accel_core.errors import ConfigurationError, StateError
+from accel_core.errors import ConfigurationError
 from accel_core.logging import get_logger
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
@@ -19,23 +18,7 @@ from accel_core.state.gradient import GradientState
 __all__ = ["Accumulation", "Batch"]
 
 
-class _Claim:
-    """Who counts batches into the one window of a process.
-
-    Attributes:
-        inside: The thread that is inside a batch.
-        counted: The thread and the Accelerator that counted the last batch of a longer window.
-    """
-
-    __slots__ = ("counted", "inside")
-
-    def __init__(self) -> None:
-        self.inside: int | None = None
-        self.counted: tuple[int | None, int | None] = (None, None)
-
-
 _logger = get_logger(__name__)
-_claim = _Claim()  # an object: writing an attribute of a class makes Python look all its methods up anew, 4 µs a step
 
 
 class Accumulation:
@@ -52,6 +35,7 @@ class Accumulation:
         models: The models that the current batch trains; empty for all.
         amount: Total weight of the last window whose losses had weights, over all ranks.
         is_closed: Whether the gradients of such a window were completed in the current batch.
+        is_open: Whether the block of a batch of several is open.
     """
 
     def __init__(self, gradient_state: GradientState) -> None:
@@ -63,18 +47,17 @@ class Accumulation:
         self._weight: torch.Tensor | None = None
         self.amount = 0.0
         self.is_closed = False
+        self.is_open = False
 
     def advance(self) -> bool:
         """Count one batch, and decide whether it synchronizes gradients."""
         state = self.gradient_state
         num_steps = state.num_steps
         loader = state.training_dataloader()
-        if num_steps == 1:  # every batch is a window: nothing cuts it short, and no other thread comes between
+        if num_steps == 1:  # every batch is a window: nothing cuts it short
             self._window = 1
-        else:
-            self._refuse_threads(num_steps)
-            if self._window is None or self.step % num_steps == 0 or num_steps != self.num_steps:
-                self._window = self._length(num_steps, loader)
+        elif self._window is None or self.step % num_steps == 0 or num_steps != self.num_steps:
+            self._window = self._length(num_steps, loader)
         self.num_steps = num_steps
         if loader is not None and loader.end_of_dataloader and state.sync_with_dataloader:
             self.step = 0
@@ -96,23 +79,6 @@ class Accumulation:
         left = state.batches_left(loader) if loader is not None and state.sync_with_dataloader else None
         return num_steps - early if left is None else min(num_steps - early, left + 1)
 
-    def _refuse_threads(self, num_steps: int) -> None:
-        """Claim the windows for this thread and Accelerator.
-
-        Raises:
-            StateError: Another thread is inside a batch, or its Accelerator counted one since this window began.
-        """
-        own = threading.get_ident()
-        last, whose = _claim.counted
-        between = last if self.step % num_steps and whose != id(self) else None
-        others = {_claim.inside, between} - {None, own}
-        if others and not others.isdisjoint(thread.ident for thread in threading.enumerate()):
-            raise StateError(
-                "The Accelerators of a process count one accumulation window; got batches from two threads in it, "
-                f"with {num_steps} steps. Train in one thread at a time, or in processes of their own."
-            )
-        _claim.counted = own, id(self)
-
     @property
     def divisor(self) -> int:
         """What the loss of the current batch is divided by."""
@@ -121,7 +87,7 @@ class Accumulation:
     @property
     def ends_several(self) -> bool:
         """Whether the batch whose block is open ends a window of several."""
-        longer = _claim.inside is not None and self._window is not None and self._window > 1
+        longer = self.is_open and self._window is not None and self._window > 1
         return longer and self.gradient_state.sync_gradients
 
     @property
@@ -199,7 +165,7 @@ class Batch:
         sync = accumulation.advance()
         accumulation.models = self._models
         if accumulation.num_steps > 1:
-            _claim.inside = threading.get_ident()
+            accumulation.is_open = True
         if sync or accumulation.gradient_state.sync_each_batch:
             return
         for model in self._models:
@@ -219,6 +185,6 @@ class Batch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _claim.inside = None
+        self._accumulation.is_open = False
         while self._entered:
             self._entered.pop().__exit__(kind, error, trace)

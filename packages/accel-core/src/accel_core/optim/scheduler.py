@@ -101,7 +101,7 @@ class AcceleratedScheduler:
         return world.ensure().size if self._replicas is None else self._replicas
 
     def _begin(self) -> None:
-        """Find the schedule's own optimizer among those prepared by now, and log where a schedule of known length ends.
+        """Find the schedule's own optimizer among those prepared by now.
 
         A wrapper around an optimizer shares its parameter groups, which are what a schedule writes to.
         """
@@ -115,15 +115,6 @@ class AcceleratedScheduler:
                 "The schedule %s sets the learning rate of an optimizer that was not prepared (%s); the prepared "
                 "optimizers keep theirs. Pass that optimizer to prepare(), or make the schedule from one of them.",
                 *(type(self.scheduler).__name__, type(own).__name__),
-            )
-        total = getattr(self.scheduler, "total_steps", None) or getattr(self.scheduler, "T_max", None)
-        if isinstance(total, int) and total > 0 and world.ensure().is_main:
-            _logger.info(
-                "The schedule %s ends at optimizer step %d: it has %d steps and moves %d for each optimizer step.",
-                type(self.scheduler).__name__,
-                -(-total // self._times),
-                total,
-                self._times,
             )
 
     def get_last_lr(self) -> list[float]:

@@ -1,6 +1,5 @@
 """Accumulation windows."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import StateError
 from accel_core.optim import accumulation as accumulation_module
 from accel_core.optim.accumulation import Accumulation
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
@@ -156,22 +154,6 @@ class _Called(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _in_thread(work: Callable[[], object]) -> list[BaseException]:
-    """Do something in another thread, to its end, and return what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except StateError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return raised
-
-
 class _Run:
     """A model that is trained two batches to a step."""
 
@@ -189,54 +171,6 @@ class _Run:
             self.optimizer.step()
             self.optimizer.zero_grad()
         return not torch.equal(before, self.model.weight)
-
-
-def test_a_second_thread_inside_a_batch_is_refused() -> None:
-    """It counted nothing and trained nothing; the first thread's windows are as without it."""
-    first, second = _Run(), _Run()
-    weight = second.model.weight.detach().clone()
-    raised: list[BaseException] = []
-    stepped = [first.batch(lambda: raised.extend(_in_thread(second.batch))) for _ in range(4)]
-    assert stepped == [False, True, False, True]
-    assert len(raised) == 4
-    assert all("batches from two threads" in str(error) for error in raised)
-    assert torch.equal(second.model.weight, weight)
-    assert [second.batch(), second.batch()] == [False, True]
-
-
-def test_a_second_thread_between_the_batches_of_a_window_is_refused() -> None:
-    """The thread that comes back to its open window is told, as long as the other one is there."""
-    first, second = _Run(), _Run()
-    told: list[BaseException] = []
-    first.batch()
-    ready, done = threading.Event(), threading.Event()
-
-    def other() -> None:
-        second.batch()
-        ready.set()
-        done.wait()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    ready.wait()
-    try:
-        first.batch()
-    except StateError as error:
-        told.append(error)
-    finally:
-        done.set()
-        thread.join()
-    assert len(told) == 1
-    assert first.batch(), "the other thread ended"
-
-
-def test_threads_one_after_the_other_train() -> None:
-    """An Accelerator of the main thread trains in another one, hands over in mid-window, and others follow."""
-    run, stepped = _Run(), []
-    assert not _in_thread(lambda: stepped.append(run.batch()))
-    stepped.append(run.batch())
-    assert not _in_thread(lambda: stepped.extend([_Run().batch(), run.batch(), run.batch()]))
-    assert stepped == [False, True, False, False, True]
 
 
 def test_two_accelerators_of_one_thread_take_turns() -> None:

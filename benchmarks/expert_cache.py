@@ -184,7 +184,8 @@ def run_clock(folder: Path) -> dict[str, float]:
     """A decode step of the production cache under a virtual clock, over max(copy of misses, compute) + first miss."""
     from dataclasses import dataclass
 
-    from accel_bigmodel.offload.experts import Brought, ExpertCache
+    from accel_bigmodel.experts.cache import ExpertCache
+    from accel_bigmodel.experts.source import Brought
 
     @dataclass
     class Link:

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,15 +12,13 @@ from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index, pac
 from accel_bigmodel.device_map.balanced import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
-from accel_bigmodel.expert_cache import device_map_with_cache, experts_of, make_cache
+from accel_bigmodel.experts.door import CachedExperts, device_map_with_cache
 from accel_bigmodel.gguf.packed import GGUF
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import HookSettings
 from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
-from accel_bigmodel.hooks.experts import look_ahead
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
-from accel_bigmodel.offload.experts import ExpertCache
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.reuse import offload_once
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
@@ -226,8 +224,8 @@ def dispatch_model(
     """
     _check_pages(prefetch, keep_pages)
     placement = Placement.of(model, device_map, main_device)
-    cached = _CachedExperts.of(placement, expert_cache, expert_lookahead)
-    placement.check_blocks_fit(preload_module_classes, alone=cached.names)
+    cached = CachedExperts.of(placement, expert_cache, expert_lookahead)
+    placement.check_blocks_fit(preload_module_classes, alone=cached.modules)
     if offload_index is not None:
         offload_index = in_names_of(model, offload_index)
     kept = None if state_dict is None else _own_names(model, state_dict)
@@ -243,35 +241,6 @@ def _check_pages(prefetch: Prefetch, keep_pages: bool | None) -> None:
             "Prefetching is what releases the pages of a block that ran; got keep_pages=False and prefetch=False. "
             "Leave one of them out."
         )
-
-
-@record(frozen=True)
-class _CachedExperts:
-    """The modules of experts that come one by one, and the cache that they come through."""
-
-    names: Sequence[str] = ()
-    cache: ExpertCache | None = None
-    looks_ahead: bool = False
-
-    @classmethod
-    def of(
-        cls, placement: Placement, size: int | str | None, looks_ahead: bool, dtype: str | torch.dtype | None = None
-    ) -> "_CachedExperts":
-        """Find them; refuse a model without any, a cache with no room for one, and guesses without a cache."""
-        if size is None:
-            if looks_ahead:
-                raise ConfigurationError(
-                    "Guessed experts are fetched into a cache; got expert_lookahead=True without expert_cache. Pass "
-                    "its size, or leave expert_lookahead out."
-                )
-            return cls()
-        names = [name for name in experts_of(placement.model) if device_of(name, placement.away)]
-        return cls(names, make_cache(placement.model, names, size, dtype), looks_ahead)
-
-    def attach(self, model: nn.Module) -> None:
-        """Let experts that have their hooks look ahead."""
-        if self.looks_ahead:
-            look_ahead(model, self.names)
 
 
 def _own_names(model: nn.Module, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -350,7 +319,7 @@ def _dispatch(
     preload_module_classes: list[str] | None,
     force_hooks: bool,
     reading: tuple[Prefetch, bool | None],
-    experts: _CachedExperts,
+    experts: CachedExperts,
 ) -> nn.Module:
     """Move a model to its one device, or put hooks on it."""
     model, devices = placement.model, set(placement.devices.values())
@@ -358,7 +327,10 @@ def _dispatch(
     if len(devices) > 1 or is_quantized or force_hooks or devices == {"disk"}:
         stored = weights.open(placement)
         copies = _tied_copies(placement, stored)
-        settings = HookSettings(stored, weights.buffers, skip_keys, preload_module_classes, copies, experts.cache)
+        experts.attach(placement, stored, skip_keys)
+        settings = HookSettings(
+            stored, weights.buffers, skip_keys, preload_module_classes, copies, frozenset(experts.modules.values())
+        )
         settings.attach_on_blocks(model, "", placement.compute, placement.away)
         if any(placement.away.values()):
             empty = [place for place in ("cpu", "disk") if placement.waits_on(place)]
@@ -368,15 +340,12 @@ def _dispatch(
             if hasattr(model, method):
                 object.__setattr__(model, method, _Refusal(model, method))
         attach_prefetch(model, *reading)
-        experts.attach(model)
     else:
         model.to(as_device(next(iter(devices))))
     # A compiled module passes plain assignments on to the module inside, and both have to show the map.
     for one in (model, model._orig_mod) if is_compiled_module(model) else (model,):
-        object.__setattr__(one, "hf_device_map", dict(placement.given))
-        if experts.cache is not None:
-            object.__setattr__(one, "expert_cache", experts.cache)
-            object.__setattr__(one, "expert_report", experts.cache.report)
+        for name, value in {"hf_device_map": dict(placement.given), **experts.shown}.items():
+            object.__setattr__(one, name, value)
     return model
 
 
@@ -523,8 +492,8 @@ def load_checkpoint_and_dispatch(
         placement = Placement.standing(model) if device_map is None else Placement.of(model, device_map)
         if limits is not None:
             prefetch = placement.room_left(limits, dtype)
-        cached = _CachedExperts.of(placement, expert_cache, expert_lookahead, dtype)
-        placement.check_blocks_fit(preload_module_classes, dtype, cached.names)
+        cached = CachedExperts.of(placement, expert_cache, expert_lookahead, dtype)
+        placement.check_blocks_fit(preload_module_classes, dtype, cached.modules)
         load(placement, checkpoint, options, from_rank0=from_rank0)
     if device_map is None:
         return model

@@ -76,6 +76,9 @@ class AlignDevicesHook(ModelHook):
         device(type='cpu')
     """
 
+    is_prefetched = True
+    """Whether the weights may be sent for before their module runs."""
+
     _pre_is_overridden = False
     _post_is_overridden = False
 

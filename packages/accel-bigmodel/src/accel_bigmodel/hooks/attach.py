@@ -1,7 +1,7 @@
 """Puts aligning hooks on all modules of a model that need one."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 
 import torch
@@ -9,12 +9,9 @@ from torch import nn
 
 from accel_bigmodel.device_map.check import loads_whole
 from accel_bigmodel.hooks.align import AlignDevicesHook
-from accel_bigmodel.hooks.experts import ExpertsHook, attach_experts_hook, can_come_alone
 from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
-from accel_bigmodel.hooks.listed import CachedWeights, ListedHook, are_listed
-from accel_bigmodel.offload.experts import ExpertCache
-from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.placement import TiedTensors, as_device, moved_tensors
+from accel_bigmodel.offload.store import PrefixedDataset
+from accel_bigmodel.placement import TiedTensors, moved_tensors
 from accel_core._records import record
 from accel_core.modules.compilation import is_compiled_module
 
@@ -154,7 +151,7 @@ class HookSettings:
     skip_keys: str | list[str] | None
     preload_module_classes: list[str] | None
     tied_params_map: TiedTensors | None
-    expert_cache: ExpertCache | None = None
+    left_out: Collection[nn.Module] = ()  # what gets its weights another way
 
     def hook(
         self,
@@ -183,17 +180,7 @@ class HookSettings:
 
     def attach_below(self, module: nn.Module, name: str, device: Device, *, offload: bool = True) -> None:
         """Put a hook on every module, at any depth, that holds tensors itself."""
-        if offload and self.expert_cache is not None and can_come_alone(module):
-            weights = self._weights_below(name)
-            attach_experts_hook(module, ExpertsHook(self.expert_cache, name, device, weights))
-            return
-        if offload and self.expert_cache is not None and isinstance(module, nn.ModuleList) and are_listed(name, module):
-            assert isinstance(self.weights_map, OffloadedWeightsLoader), "what a dispatch made"
-            for number, expert in enumerate(module.children()):
-                place = (self.weights_map, self.expert_cache, name, number, module, as_device(device))  # type: ignore[arg-type]
-                weights = PrefixedDataset(CachedWeights(*place), f"{name}.{number}.")
-                listed = ListedHook(device, True, weights_map=weights, place_submodules=True, skip_keys=self.skip_keys)
-                add_hook_to_module(expert, listed, append=True)
+        if module in self.left_out:
             return
         no_split = offload and loads_whole(module, self.preload_module_classes)
         if no_split or any(value is not None for value in (*module._parameters.values(), *module._buffers.values())):

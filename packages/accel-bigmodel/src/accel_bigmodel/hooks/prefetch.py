@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.hooks.align import AlignDevicesHook
-from accel_bigmodel.hooks.experts import ExpertsHook
 from accel_bigmodel.hooks.hook import SequentialHook
-from accel_bigmodel.hooks.listed import CachedWeights
 from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
 from accel_bigmodel.memory import accelerator_module
 from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
@@ -73,8 +71,7 @@ def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook
     for module in model.modules():
         for residency in residencies_of(module):
             hook = residency.hook
-            # Which experts will be needed is not known before the router ran.
-            if residency.slots and isinstance(hook, AlignDevicesHook) and not isinstance(hook, ExpertsHook):
+            if residency.slots and isinstance(hook, AlignDevicesHook) and hook.is_prefetched:
                 yield residency, hook
 
 
@@ -84,8 +81,6 @@ def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWe
     if not isinstance(view, PrefixedDataset):
         return None
     prefix = view.prefix
-    if isinstance(view.dataset, CachedWeights):
-        return None
     if isinstance(view.dataset, OffloadedWeightsLoader):
         store = view.dataset
     elif isinstance(view.dataset, dict):

@@ -114,7 +114,7 @@ class Residency:
     def _begin(self) -> None:
         # Held while weights come or go, never while a module computes: a forward that waits for threads of its own
         # cannot wait for itself.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         # A list, not a set: a forward that calls itself is in it more than once.
         self._threads: list[int] = []
         self._stream: torch.Stream | None = None
@@ -122,7 +122,7 @@ class Residency:
     def __getstate__(self) -> dict[str, object]:
         """Leave the schedule and what belongs to threads out of copies and pickles."""
         state = {**self.__dict__, "binding": None}
-        for name in ("_lock", "_threads", "_stream"):
+        for name in ("lock", "_threads", "_stream"):
             del state[name]
         return state
 
@@ -205,7 +205,7 @@ class Residency:
         Raises:
             OffloadError: When a weight cannot be loaded; no forward has begun then.
         """
-        with self._lock:
+        with self.lock:
             self._threads.append(get_ident())
             try:
                 if self.resident:
@@ -219,14 +219,14 @@ class Residency:
 
     def leave(self) -> None:
         """End a forward that was begun on this thread."""
-        with self._lock:
+        with self.lock:
             self._threads.remove(get_ident())
             if not self._threads and not self.held:
                 self._unload()
 
     def hold(self) -> None:
         """Put the weights in place until `release`, to be read and written; inside a forward they already are."""
-        with self._lock:
+        with self.lock:
             if get_ident() in self._threads:
                 return
             if self.held and not self._threads:
@@ -236,7 +236,7 @@ class Residency:
 
     def release(self) -> None:
         """Take the weights out again, unless a forward runs; what was written to them stays."""
-        with self._lock:
+        with self.lock:
             if get_ident() in self._threads:
                 return
             held, self.held = self.held, False

@@ -411,11 +411,13 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         Returns:
             The mapped file and the weight's name in it; None for weights in memory or unknown ones.
         """
+        if key in self.state_dict:  # what was written to a weight's copy is in memory from then on
+            return None
         found = self._files.get(key)
         if found is not None:
             return found
         entry = self.index.get(key)
-        if key in self.state_dict or entry is None:
+        if entry is None:
             return None
         path = next((entry[key] for key in _IN_PLACE if entry.get(key) is not None), None)
         if path is not None:

@@ -7,29 +7,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import pairwise
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
+from accel_bigmodel.experts.cache import ExpertCache, Guess
+from accel_bigmodel.experts.source import Brought, ExpertSource, Part
 from accel_bigmodel.gguf.packed import GgufWeight
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.hooks.residency import Residency, residency_of
 from accel_bigmodel.hooks.slot import Slot
-from accel_bigmodel.offload.experts import Brought, ExpertCache, Guess, call_all
-from accel_bigmodel.offload.index import MappedFile
-from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.placement import normal_tensors
+from accel_bigmodel.offload.store import PrefixedDataset
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 from accel_core.modules.experts import are_stacked, inputs_by_place
 
-__all__ = ["ExpertsHook", "attach_experts_hook", "can_come_alone", "look_ahead"]
-
-Device = int | str | torch.device | None
+__all__ = ["attach_stacked", "can_come_alone", "look_ahead"]
 
 
 def can_come_alone(module: nn.Module) -> bool:
@@ -47,15 +44,10 @@ def _has_rows(tensor: torch.Tensor) -> TypeGuard[GgufWeight]:
     return isinstance(tensor, GgufWeight) and tensor.is_by_rows
 
 
-class ExpertsHook(AlignDevicesHook):
+class _ExpertsHook(AlignDevicesHook):
     """Keeps a module's experts away; its forward brings the chosen ones through the one cache of a model."""
 
-    def __init__(
-        self, cache: ExpertCache, name: str, device: Device, weights_map: Mapping[str, torch.Tensor] | None
-    ) -> None:
-        super().__init__(execution_device=device, offload=True, weights_map=weights_map)
-        self.cache = cache
-        self.name = name
+    is_prefetched = False  # which experts will be needed is not known before the router ran
 
     def enter_forward(
         self, module: nn.Module, *args: object, **kwargs: object
@@ -100,13 +92,21 @@ def _note_form(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     block.__dict__["_accel_form"] = form
 
 
-def attach_experts_hook(module: nn.Module, hook: ExpertsHook) -> None:
+def attach_stacked(
+    module: nn.Module,
+    name: str,
+    device: torch.device,
+    store: Mapping[str, torch.Tensor],
+    cache: ExpertCache,
+) -> None:
     """Put a hook on experts, and let their forward run the chosen ones alone."""
+    hook = _ExpertsHook(device, True, weights_map=PrefixedDataset(store, f"{name}." if name else ""))
     add_hook_to_module(module, hook)
-    object.__setattr__(module, "_old_forward", _ChosenExperts(module, module.__dict__["_old_forward"], hook))
+    chosen = _ChosenExperts(module, module.__dict__["_old_forward"], hook, cache, name)
+    object.__setattr__(module, "_old_forward", chosen)
 
 
-class _ChosenExperts:
+class _ChosenExperts(ExpertSource):
     """The forward of experts that are away: it runs each chosen one on the tokens that chose it.
 
     Sums are formed in the order of the experts' numbers, as transformers' own loop over experts forms them.
@@ -114,35 +114,17 @@ class _ChosenExperts:
 
     following: nn.Module | None = None
 
-    def __init__(self, module: nn.Module, forward: Callable[..., torch.Tensor], hook: ExpertsHook) -> None:
-        self.module, self.forward, self.hook = module, forward, hook
-        self.name = hook.name
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Callable[..., torch.Tensor],
+        hook: AlignDevicesHook,
+        cache: ExpertCache,
+        name: str,
+    ) -> None:
+        self.module, self.forward, self.hook, self.cache, self.name = module, forward, hook, cache, name
         self.count: int = module.num_experts  # type: ignore[assignment]  # while one runs, the module has one
-        self._begin()
-
-    def _begin(self) -> None:
-        # Two threads cannot have two experts stand in one module.
-        self._lock = threading.RLock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock out of copies and pickles."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin without forwards."""
-        self.__dict__.update(state)
-        self._begin()
-
-    def __getattr__(self, name: str) -> Any:
-        """Look up what the forward would have, such as `__func__` and `__name__`."""
-        if name.startswith("_lock") or "forward" not in self.__dict__:  # being copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.forward, name)
-
-    @property
-    def __wrapped__(self) -> Callable[..., torch.Tensor]:
-        """The module's own forward, for `inspect.signature`."""
-        return self.forward
+        update_wrapper(self, forward)
 
     def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         """Run the experts that tokens chose; compiled graphs are left meanwhile, for the experts are read."""
@@ -150,7 +132,7 @@ class _ChosenExperts:
             torch._dynamo.graph_break()
         if getattr(_trial, "runs", False):
             raise _Chosen(self, inputs_by_place(self.forward, args, kwargs)[1])
-        with self._lock:
+        with self._residency.lock:  # two threads cannot have two experts stand in one module
             if all(slot.store.get(slot.key) is slot.placeholder for slot in self.slots):
                 return self._run(*inputs_by_place(self.forward, args, kwargs))
         # Weights that somebody assigned, or that `align_module_device` holds here, are computed with as they are.
@@ -171,7 +153,7 @@ class _ChosenExperts:
         output = torch.zeros_like(tokens)
         made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         left = deque(chosen)
-        bring = partial(self.hook.cache.bring, self, chosen, len(tokens), guess=partial(self._guess, tokens))
+        bring = partial(self.cache.bring, self, chosen, len(tokens), guess=partial(self._guess, tokens))
         # What those in the cache make waits for those before them, in no more memory than an expert takes.
         for number, brought in bring(present_first=tokens.nbytes * numbers.shape[-1] <= self.nbytes):
             choice, rows = torch.where((numbers == number).T)  # the order in which transformers' loop takes them
@@ -213,19 +195,16 @@ class _ChosenExperts:
         return self._residency.slots
 
     @property
-    def waits(self) -> bool:
+    def waits(self) -> bool:  # type: ignore[override]
         """Whether weights are copied, or cast; otherwise the CPU computes with pages of files."""
         device = self.hook.device
-        return device is None or device.type != "cpu" or not all(self._is_in_place(slot) for slot in self.slots)
-
-    def _is_in_place(self, slot: Slot) -> bool:
-        _, _, place = self._store(slot.name)
-        if place is None:
-            return False
-        return _has_rows(slot.placeholder) or place[0].entries[place[1]].form == slot.dtype
+        if device is None or device.type != "cpu":
+            return True
+        places = [(part, part.place) for part in self.parts()]
+        return not all(at and part.dtype in (None, at[0].entries[at[1]].form) for part, at in places)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         """Bytes of one expert."""
         return sum(
             form.nbytes(slot.placeholder) // self.count
@@ -234,68 +213,31 @@ class _ChosenExperts:
             for slot in self.slots
         )
 
-    def state(self) -> tuple[object, ...]:
-        """Return what changes when weights were cast, moved, replaced or written to while they were away."""
-        found: list[object] = [self.hook.device]
-        for slot in self.slots:
-            slot.refresh()
-            store, name, place = self._store(slot.name)
-            if place is not None:
-                place[0].check()
-                found += [place, slot.dtype, place[0].writes(place[1])]
-            else:
-                stored = store[name]
-                found += [stored, slot.dtype, None if stored.is_inference() else stored._version]
-        return tuple(found)
-
-    def _store(self, name: str) -> tuple[Mapping[str, torch.Tensor], str, tuple[MappedFile, str] | None]:
-        """Return where a weight is stored, its name there, and its place in a file if it is in one."""
+    def parts(self) -> Sequence[Part]:
+        """Return the stacks that the experts are rows of."""
         weights = self._residency.weights()
         store, prefix = (weights.dataset, weights.prefix) if isinstance(weights, PrefixedDataset) else (weights, "")
-        if prefix + name not in store:
-            raise OffloadError(
-                f"An offloaded weight is not in its weights map; got no {prefix + name!r} for {name!r} of {self.name}. "
-                "Pass a map that holds every tensor of the module."
-            )
-        # What was written to a weight's copy is in memory from then on.
-        in_file = isinstance(store, OffloadedWeightsLoader) and prefix + name not in store.state_dict
-        return store, prefix + name, store.file_of(prefix + name) if in_file else None  # type: ignore[attr-defined]
-
-    def read(self, number: int) -> Brought:
-        """Return an expert's weights on the device that computes: pages of the file where that is the CPU."""
-        found = Brought({}, in_pages=True)
-        pages: list[Callable[[], None]] = []
+        found = []
         for slot in self.slots:
-            store, name, place = self._store(slot.name)
-            shape = store[name].shape if place is None else place[0].entries[place[1]].shape
-            weight = slot.placeholder if _has_rows(slot.placeholder) else None
-            wanted = slot.shape if weight is None else weight.raw.shape
-            if shape != wanted:
+            slot.refresh()
+            if prefix + slot.name not in store:
                 raise OffloadError(
-                    f"An offloaded weight does not have the shape of its parameter; got {tuple(shape)} for "
-                    f"{name!r}, which has {tuple(wanted)}. Put a weight of that shape into the weights map."
+                    f"An offloaded weight is not in its weights map; got no {prefix + slot.name!r} for {slot.name!r} "
+                    f"of {self.name}. Pass a map that holds every tensor of the module."
                 )
-            with normal_tensors():
-                if place is None:
-                    source = store[name][number : number + 1]
-                    found.from_host += source.nbytes
-                else:
-                    place[0].will_need(place[1], number)
-                    source = place[0].row(place[1], number)
-                    found.from_disk += source.nbytes
-                    # What was written to the map lies in these pages alone.
-                    if not place[0].writes(place[1]):
-                        pages.append(partial(place[0].done_with, place[1], number))
-                dtype = slot.dtype if weight is None else source.dtype
-                stays = place is not None and source.device == self.hook.device and source.dtype == dtype
-                data = source if stays else source.to(self.hook.device, dtype, copy=True)
-                found.weights[slot.name] = data if weight is None else weight.row(data, (1, *slot.shape[1:]))
-            found.in_pages = found.in_pages and stays
-        if found.in_pages:
-            found.release = partial(call_all, pages)
-        else:
-            call_all(pages)
+            weight = slot.placeholder if _has_rows(slot.placeholder) else None
+            form = (slot.dtype, slot.shape, None) if weight is None else (None, weight.raw.shape, weight)
+            found.append(Part(slot.name, store, prefix + slot.name, *form))
         return found
+
+    def state(self) -> tuple[object, ...]:
+        """Return what changes when weights were cast, moved, replaced or written to while they were away."""
+        return (self.hook.device, *super().state())
+
+    def made(self, number: int, part: Part, found: Brought) -> torch.Tensor:
+        """Return one expert's row of a stack, which stays packed."""
+        row = part.bring(number, self.hook.device, found)
+        return row if part.weight is None else part.weight.row(row, (1, *part.weight.shape[1:]))
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Experts of a mixture that come one by one through a cache; `door` is all that the rest of the package calls."""

@@ -1,4 +1,11 @@
-"""When which block is prefetched: the order of the first pass, a window of bytes, four states per block."""
+"""When which block is prefetched: the order of the first pass, and a window of bytes.
+
+| state | what there is | moves |
+|---|---|---|
+| offloaded | nothing | sent for: loading |
+| loading | a ticket; counted in `held` | finished: resident; failed or canceled: offloaded |
+| resident | the weights; counted in `held` | released by the last who uses them: offloaded |
+"""
 
 import enum
 import threading
@@ -7,8 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-
-from accel_core.errors import OffloadError
 
 __all__ = ["Block", "BlockState", "Schedule", "Transport"]
 
@@ -21,15 +26,6 @@ class BlockState(enum.Enum):
     OFFLOADED = "offloaded"
     LOADING = "loading"
     RESIDENT = "resident"
-    EVICTING = "evicting"
-
-
-_LEGAL = {
-    BlockState.OFFLOADED: (BlockState.LOADING,),
-    BlockState.LOADING: (BlockState.RESIDENT, BlockState.OFFLOADED),
-    BlockState.RESIDENT: (BlockState.EVICTING,),
-    BlockState.EVICTING: (BlockState.OFFLOADED,),
-}
 
 
 class Block(Generic[Content]):
@@ -43,15 +39,6 @@ class Block(Generic[Content]):
         self.users = 0
         self.ticket: object = None
         self.content: Content | None = None
-
-    def become(self, state: BlockState) -> None:
-        """Enter a state."""
-        if state not in _LEGAL[self.state]:
-            raise OffloadError(
-                f"A block of weights cannot go from {self.state.value} to {state.value}; got block {self.name!r}. "
-                "This is a fault in accel: report it, and switch prefetching off with `prefetch=False` meanwhile."
-            )
-        self.state = state
 
 
 class Transport(Protocol[Content]):
@@ -226,7 +213,7 @@ class Schedule(Generic[Content]):
             self._cancel(self._ahead[-1])
 
     def _send(self, block: Block[Content]) -> None:
-        block.become(BlockState.LOADING)
+        block.state = BlockState.LOADING
         # Counted before it starts: `_drop` takes it off again, however the transfer fails.
         self._held += block.nbytes
         try:
@@ -242,7 +229,7 @@ class Schedule(Generic[Content]):
             self._drop(block)
             raise
         block.ticket = None
-        block.become(BlockState.RESIDENT)
+        block.state = BlockState.RESIDENT
 
     def cancel_ahead(self) -> None:
         """Cancel every transfer that nobody waits for."""
@@ -251,7 +238,7 @@ class Schedule(Generic[Content]):
 
     def _drop(self, block: Block[Content]) -> None:
         block.ticket = None
-        block.become(BlockState.OFFLOADED)
+        block.state = BlockState.OFFLOADED
         self._held -= block.nbytes
 
     def _cancel(self, block: Block[Content]) -> None:
@@ -262,15 +249,13 @@ class Schedule(Generic[Content]):
             self._drop(block)
 
     def _evict(self, block: Block[Content]) -> None:
-        block.become(BlockState.EVICTING)
         content, block.content = block.content, None
         assert content is not None
         try:
             self.transport.discard(block, content)
         finally:
             # Nobody has the weights any longer, whatever the transport says: the block can be brought again.
-            block.become(BlockState.OFFLOADED)
-            self._held -= block.nbytes
+            self._drop(block)
 
     def _look_ahead(self) -> None:
         """Send for the next blocks, as many as the budget allows."""

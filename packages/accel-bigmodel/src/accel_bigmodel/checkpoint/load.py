@@ -151,7 +151,8 @@ def load_checkpoint_in_model(
 ) -> LoadedKeys:
     """Load a checkpoint into a model; each tensor goes straight to its device, and what is on "disk" stays in its file.
 
-    Everything is checked first: when this raises a `CheckpointError`, the model is as it was.
+    Everything is checked first: when this raises a `CheckpointError`, the model is as it was. When reading or writing
+    fails later, a model keeps the values that it had; one that was empty may have some of its weights.
 
     Args:
         model: The model, which may be empty.
@@ -224,17 +225,21 @@ def load(
     source = open_on_rank0(checkpoint, model, share=from_rank0, packed=not options.dequantize)
     with together("compare a checkpoint with the model", share=from_rank0):
         plan = _checked_plan(placement, source, options)
-    before = [(module, {**module._parameters}, {**module._buffers}) for module in model.modules()]
-    values = [(each, each.data) for each in model.parameters() if type(each) is nn.Parameter and not each.is_meta]
+    kept = [
+        (store, name, tensor, tensor.data)
+        for module in model.modules()
+        for store in (cast("dict[str, Any]", module._parameters), module._buffers)
+        for name, tensor in store.items()
+        if tensor is not None and not tensor.is_meta
+    ]
     try:
         with together("load a checkpoint", share=from_rank0):
             index = _fill(model, plan, options)
-    except BaseException:  # a store failed, say
-        for module, parameters, buffers in before:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
-        for parameter, data in values:
-            parameter.data = data
+    except BaseException:  # a disk is full, say
+        for store, name, tensor, data in kept:
+            store[name] = tensor
+            if type(tensor) is nn.Parameter:
+                tensor.data = data
         raise
     if index:
         model.__dict__[_INDEX] = {**loading_index(model), **index}

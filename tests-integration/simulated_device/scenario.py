@@ -27,7 +27,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
 )
-from accel_bigmodel.hooks.prefetch import _residencies
+from accel_bigmodel.hooks.attach import _residencies
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.host.environ import patch_environment

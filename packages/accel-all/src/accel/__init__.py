@@ -28,7 +28,6 @@ _NAMES = {
         "attach_execution_device_hook",
         "has_offloaded_params",
     ],
-    "accel_bigmodel.hooks.cpu_offload": ["CpuOffload", "UserCpuOffloadHook"],
     "accel_bigmodel.hooks.hook": [
         "ModelHook",
         "SequentialHook",
@@ -36,6 +35,7 @@ _NAMES = {
         "remove_hook_from_module",
         "remove_hook_from_submodules",
     ],
+    "accel_bigmodel.hooks.whole": ["CpuOffload", "UserCpuOffloadHook"],
     "accel_bigmodel.memory": ["get_max_memory"],
     "accel_bigmodel.meta": ["init_empty_weights", "init_on_device"],
     "accel_bigmodel.offload.store": [

@@ -20,13 +20,13 @@ from accel_bigmodel.hooks.attach import attach_align_device_hook as attach_align
 from accel_bigmodel.hooks.attach import attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks
 from accel_bigmodel.hooks.attach import attach_execution_device_hook as attach_execution_device_hook
 from accel_bigmodel.hooks.attach import has_offloaded_params as has_offloaded_params
-from accel_bigmodel.hooks.cpu_offload import CpuOffload as CpuOffload
-from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import ModelHook as ModelHook
 from accel_bigmodel.hooks.hook import SequentialHook as SequentialHook
 from accel_bigmodel.hooks.hook import add_hook_to_module as add_hook_to_module
 from accel_bigmodel.hooks.hook import remove_hook_from_module as remove_hook_from_module
 from accel_bigmodel.hooks.hook import remove_hook_from_submodules as remove_hook_from_submodules
+from accel_bigmodel.hooks.whole import CpuOffload as CpuOffload
+from accel_bigmodel.hooks.whole import UserCpuOffloadHook as UserCpuOffloadHook
 from accel_bigmodel.memory import get_max_memory as get_max_memory
 from accel_bigmodel.meta import init_empty_weights as init_empty_weights
 from accel_bigmodel.meta import init_on_device as init_on_device

@@ -34,12 +34,6 @@ _NAMES = {
         "attach_execution_device_hook",
         "has_offloaded_params",
     ],
-    "accel_bigmodel.hooks.casting": [
-        "LayerwiseCastingHook",
-        "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
-        "attach_layerwise_casting_hooks",
-    ],
-    "accel_bigmodel.hooks.cpu_offload": ["CpuOffload", "UserCpuOffloadHook"],
     "accel_bigmodel.hooks.hook": [
         "ModelHook",
         "SequentialHook",
@@ -48,6 +42,13 @@ _NAMES = {
         "remove_hook_from_submodules",
     ],
     "accel_bigmodel.hooks.state": ["get_state_dict_from_offload", "get_state_dict_offloaded_model"],
+    "accel_bigmodel.hooks.whole": [
+        "CpuOffload",
+        "LayerwiseCastingHook",
+        "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
+        "UserCpuOffloadHook",
+        "attach_layerwise_casting_hooks",
+    ],
     "accel_bigmodel.memory": ["get_max_memory"],
     "accel_bigmodel.meta": ["init_empty_weights", "init_on_device"],
     "accel_bigmodel.offload.store": [

@@ -27,11 +27,6 @@ from accel_bigmodel.hooks.attach import attach_align_device_hook as attach_align
 from accel_bigmodel.hooks.attach import attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks
 from accel_bigmodel.hooks.attach import attach_execution_device_hook as attach_execution_device_hook
 from accel_bigmodel.hooks.attach import has_offloaded_params as has_offloaded_params
-from accel_bigmodel.hooks.casting import LayerwiseCastingHook as LayerwiseCastingHook
-from accel_bigmodel.hooks.casting import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
-from accel_bigmodel.hooks.casting import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
-from accel_bigmodel.hooks.cpu_offload import CpuOffload as CpuOffload
-from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import ModelHook as ModelHook
 from accel_bigmodel.hooks.hook import SequentialHook as SequentialHook
 from accel_bigmodel.hooks.hook import add_hook_to_module as add_hook_to_module
@@ -39,6 +34,11 @@ from accel_bigmodel.hooks.hook import remove_hook_from_module as remove_hook_fro
 from accel_bigmodel.hooks.hook import remove_hook_from_submodules as remove_hook_from_submodules
 from accel_bigmodel.hooks.state import get_state_dict_from_offload as get_state_dict_from_offload
 from accel_bigmodel.hooks.state import get_state_dict_offloaded_model as get_state_dict_offloaded_model
+from accel_bigmodel.hooks.whole import CpuOffload as CpuOffload
+from accel_bigmodel.hooks.whole import LayerwiseCastingHook as LayerwiseCastingHook
+from accel_bigmodel.hooks.whole import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
+from accel_bigmodel.hooks.whole import UserCpuOffloadHook as UserCpuOffloadHook
+from accel_bigmodel.hooks.whole import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
 from accel_bigmodel.memory import get_max_memory as get_max_memory
 from accel_bigmodel.meta import init_empty_weights as init_empty_weights
 from accel_bigmodel.meta import init_on_device as init_on_device

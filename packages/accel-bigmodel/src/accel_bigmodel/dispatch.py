@@ -15,13 +15,11 @@ from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.experts.door import CachedExperts, device_map_with_cache
 from accel_bigmodel.gguf.packed import GGUF
 from accel_bigmodel.hooks.align import AlignDevicesHook
-from accel_bigmodel.hooks.attach import HookSettings
-from accel_bigmodel.hooks.cpu_offload import CpuOffload, UserCpuOffloadHook
+from accel_bigmodel.hooks.attach import HookSettings, Prefetch, attach_prefetch
 from accel_bigmodel.hooks.hook import add_hook_to_module
-from accel_bigmodel.hooks.prefetch import Prefetch, attach_prefetch
+from accel_bigmodel.hooks.whole import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.offload.placeholders import is_placeholder
-from accel_bigmodel.offload.reuse import offload_once
-from accel_bigmodel.offload.store import OffloadedWeightsLoader
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_once
 from accel_bigmodel.placement import TiedTensors, as_device, in_normal_mode, retie_parameters
 from accel_core._records import record
 from accel_core.checkpoint.remote.weights import local_weights

@@ -12,14 +12,14 @@ from accel_bigmodel.dispatch import load_checkpoint_and_dispatch as load_checkpo
 from accel_bigmodel.hooks.align import AlignDevicesHook as AlignDevicesHook
 from accel_bigmodel.hooks.attach import attach_align_device_hook as attach_align_device_hook
 from accel_bigmodel.hooks.attach import attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks
-from accel_bigmodel.hooks.casting import (
+from accel_bigmodel.hooks.hook import add_hook_to_module as add_hook_to_module
+from accel_bigmodel.hooks.whole import (
     SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
 )
-from accel_bigmodel.hooks.casting import LayerwiseCastingHook as LayerwiseCastingHook
-from accel_bigmodel.hooks.casting import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
-from accel_bigmodel.hooks.cpu_offload import CpuOffload as CpuOffload
-from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook
-from accel_bigmodel.hooks.hook import add_hook_to_module as add_hook_to_module
+from accel_bigmodel.hooks.whole import CpuOffload as CpuOffload
+from accel_bigmodel.hooks.whole import LayerwiseCastingHook as LayerwiseCastingHook
+from accel_bigmodel.hooks.whole import UserCpuOffloadHook as UserCpuOffloadHook
+from accel_bigmodel.hooks.whole import attach_layerwise_casting_hooks as attach_layerwise_casting_hooks
 from accel_bigmodel.meta import init_empty_weights as init_empty_weights
 from accel_bigmodel.meta import init_on_device as init_on_device
 from accel_bigmodel.offload.store import OffloadedWeightsLoader as OffloadedWeightsLoader

@@ -4,14 +4,14 @@ from accel_bigmodel.hooks.align import AlignDevicesHook as AlignDevicesHook
 from accel_bigmodel.hooks.attach import attach_align_device_hook as attach_align_device_hook
 from accel_bigmodel.hooks.attach import attach_align_device_hook_on_blocks as attach_align_device_hook_on_blocks
 from accel_bigmodel.hooks.attach import attach_execution_device_hook as attach_execution_device_hook
-from accel_bigmodel.hooks.casting import LayerwiseCastingHook as LayerwiseCastingHook
-from accel_bigmodel.hooks.cpu_offload import CpuOffload as CpuOffload
-from accel_bigmodel.hooks.cpu_offload import UserCpuOffloadHook as UserCpuOffloadHook
 from accel_bigmodel.hooks.hook import ModelHook as ModelHook
 from accel_bigmodel.hooks.hook import SequentialHook as SequentialHook
 from accel_bigmodel.hooks.hook import add_hook_to_module as add_hook_to_module
 from accel_bigmodel.hooks.hook import remove_hook_from_module as remove_hook_from_module
 from accel_bigmodel.hooks.hook import remove_hook_from_submodules as remove_hook_from_submodules
+from accel_bigmodel.hooks.whole import CpuOffload as CpuOffload
+from accel_bigmodel.hooks.whole import LayerwiseCastingHook as LayerwiseCastingHook
+from accel_bigmodel.hooks.whole import UserCpuOffloadHook as UserCpuOffloadHook
 from accel_bigmodel.offload.store import PrefixedDataset as PrefixedDataset
 from accel_bigmodel.placement import set_module_tensor_to_device as set_module_tensor_to_device
 from accel_core.comm.batch import find_device as find_device

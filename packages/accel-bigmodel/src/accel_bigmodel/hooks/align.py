@@ -49,6 +49,17 @@ def move_to(values: Any, device: torch.device, skip_keys: str | Sequence[str] | 
     return send_to_device(values, device, skip_keys=[skip_keys] if isinstance(skip_keys, str) else skip_keys)
 
 
+class _Running(threading.local):
+    """What runs on a thread; copies and pickles begin without."""
+
+    def __init__(self) -> None:
+        self.origins: list[torch.device | None] = []  # where the inputs of running forwards came from, innermost last
+
+    def __reduce__(self) -> tuple[type["_Running"], tuple[()]]:
+        """Leave all out."""
+        return _Running, ()
+
+
 class AlignDevicesHook(ModelHook):
     """Moves inputs and weights to one device before a forward, and offloads the weights after it.
 
@@ -112,11 +123,7 @@ class AlignDevicesHook(ModelHook):
         self._target: tuple[Any, torch.device | None] = (None, None)
         # At the root of a model with prefetched weights: notified when a pass is over.
         self._schedules: tuple[Schedule[Weights], ...] = ()
-        self._begin()
-
-    def _begin(self) -> None:
-        # Devices that the inputs of running forwards came from, innermost last; one hook serves several threads.
-        self._running = threading.local()
+        self._running = _Running()
 
     def __repr__(self) -> str:
         """Name the device and what the hook does there."""
@@ -128,14 +135,7 @@ class AlignDevicesHook(ModelHook):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the schedules out of copies and pickles: a copy loads its weights when it needs them."""
-        state = {**self.__dict__, "_schedules": ()}
-        del state["_running"]
-        return state
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Begin without forwards."""
-        self.__dict__.update(state)
-        self._begin()
+        return {**self.__dict__, "_schedules": ()}
 
     @property
     def moves_weights(self) -> bool:
@@ -217,7 +217,7 @@ class AlignDevicesHook(ModelHook):
             self._end_pass()
             raise
         if self.io_same_device:
-            self._origins().append(self.input_device)
+            self._running.origins.append(self.input_device)
         return args, kwargs
 
     def _residency(self, module: nn.Module) -> Residency | None:
@@ -229,12 +229,6 @@ class AlignDevicesHook(ModelHook):
             self.init_hook(module)
             residency = residency_of(module, self)
         return residency
-
-    def _origins(self) -> list[torch.device | None]:
-        found: list[torch.device | None] | None = getattr(self._running, "origins", None)
-        if found is None:
-            found = self._running.origins = []
-        return found
 
     def move_inputs(
         self,
@@ -277,7 +271,7 @@ class AlignDevicesHook(ModelHook):
             return output
         try:
             if self.io_same_device:
-                self.input_device = self._origins()[-1]
+                self.input_device = self._running.origins[-1]
             if self._post_is_overridden:
                 return self.post_forward(module, output)
             return self._sent_back(output, self.input_device)
@@ -293,7 +287,7 @@ class AlignDevicesHook(ModelHook):
 
     def _end(self, module: nn.Module) -> None:
         if self.io_same_device:
-            self._origins().pop()
+            self._running.origins.pop()
         try:
             if self.offload:
                 residency = residency_of(module, self)

@@ -1,8 +1,8 @@
-"""Puts aligning hooks on all modules of a model that need one."""
+"""Puts aligning hooks on all modules of a model that need one, and schedules that prefetch what they bring."""
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Mapping
-from types import TracebackType
 
 import torch
 from torch import nn
@@ -10,17 +10,25 @@ from torch import nn
 from accel_bigmodel.device_map.check import loads_whole
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import SequentialHook, add_hook_to_module
-from accel_bigmodel.offload.store import PrefixedDataset
+from accel_bigmodel.hooks.residency import PrefetchBinding, Residency, residencies_of
+from accel_bigmodel.memory import accelerator_module
+from accel_bigmodel.offload.prefetch import MapTransport, StreamTransport, TransferSpec, Weights
+from accel_bigmodel.offload.schedule import Block, Schedule, Transport
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import TiedTensors, moved_tensors
 from accel_core._records import record
+from accel_core.modules import packed
 from accel_core.modules.compilation import is_compiled_module
+from accel_core.modules.sizes import convert_file_size_to_int
 
 __all__ = [
     "HookSettings",
+    "Prefetch",
     "align_module_device",
     "attach_align_device_hook",
     "attach_align_device_hook_on_blocks",
     "attach_execution_device_hook",
+    "attach_prefetch",
     "has_offloaded_params",
 ]
 
@@ -277,7 +285,8 @@ def _offloading_hook(module: nn.Module) -> AlignDevicesHook | None:
     return None
 
 
-class align_module_device:  # noqa: N801  the name of an existing API
+@contextlib.contextmanager
+def align_module_device(module: nn.Module, execution_device: torch.device | None = None) -> Iterator[None]:
     """Have a module's own weights on a device for a while, wherever they are stored.
 
     Args:
@@ -291,39 +300,128 @@ class align_module_device:  # noqa: N801  the name of an existing API
         >>> with align_module_device(model, "cpu"):
         ...     total = sum(weight.sum() for weight in model.parameters())
     """
+    module = _hooked(module)
+    hook = _offloading_hook(module)
+    if hook is None:
+        alone = execution_device is None
+        with contextlib.nullcontext() if alone else moved_tensors(module, torch.device(execution_device)):  # type: ignore[arg-type]
+            yield
+        return
+    kept = hook.execution_device
+    if execution_device is not None:
+        hook.execution_device = execution_device
+    try:
+        hook.pre_forward(module)
+        try:
+            yield
+        finally:
+            hook.post_forward(module, None)
+    finally:
+        hook.execution_device = kept
 
-    def __init__(self, module: nn.Module, execution_device: torch.device | None = None) -> None:
-        self._module = _hooked(module)
-        self._device = execution_device
-        self._moved: contextlib.AbstractContextManager[None] | None = None
-        self._kept_device: Device = None
 
-    def __enter__(self) -> None:
-        """Bring the weights to the device."""
-        hook = _offloading_hook(self._module)
-        if hook is not None:
-            self._kept_device = hook.execution_device
-            if self._device is not None:
-                hook.execution_device = self._device
-            try:
-                hook.pre_forward(self._module)
-            except BaseException:
-                hook.execution_device = self._kept_device
-                raise
-        elif self._device is not None:
-            self._moved = moved_tensors(self._module, torch.device(self._device))
-            self._moved.__enter__()
+Prefetch = bool | int | str | None
+_LEAST_WINDOW = 64 * 2**20
 
-    def __exit__(
-        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Put the weights back where they were."""
-        hook = _offloading_hook(self._module)
-        if self._moved is not None:
-            self._moved.__exit__(kind, failure, trace)
-            self._moved = None
-        elif hook is not None:
-            try:
-                hook.post_forward(self._module, None)
-            finally:
-                hook.execution_device = self._kept_device
+
+def attach_prefetch(
+    model: nn.Module, prefetch: Prefetch = None, keep_pages: bool | None = None
+) -> tuple[Schedule[Weights], ...]:
+    """Prefetch the offloaded weights of a dispatched model."""
+    if prefetch is False:
+        return ()
+    groups: dict[torch.device, list[tuple[Residency, AlignDevicesHook, OffloadedWeightsLoader, str]]] = {}
+    for residency, hook in _residencies(model):
+        found = _store_of(residency, hook)
+        device = hook.device
+        if found is not None and device is not None:
+            groups.setdefault(device, []).append((residency, hook, *found))
+    schedules = []
+    for device, members in groups.items():
+        blocks = []
+        for residency, hook, store, prefix in members:
+            spec = TransferSpec(
+                [prefix + slot.name for slot in residency.slots],
+                [slot.placeholder.dtype for slot in residency.slots],
+                store,
+            )
+            count = sum(slot.placeholder.numel() * slot.placeholder.dtype.itemsize for slot in residency.slots)
+            blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, spec), store, prefix))
+        largest = max(block.nbytes for _, _, block, _, _ in blocks)
+        budget = _budget(device, largest, prefetch)
+        if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
+            continue
+        transport: Transport[Weights] = (
+            MapTransport(sum(block.nbytes for _, _, block, _, _ in blocks), keep_pages)
+            if budget is None or device.type == "cpu"
+            else StreamTransport(device, budget)
+        )
+        has_room = None if device.type == "cpu" else functools.partial(_has_room, device)
+        schedule = Schedule(transport, budget, has_room, [block for _, _, block, _, _ in blocks])
+        for residency, hook, block, store, prefix in blocks:
+            assert hook.weights_map is not None
+            residency.binding = PrefetchBinding(schedule, block, store, prefix, hook.weights_map, device)
+        schedules.append(schedule)
+    root = model.__dict__.get("_hf_hook")
+    for member in root.hooks if isinstance(root, SequentialHook) else (root,):
+        if isinstance(member, AlignDevicesHook):
+            member._schedules = tuple(schedules)
+    return tuple(schedules)
+
+
+def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook]]:
+    for module in model.modules():
+        for residency in residencies_of(module):
+            hook = residency.hook
+            if residency.slots and isinstance(hook, AlignDevicesHook) and hook.is_prefetched:
+                yield residency, hook
+
+
+def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWeightsLoader, str] | None:
+    """Find the store of weights that can be prefetched: plain ones, not tied, and for the CPU in files."""
+    view = hook.weights_map
+    if not isinstance(view, PrefixedDataset):
+        return None
+    prefix = view.prefix
+    if isinstance(view.dataset, OffloadedWeightsLoader):
+        store = view.dataset
+    elif isinstance(view.dataset, dict):
+        store = OffloadedWeightsLoader(state_dict=view.dataset)
+    else:
+        return None
+    tied = hook.tied_params_map or {}
+    for slot in residency.slots:
+        name = prefix + slot.name
+        if packed.find(slot.placeholder) is not None or name not in store:
+            return None
+        place = store.file_of(name)
+        if hook.device is not None and hook.device.type == "cpu" and place is None:
+            return None
+        # Modules share one copy of a tied weight; the schedule would make one for each. Its address was held.
+        if tied and (place is None or place[0].is_mapped(place[1])) and store.stored(name).data_ptr() in tied:
+            return None
+    return store, prefix
+
+
+def _has_room(device: torch.device, count: int) -> bool:
+    """Return whether that many bytes are free on a device, or free inside torch's cache."""
+    module = accelerator_module()
+    if module is None or not hasattr(module, "mem_get_info"):
+        return True
+    free = int(module.mem_get_info(device)[0])
+    if hasattr(module, "memory_reserved"):
+        free += int(module.memory_reserved(device)) - int(module.memory_allocated(device))
+    return free >= count
+
+
+def _budget(device: torch.device, largest: int, prefetch: Prefetch) -> int | None:
+    if not isinstance(prefetch, bool) and prefetch is not None:
+        return convert_file_size_to_int(prefetch)
+    if device.type == "cpu":
+        return max(2 * largest, _LEAST_WINDOW)
+    # The least that helps is room for a block that computes and one in transfer; a third lets one more be in transfer.
+    wanted = 3 * largest
+    module = accelerator_module()
+    if module is not None and hasattr(module, "mem_get_info"):
+        wanted = min(wanted, int(0.9 * module.mem_get_info(device)[0]))
+    return wanted if wanted >= 2 * largest else None

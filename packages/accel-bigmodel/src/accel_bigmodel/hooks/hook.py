@@ -1,8 +1,8 @@
 """Hooks around `forward`, and how they are put on a module and taken off again."""
 
+import functools
 import sys
 from collections.abc import Callable
-from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -213,35 +213,13 @@ class SequentialHook(ModelHook):
             hook.abort_forward(module)
 
 
-class _ClassForward:
-    """The forward of a module's class, for classes where that function has another name."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The method, for `inspect.signature`."""
-        return cast("Callable[..., Any]", MethodType(type(self.module).forward, self.module))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the class's forward."""
-        return type(self.module).forward(self.module, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        """Look up what a method would have, such as `__func__` and `__name__`."""
-        if "module" not in self.__dict__:  # it is being copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.__wrapped__, name)
-
-
 def _picklable(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a module's forward in a form that another process can load."""
     function = getattr(forward, "__func__", None)
     if function is not None and function is type(module).forward and function.__name__ != "forward":
         # A bound method is pickled by the name of its function. That of a container such as `nn.ModuleList` is
         # `_forward_unimplemented`, which its class does not have: it could be pickled and not loaded.
-        return _ClassForward(module)
+        return functools.partial(function, module)
     return forward
 
 
@@ -256,8 +234,9 @@ class HookedForward:
 
     def of(self, module: nn.Module) -> "HookedForward":
         """Return the forward of a module that was copied from this one's, with its hook."""
-        if isinstance(module.__dict__["_old_forward"], _ClassForward):
-            module.__dict__["_old_forward"] = _ClassForward(module)
+        forward = module.__dict__["_old_forward"]
+        if isinstance(forward, functools.partial) and forward.args == (self.module,):
+            module.__dict__["_old_forward"] = functools.partial(forward.func, module)
         return HookedForward(module)
 
     @property

@@ -1,4 +1,13 @@
-"""Whether the offloaded weights of one (hook, module) pair are in memory, and how they come and go."""
+"""Whether the offloaded weights of one (hook, module) pair are in memory, and how they come and go.
+
+| state | while | moves |
+|---|---|---|
+| away | no forward runs and nobody holds the weights | `enter`, `hold`: in memory; `restore`: no longer offloaded |
+| in memory | `resident` | the last `leave`, or `release` after it: away |
+
+Where each weight is then stands in `accel_bigmodel.hooks.slot`. With a binding, a schedule sends for the weights of the
+next blocks; without one they are loaded when they are needed.
+"""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +17,7 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.slot import Slot, Store, packed_key, share_memory
-from accel_bigmodel.hooks.tied import drop_tied, load_tied
-from accel_bigmodel.hooks.written import keep_written
+from accel_bigmodel.hooks.slot import Slot, Store, drop_tied, keep_written, load_tied, packed_key, share_memory
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forget, is_placeholder
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Block, Schedule
@@ -247,8 +254,12 @@ class Residency:
         device = self.hook.device
         # What is made here outlives the forward (parameters over a file's map are used again), and an inference tensor
         # could never take part in a backward pass.
-        with normal_tensors():
-            self._place(device, writable)
+        try:
+            with normal_tensors():
+                self._place(device, writable)
+        except BaseException:
+            self._unload()
+            raise
         self.resident = True
         # A CPU has no streams, and MPS one; elsewhere a thread may compute on another stream than the weights came by.
         if device is not None and device.type not in ("cpu", "meta", "mps"):
@@ -297,29 +308,31 @@ class Residency:
                 slot.placed.record_stream(stream)
 
     def _place(self, device: torch.device | None, writable: bool) -> None:
-        try:
-            weights = self.weights()
-            binding = self.binding
-            if binding is None or writable or not self._prefetched(binding, weights, device):
-                self._fetch(weights, device, writable)
-        except BaseException:
-            self._unload()
-            raise
-
-    def _fetch(self, weights: Mapping[str, torch.Tensor], device: torch.device | None, writable: bool) -> None:
-        """Load weights that were not prefetched."""
-        in_files = _has_files(weights)
-        tied = self.hook.tied_params_map
+        weights, tied = self.weights(), self.hook.tied_params_map
         for slot in self.slots:
-            present = slot.store.get(slot.key)
-            if present is not slot.placeholder and not slot.is_ours and not self._tie(slot):
+            if not slot.is_ours:
+                self._tie(slot)
+        content = None if writable else self._prefetched(weights, device)
+        store = weights.dataset if isinstance(weights, PrefixedDataset) else weights
+        in_files = isinstance(store, OffloadedWeightsLoader) and bool(store.index)
+        for number, slot in enumerate(self.slots):
+            if not slot.is_ours:
                 continue
             slot.refresh()
-            value = self._looked_up(slot, weights)
-            made = load_tied(slot, weights, value, device, tied) if tied else slot.loaded(weights, value, device)
+            if content is not None and self._is_current(slot, content.sources[number]):
+                value = content.sources[number]
+                made = slot.adopted(content.tensors[number], value)
+            else:
+                value = self._looked_up(slot, weights)
+                made = load_tied(slot, weights, value, device, tied) if tied else slot.loaded(weights, value, device)
             if in_files and (writable or not slot.is_parameter):
                 made = slot.copied(made, value)
             slot.place(made, value, device)
+
+    def _is_current(self, slot: Slot, source: torch.Tensor) -> bool:
+        """Return whether what was prefetched was made of a weight that was not replaced since."""
+        binding = self.binding
+        return binding is not None and binding.store.stored(binding.prefix + slot.name) is source
 
     def _looked_up(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         try:
@@ -349,32 +362,18 @@ class Residency:
             self._leave_schedule(self.binding)  # it would load the previous weight
         return True
 
-    def _prefetched(
-        self, binding: PrefetchBinding, weights: Mapping[str, torch.Tensor], device: torch.device | None
-    ) -> bool:
-        """Take the weights from the schedule, and return whether it had them."""
-        # The weights, the device or a tie was changed by hand: from now on they are loaded when needed.
-        ties = any(not slot.is_ours and self._tie(slot) for slot in self.slots)
-        if ties or weights is not binding.weights_map or device != binding.device:
-            self._leave_schedule(binding)
-            return False
+    def _prefetched(self, weights: Mapping[str, torch.Tensor], device: torch.device | None) -> Weights | None:
+        """Take the weights from the schedule, if it has them."""
+        binding = self.binding
+        if binding is None:
+            return None
+        if weights is not binding.weights_map or device != binding.device:
+            self._leave_schedule(binding)  # changed by hand: from now on they are loaded when needed
+            return None
         # Acquired before anything is placed: when placing fails, `_unload` releases the block exactly once.
         content = binding.schedule.acquire(binding.block)
         binding.acquired = True
-        store = binding.store
-        for slot, tensor, source in zip(self.slots, content.tensors, content.sources, strict=True):
-            if not slot.is_ours:
-                continue
-            slot.refresh()
-            if store.stored(binding.prefix + slot.name) is source:
-                made, value = slot.adopted(tensor, source), source
-                if not slot.is_parameter:
-                    made = slot.copied(made, source)
-            else:
-                value = weights[slot.name]
-                made = slot.loaded(weights, value, device)
-            slot.place(made, value, device)
-        return True
+        return content
 
     def _leave_schedule(self, binding: PrefetchBinding) -> None:
         self.binding = None
@@ -438,12 +437,6 @@ class Residency:
         residencies.remove(self)
         if not residencies:
             del self.module.__dict__[_KEY]
-
-
-def _has_files(weights: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether some weights of a map are in files."""
-    store = weights.dataset if isinstance(weights, PrefixedDataset) else weights
-    return isinstance(store, OffloadedWeightsLoader) and bool(store.index)
 
 
 def _places(module: nn.Module, include_buffers: bool, recurse: bool) -> list[tuple[str, Store, str]]:

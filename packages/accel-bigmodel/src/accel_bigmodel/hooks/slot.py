@@ -1,18 +1,32 @@
-"""The place of one offloaded tensor in its module, and the tensors that alternate in it."""
+"""The place of one offloaded tensor in its module, and the tensors that alternate in it.
 
-from collections.abc import Mapping, Sequence
+| state | what the module shows | where the value is | moves |
+|---|---|---|---|
+| away | its placeholder, which refuses writes | in the weights map | load: shared or copied |
+| shared | a tensor over the map's memory, kept for the next load | there, writes too | unload: away |
+| copied | a copy, on a device or of another dtype | there; writes in the copy | unload: away |
+| tied by hand | another weight's placeholder | there, under that weight's name | load: as that weight |
+| foreign | a tensor that somebody assigned | in the module | none until the placeholder is back |
+
+What was written is put into the map when the weight goes away: of a copy, and of what shares the memory of a file.
+Copies of a tied weight are noted by device, and all modules that share the weight compute with them.
+"""
+
+import threading
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import torch
 from torch import nn
 
 from accel_bigmodel._torch import make_subclass
+from accel_bigmodel.memory import used_here
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forbid_gradient, is_placeholder, placeholder_for
-from accel_bigmodel.offload.store import PrefixedDataset
-from accel_bigmodel.placement import normal_tensors
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
+from accel_bigmodel.placement import TiedTensors, as_device, normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 
-__all__ = ["Slot", "Store", "packed_key", "share_memory"]
+__all__ = ["Slot", "Store", "drop_tied", "keep_written", "load_tied", "packed_key", "share_memory"]
 
 Store = dict[str, torch.Tensor | None]
 
@@ -213,3 +227,81 @@ class Slot:
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors begin at the same address."""
     return one.device == other.device and one.data_ptr() == other.data_ptr()
+
+
+# The copies are noted in one map for all modules of a model, which several threads may run.
+_lock = threading.Lock()
+
+
+def load_tied(
+    slot: Slot,
+    weights: Mapping[str, torch.Tensor],
+    value: torch.Tensor,
+    device: torch.device | None,
+    tied: TiedTensors,
+) -> torch.Tensor:
+    """Load a weight that other modules may have loaded already."""
+    copies = tied.get(value.data_ptr()) if not value.is_meta else None
+    if copies is None:
+        return slot.loaded(weights, value, device)
+    key = as_device(device) if device is not None else value.device
+    with _lock:
+        made = copies.get(key)
+        # A view of the weight, such as its transpose, begins at the same address.
+        is_view = made is not None and made.shape == value.shape and made.stride() != value.stride()
+        if made is None or is_view or made.shape != slot.shape or made.dtype != slot.dtype:
+            made = copies[key] = slot.loaded(weights, value, device)
+    return used_here(made)
+
+
+def drop_tied(tied: TiedTensors, dropped: Sequence[torch.Tensor | None]) -> None:
+    """Forget copies of tied weights that a module releases; modules that still use them hold them."""
+    with _lock:
+        for copies in tied.values():
+            for device in [key for key, copy in copies.items() if any(copy is tensor for tensor in dropped)]:
+                del copies[device]
+
+
+def keep_written(
+    module: nn.Module,
+    weights: Mapping[str, torch.Tensor],
+    slot: Slot,
+    placed: torch.Tensor,
+    value: torch.Tensor,
+    compare: bool,
+) -> None:
+    """Store a weight that was written to in a copy, which is about to be dropped."""
+    if slot.version is None or packed.find(slot.placeholder) is not None:
+        return
+    # Batch normalization updates its statistics without counting it as a write.
+    compare = compare or (module.training and not slot.is_parameter)
+    if placed._version == slot.version and not (compare and _differ(placed, value)):
+        return
+    with normal_tensors():
+        now = weights.get(slot.name) if slot.tied_to is None else slot.stored_in(weights)
+        if now is None or (now is not value and _differ(now, value)):
+            return  # the map was given a newer value meanwhile, which counts
+        dataset = weights.dataset if isinstance(weights, PrefixedDataset) else weights
+        target = dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
+        if not isinstance(target, MutableMapping):
+            raise OffloadError(
+                "An offloaded weight was written to, and its weights map cannot take the new value; got "
+                f"{slot.name!r} of {type(module).__name__} in a {type(target).__name__}. Use a mutable "
+                "mapping, or write to the weight before it is offloaded."
+            )
+        kept = placed.detach().to("cpu")
+        if isinstance(weights, PrefixedDataset):
+            for name in {*slot.placeholder.__dict__.get("names", ()), weights.prefix + slot.name}:
+                if name in dataset:
+                    target[name] = kept
+        else:
+            target[slot.name] = kept
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors differ in any bit, once they are of one dtype."""
+    if one.shape != other.shape:
+        return True
+    first = one.detach().to("cpu").contiguous()
+    second = other.detach().to(device="cpu", dtype=one.dtype).contiguous()
+    return not torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))

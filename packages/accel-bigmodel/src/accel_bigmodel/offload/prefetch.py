@@ -6,7 +6,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import field
 from typing import Any
@@ -216,11 +216,3 @@ class StreamTransport:
         """Release the tensors; the allocator waits for the computing stream."""
         content.tensors.clear()  # first: what the allocator waits for is done when the event is
         self._ends.append((torch.accelerator.current_stream(self.device).record_event(), block.nbytes))
-
-    def __getstate__(self) -> Mapping[str, Any]:
-        """Leave thread and stream out of copies and pickles."""
-        return {"device": self.device, "budget": self.budget}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Create them again."""
-        self.__init__(**state)  # type: ignore[misc]

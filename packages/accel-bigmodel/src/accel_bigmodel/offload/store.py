@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = [
     "PrefixedDataset",
     "extract_submodules_state_dict",
     "load_offloaded_weight",
+    "offload_once",
     "offload_state_dict",
     "offload_weight",
     "save_offload_index",
@@ -468,3 +469,41 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the maps out of copies and pickles: they are opened again on first use."""
         return {**self.__dict__, "_files": {}}
+
+
+def offload_once(
+    folder: str | os.PathLike[str], state_dict: Mapping[str, torch.Tensor], needed: Collection[str]
+) -> None:
+    """Write weights to an offload folder, or check that the folder already holds these weights."""
+    if not os.path.isfile(os.path.join(folder, INDEX_NAME)):
+        offload_state_dict(folder, state_dict)
+        return
+    stored = OffloadedWeightsLoader(save_folder=folder)
+    missing = [name for name in state_dict if name in needed and name not in stored]
+    if missing:
+        raise OffloadError(
+            f"The offload folder belongs to another model; got {os.fspath(folder)!r} without {', '.join(missing)}. "
+            "Choose another folder, or delete this one."
+        )
+    # The weights themselves are compared, bit by bit, with what loading them would give: names, shapes and dtypes of
+    # two models, or of one before and after training, may well be equal.
+    for name, tensor in state_dict.items():
+        if name in needed and not tensor.is_meta and not _holds(stored, name, tensor):
+            raise OffloadError(
+                f"The offload folder holds other weights than the model; got {os.fspath(folder)!r}, where {name!r} "
+                "differs. Choose another folder or delete this one; to use the weights in it, build the model under "
+                "`init_empty_weights`."
+            )
+
+
+def _holds(stored: OffloadedWeightsLoader, name: str, tensor: torch.Tensor) -> bool:
+    """Return whether a folder's weight, as it would be loaded, is a tensor bit for bit."""
+    weight = stored[name]
+    if weight.shape != tensor.shape:
+        return False
+    ours, theirs = tensor.detach().to("cpu").contiguous(), weight.to(tensor.dtype)
+    equal = torch.equal(ours.view(-1).view(torch.uint8), theirs.view(-1).view(torch.uint8))
+    place = stored.file_of(name)
+    if place is not None:
+        place[0].done_with(place[1])  # so that a large model is not in memory twice
+    return equal

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from accel_bigmodel.hooks.casting import (
+from accel_bigmodel.hooks.whole import (
     SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
 )
 from accel_core.checkpoint.names import FSDP_MODEL_NAME as FSDP_MODEL_NAME

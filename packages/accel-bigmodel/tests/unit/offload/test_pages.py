@@ -16,7 +16,7 @@ from torch import nn
 
 from accel_bigmodel import align_module_device, load_checkpoint_and_dispatch
 from accel_bigmodel.offload.prefetch import MapTransport
-from accel_core.errors import ConfigurationError, OffloadError
+from accel_core.errors import CheckpointError, ConfigurationError, OffloadError
 from accel_core.testing.requires import requires
 
 pytestmark = requires("platform:linux")
@@ -93,26 +93,29 @@ def little_address_space() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_model_larger_than_the_address_space_runs(tmp_path: Path) -> None:
-    """256 MiB run where 96 are left: each weight is mapped while its block runs; writes stay, changes are named."""
-    width, file = 2048, tmp_path / "large.safetensors"
-    header = {
-        f"{number}.weight": {"dtype": "F32", "shape": [width, width], "data_offsets": [at, at + 4 * width**2]}
-        for number, at in enumerate(range(0, LAYERS * 4 * width**2, 4 * width**2))
-    }
-    written = json.dumps(header).encode()
-    with file.open("wb") as out:
-        out.write(len(written).to_bytes(8, "little") + written)
-        for _ in range(LAYERS):
-            out.write(memoryview(2 * torch.eye(width).numpy()).cast("B"))
+    """256 MiB in files of 64 run where 96 are left: each weight is mapped while its block runs; changes are named."""
+    width, names = 2048, [f"{number}.weight" for number in range(LAYERS)]
+    files = {name: f"{number // 4}.safetensors" for number, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: 2 * torch.eye(width) for name in names if files[name] == file}, tmp_path / file)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
     inputs = torch.ones(1, width)
-    on_disk(file, width)(inputs)  # threads and buffers come with the first forward
-    gc.collect()
+    on_disk(index, width)(inputs)  # threads and buffers come with the first forward
     with little_address_space(), torch.no_grad():
-        model = on_disk(file, width)
+        model = on_disk(index, width)
         assert torch.equal(model(inputs), 2**LAYERS * inputs)
         with align_module_device(model[3]):  # type: ignore[index]
             model[3].weight.zero_()  # type: ignore[index,operator]
         assert torch.equal(model(inputs), 0 * inputs)
-        os.utime(file, ns=(0, 0))
+        os.utime(tmp_path / "0.safetensors", ns=(0, 0))
         with pytest.raises(OffloadError, match="changed after the model was dispatched"):
             model(inputs)
+
+
+def test_a_file_that_the_address_space_does_not_hold_is_named(file: Path) -> None:
+    """Its header is read through a map of all of it; the error says what to do."""
+    with file.open("ab") as out:
+        out.truncate(200 * MIB)
+    with little_address_space(), pytest.raises(CheckpointError, match=r"no room for .*a\.safetensors.*ulimit -v"):
+        on_disk(file)

@@ -8,11 +8,8 @@ from typing import Any
 
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
-from accel_core.checkpoint.tensor_header import each_name_once
 
 __all__ = ["read_json", "write_bytes", "write_json"]
-
-_LONGEST = 256 << 20
 
 
 def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
@@ -28,12 +25,10 @@ def write_bytes(path: Path, content: bytes, *, rank: int = 0) -> Entry:
 
 
 def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
-    """Read a JSON file of at most 256 MiB."""
+    """Read a JSON file."""
     with open(open_member(folder, name, links=links), "rb") as file:
-        content = file.read(_LONGEST + 1)  # one byte more than allowed, to see that there are more
+        content = file.read()
     try:
-        if len(content) > _LONGEST:
-            raise ValueError(f"more than {_LONGEST} bytes")
-        return json.loads(content, object_pairs_hook=each_name_once)
+        return json.loads(content)
     except (ValueError, RecursionError) as error:  # the latter of lists in lists, thousands deep
         raise damaged_file(folder / name, f"text that is not JSON ({error})") from error

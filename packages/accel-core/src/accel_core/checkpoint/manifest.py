@@ -264,6 +264,12 @@ def open_member(folder: Path, name: str, *, links: bool = False) -> int:
     return descriptor
 
 
+def path_of(descriptor: int, path: str | os.PathLike[str]) -> str:
+    """Return a path by which a library opens the file that is open, whatever lies at its own path by now."""
+    opened = f"/proc/self/fd/{descriptor}"
+    return opened if os.path.exists(opened) else os.fspath(path)
+
+
 def damaged_file(path: str | os.PathLike[str], found: str) -> CheckpointDamagedError:
     """Return the error for a file whose content is not what its reader needs."""
     name = os.fspath(path)

@@ -23,7 +23,7 @@ import torch
 
 from accel_core.checkpoint.arrays import Array, numpy_loadable, stand_ins
 from accel_core.checkpoint.digest import HashingFile
-from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
+from accel_core.checkpoint.manifest import Entry, damaged_file, open_member, path_of
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 
 __all__ = ["TORCH_SAFE_GLOBALS", "load_object", "open_plain", "prove_readable", "read_object"]
@@ -75,7 +75,7 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     try:
         with safe_globals(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            found = torch.load(_mappable(file, path), mmap=True, **options) if mapped else torch.load(file, **options)
+            found = torch.load(path_of(file.fileno(), path) if mapped else file, mmap=mapped, **options)
         return _Walk(room).finished(found)
     except pickle.UnpicklingError as error:
         if any(word in str(error) for word in _UNSAFE_WORDS) or (not room.zipped and _calls_something(file)):
@@ -210,12 +210,6 @@ class _Walk:
             raise pickle.UnpicklingError("Unsupported class: attributes that hide those of their type")
         for name, item in list(attributes.items()):
             attributes[name] = self.finished(item)
-
-
-def _mappable(file: BinaryIO, path: Path) -> str:
-    """Return a path by which torch maps the file that is open, whatever lies at its own path by now."""
-    opened = f"/proc/self/fd/{file.fileno()}"
-    return opened if os.path.exists(opened) else str(path)
 
 
 class _Room(NamedTuple):

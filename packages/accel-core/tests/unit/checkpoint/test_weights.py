@@ -281,16 +281,6 @@ def test_an_index_that_lies_about_its_shards_is_damage(tmp_path: Path) -> None:
         shards.open_weights(tmp_path)
 
 
-def test_an_index_that_says_a_name_twice_is_damage(tmp_path: Path) -> None:
-    """A tensor that two entries look for in two files is in neither for certain."""
-    save(Tied(), tmp_path, max_shard_size=600)
-    path = tmp_path / names.SAFE_WEIGHTS_INDEX_NAME
-    files = sorted(json.loads(path.read_text())["weight_map"].values())
-    path.write_text(path.read_text().replace('"weight_map": {', f'"weight_map": {{"view": "{files[0]}",', 1))
-    with pytest.raises(CheckpointDamagedError, match="a name that stands there twice"):
-        shards.open_weights(tmp_path)
-
-
 @pytest.mark.parametrize("safe", [True, False])
 def test_names_that_share_memory_are_warned_of(safe: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A safetensors file stores what is tied under one name; `save` and `save_model` name the other one."""

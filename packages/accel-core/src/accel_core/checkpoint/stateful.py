@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
-
 from accel_core.checkpoint import names, pickles, rng
 from accel_core.checkpoint.format import Part, Run, Source
 from accel_core.checkpoint.parts import FilePart
@@ -19,18 +17,6 @@ from accel_core.modules.reduction_order import ReductionOrders
 from accel_core.state.run import first_alike
 
 __all__ = ["Stateful", "counters_part", "extra_components", "parts", "random_part", "restorations"]
-
-_POSITION: dict[str, tuple[type, ...]] = {
-    "epoch": (int,),
-    "offset": (int,),
-    "unit": (str,),
-    "seed": (int, type(None)),
-    "order": (dict,),
-    "drawn_late": (bool,),
-    "steps": (int,),
-    "readers": (list,),
-}
-"""What the file of a position holds, and of which types."""
 
 
 @runtime_checkable
@@ -87,7 +73,7 @@ def random_part(run: Run) -> Part:
 
 def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) -> list[Restoration]:
     """Compare the checkpoint with all of the run but its models, changing nothing; in the order of restoring."""
-    restores, counters = run.data.restores_position, _Counters(run)
+    restores = run.data.restores_position
     owner = first_alike(run.world.rank)
     if not source.has(names.random_states_name(owner % source.world_size)):
         owner = run.world.rank  # a machine may have the files of its own ranks alone
@@ -130,7 +116,7 @@ def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) ->
     for index, item in enumerate(run.custom_objects):
         add(names.custom_name(index), f"registered object {index}", item)
     if source.manifest is not None:
-        add(names.PROGRESS_NAME, "progress", counters, _counters_difference)
+        add(names.PROGRESS_NAME, "progress", _Counters(run))
     if source.manifest is not None and source.manifest.absent and not source.has(states):
         states = names.random_states_name(0)
     add(states, "random states", generators, generators.difference)
@@ -217,29 +203,13 @@ class _Epoch:
 
 
 def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
-    """Compare the form of a loader's position with that of this version."""
-    if not isinstance(state, Mapping):
-        return f"the file holds a {type(state).__name__} instead of a dict"
-    version, known = state.get("version"), own.get("version")
-    if type(version) is not int or version != known:
-        return f"has the version {version!r:.40} and this accel reads {known}"
-    for key, types in _POSITION.items():
-        value = state.get(key, ...)
-        if type(value) not in types:
-            return f"holds {'no' if value is ... else 'a ' + type(value).__name__ + ' for its'} {key}"
-    negative = [key for key in ("epoch", "offset", "steps") if state[key] < 0]
-    if negative or not all(isinstance(one, Tensor | tuple) for one in state["order"].values()):
-        return f"holds {negative[0] + ' that is negative' if negative else 'an order that is no states of generators'}"
-    if len(state["readers"]) != len(own["readers"]):
-        return f"holds {len(state['readers'])} facts of its readers and this accel reads {len(own['readers'])}"
+    """Compare what a loader's position counts with what that of this version does."""
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if not isinstance(state, Mapping) or version != own["version"]:
+        return f"has the version {version!r:.40} and this accel reads {own['version']}"
     if state["offset"] and state["unit"] != own["unit"]:
         return f"counts {state['unit']}, and the loader counts {own['unit']}"
     return None
-
-
-def _counters_difference(own: object, state: object) -> str | None:
-    fits = isinstance(state, dict) and type(state.get("step")) is int and isinstance(state.get("counters"), dict)
-    return None if fits else "holds no step and no table of counters"
 
 
 def _key_difference(own: object, state: object) -> str | None:

@@ -89,50 +89,13 @@ def test_state_of_another_shape_is_refused(tmp_path: Path) -> None:
         load_state(other, tmp_path / "ckpt")
 
 
-def _text_in_state(state: dict[str, Any]) -> None:
-    state["state"][0]["exp_avg"] = "text"
-
-
-def _text_for_steps(state: dict[str, Any]) -> None:
-    state["state"][0]["step"] = "text"
-
-
-def _text_for_a_rate(state: dict[str, Any]) -> None:
-    state["param_groups"][0]["lr"] = "text"
-
-
-def _list_for_a_state(state: dict[str, Any]) -> None:
-    state["state"][0] = [1]
-
-
-def _dict_for_a_number(state: dict[str, Any]) -> None:
-    state["param_groups"][0]["params"] = [[0], [1]]
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (_text_in_state, "exp_avg of parameter 0 is a str"),
-        (_text_for_steps, "step of parameter 0 is a str"),
-        (_text_for_a_rate, "lr of group 0 is a str"),
-        (_list_for_a_state, "state of parameter 0 is a list"),
-        (_dict_for_a_number, "no state of an optimizer"),
-    ],
-)
-@pytest.mark.parametrize("steps_before", [0, 1])
-def test_states_of_another_form_are_found_before_anything_changes(
-    spoil: Any, message: str, steps_before: int, tmp_path: Path
-) -> None:
-    """Text where a tensor is due, in a file whose checksum is right, is refused and the model stays as it was."""
+def test_a_file_without_a_state_is_refused(tmp_path: Path) -> None:
+    """What another program wrote under the name is found before anything changes, although its checksum is right."""
     run = build("AdamW", 1)
-    step(run, 1)
-    state = run.optimizers[0].state_dict()
-    spoil(state)
-    run.optimizers[0].state_dict = lambda: state  # what another version would have written
+    run.optimizers[0].state_dict = lambda: {"state": {}}
     save_state(run, tmp_path / "ckpt")
     other = build("AdamW", 2)
-    step(other, steps_before)
     before = other.models[0].weight.detach().clone()
-    with pytest.raises(CheckpointMismatchError, match=message):
+    with pytest.raises(CheckpointMismatchError, match="holds no state of an optimizer"):
         load_state(other, tmp_path / "ckpt")
     assert torch.equal(other.models[0].weight, before)

@@ -182,22 +182,16 @@ _POSITION = {
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (["list"], "a list instead of a dict"),
+        (["list"], "the version None"),
         ({"seed": 3}, "the version None"),
         ({**_POSITION, "version": 99}, "the version 99"),
-        ({**_POSITION, "epoch": "first"}, "a str for its epoch"),
-        ({**_POSITION, "offset": -1}, "offset that is negative"),
-        ({**_POSITION, "order": {"loader": "text"}}, "no states of generators"),
-        ({**_POSITION, "drawn_late": 1}, "a int for its drawn_late"),
-        ({**_POSITION, "steps": -1}, "steps that is negative"),
-        ({**_POSITION, "readers": [1]}, "1 facts of its readers"),
-        ({key: value for key, value in _POSITION.items() if key != "order"}, "no order"),
+        ({**_POSITION, "offset": 2, "unit": "batches"}, "counts batches, and the loader counts samples"),
     ],
 )
-def test_a_position_of_another_form_is_found_before_anything_changes(
+def test_a_position_of_another_version_is_found_before_anything_changes(
     state: object, message: str, tmp_path: Path
 ) -> None:
-    """A `sampler.bin` of another version or form, whose checksum is right, is refused and the model stays as it was."""
+    """A `sampler.bin` of another version or unit, whose checksum is right, is refused and the model stays as it was."""
     loader = prepare_data_loader(DataLoader(range(4), batch_size=2), num_processes=1, process_index=0)
     run = BareRun([nn.Linear(2, 2)], dataloaders=[loader])
     save_state(run, tmp_path / "ckpt")

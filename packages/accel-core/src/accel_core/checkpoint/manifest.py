@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import itertools
 import json
+import operator
 import os
 import stat
 import time
@@ -32,9 +32,6 @@ __all__ = ["Entry", "Manifest", "check_name", "lies_inside", "open_member", "own
 _VERSION = 1
 _MOST_LISTS = 1 << 20
 """Lists that a manifest may name: one of more is invented."""
-
-_LOST = 100
-"""Lists that cannot be read, after which the others are not looked for."""
 
 
 @record(frozen=True)
@@ -93,13 +90,16 @@ class Manifest:
         """Build a manifest from the bytes of its file."""
         try:
             data = json.loads(raw)
-            entries = tuple(Entry(**entry) for entry in data["entries"])
-            given = {name: data[name] for name in ("world_size", "versions", "written_at", "save")}
-            lists = tuple((first, last) for first, last in data["lists"]) if "lists" in data else None
-            manifest = cls(entries, absent=data.get("absent", 0), lists=lists, **given)
-            # What `encode` makes of it has the right checksum, version and form, so the same bytes have them too.
-            whole = manifest._is_well_typed() and raw == manifest.encode()
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            entries = tuple(
+                Entry(str(each["name"]), int(each["size"]), str(each["digest"]), int(each["rank"]))
+                for each in data["entries"]
+            )
+            lists = tuple((int(first), int(last)) for first, last in data["lists"]) if "lists" in data else None
+            size, written_at, absent = int(data["world_size"]), int(data["written_at"]), int(data.get("absent", 0))
+            manifest = cls(entries, size, data["versions"], written_at, str(data["save"]), absent, lists)
+            # What `encode` makes of it has the right checksum, form and types, so the same bytes have them too.
+            whole = manifest._adds_up() and raw == manifest.encode()
+        except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _damaged(path, f"{type(error).__name__}: {error}") from error
         if not whole:
             raise _damaged(path, "bytes that do not fit its own checksum or form")
@@ -109,16 +109,11 @@ class Manifest:
             raise _damaged(path, "a file that it lists twice")
         return manifest
 
-    def _is_well_typed(self) -> bool:
-        """Return whether fields that JSON gave have their types; a bool is no number here."""
-        texts = [self.save, *(text for entry in self.entries for text in (entry.name, entry.digest))]
-        numbers = [self.written_at, *(number for entry in self.entries for number in (entry.size, entry.rank))]
-        numbers += [rank for both in self.lists or () for rank in both]
-        integers = all(type(number) is int for number in (self.world_size, self.absent, *numbers))
-        fine = all(isinstance(text, str) for text in texts) and integers and self.world_size >= 1 and self.absent >= 0
+    def _adds_up(self) -> bool:
+        """Return whether there is a rank, and lists are of ranks that are there, in rising order."""
         bounds = [-1, *(rank for first, last in self.lists or () for rank in (first, last + 1)), self.world_size + 1]
         few = sum(last - first for first, last in self.lists or ()) < _MOST_LISTS
-        return fine and few and all(low < high for low, high in itertools.pairwise(bounds))
+        return self.world_size >= 1 and self.absent >= 0 and few and all(map(operator.lt, bounds, bounds[1:]))
 
     def encode(self) -> bytes:
         """Return the bytes of the manifest's file."""
@@ -170,8 +165,6 @@ class Manifest:
             entries += found
             if problem and rank not in optional:
                 lost[names.list_name(rank)] = problem
-            if len(lost) >= _LOST:
-                break
         return replace(self, entries=tuple(sorted(entries, key=lambda entry: entry.name)), lost=lost)
 
     def files(self) -> list[str]:

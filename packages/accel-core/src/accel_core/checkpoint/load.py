@@ -66,16 +66,19 @@ def load_state(
     background.finish()
     options = placement(load_model_func_kwargs.pop("map_location", None), run.world) | (load_kwargs or {})
     ranks = Ranks(run.world, "load_state")
-    request = LoadRequest(run, input_dir, options, load_model_func_kwargs, ranks, strict)
-    storage = _found(request)
+    with ranks.together(f"Opening the checkpoint {str(input_dir)!r}"):
+        _check_call(run, load_model_func_kwargs)
+        storage = storage_of(_folder(run, input_dir), run.world, run.project)
+    if input_dir is None:
+        storage = _newest(run, ranks, storage)
     try:
         with byte_bar("Loading"):
-            reading = _open(request, storage)
-            _compare(reading)
+            reading = _open(run, ranks, storage, options, load_model_func_kwargs)
+            _compare(reading, strict)
         if run.world.is_main:
             logger.info("Loading states from %s", reading.report.folder)
         if run.load_state_pre_hooks:
-            reading.plans = _call_hooks(reading) + reading.plans
+            reading.plans = _call_hooks(reading, strict) + reading.plans
         _refuse_replaced(reading, f"nothing was changed{' but by load hooks' if run.load_state_pre_hooks else ''}")
         _apply(reading)
         _refuse_replaced(reading, "all of it was restored, of which something may be of the other save")
@@ -108,70 +111,48 @@ def placement(place: object, world: World) -> dict[str, Any]:
     return {"map_location": world.device if place == "on_device" else "cpu"}
 
 
-@record(frozen=True)
-class LoadRequest:
-    """What is restored, and how."""
-
-    run: Run
-    input_dir: str | os.PathLike[str] | None  # the checkpoint; `None` for the latest numbered one
-    load_kwargs: dict[str, Any]
-    model_kwargs: dict[str, Any]  # what the user passes to `load_state_dict` of models
-    ranks: Ranks
-    strict: bool
-
-    def folder(self) -> Path:
-        """Return the folder to load, or the folder in which to look for the latest checkpoint."""
-        if self.input_dir is not None:
-            given = names.folder_of(self.input_dir)
-            return given if isinstance(given, Address) else Path(os.path.realpath(given))
-        if not self.run.project.automatic_checkpoint_naming:
-            raise ConfigurationError(
-                "load_state was not given a folder; input_dir is None and automatic naming is off. Pass a folder."
-            )
-        return names.folder_of(self.run.project.checkpoints_folder())
+def _folder(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder to load, or the folder in which to look for the latest checkpoint."""
+    if input_dir is not None:
+        given = names.folder_of(input_dir)
+        return given if isinstance(given, Address) else Path(os.path.realpath(given))
+    if not run.project.automatic_checkpoint_naming:
+        raise ConfigurationError(
+            "load_state was not given a folder; input_dir is None and automatic naming is off. Pass a folder."
+        )
+    return names.folder_of(run.project.checkpoints_folder())
 
 
-def _found(request: LoadRequest) -> Storage:
-    """Return where the checkpoint is that all ranks load: the one that was named, or the latest of a series."""
-    run, ranks = request.run, request.ranks
-    with ranks.together(f"Opening the checkpoint {str(request.input_dir)!r}"):
-        if torch.is_inference_mode_enabled():
-            raise CheckpointError(
-                "Tensors that are made in inference mode can never train; got load_state under torch.inference_mode(). "
-                "Call it outside of that block, or use torch.no_grad()."
-            )
-        _check_keywords(request)
-        storage = storage_of(request.folder(), run.world, run.project)
-    if request.input_dir is not None:
-        return storage
+def _newest(run: Run, ranks: Ranks, series: Storage) -> Storage:
+    """Return where the latest checkpoint of a series is, which the main rank chooses."""
     newest: Path | CheckpointNotFoundError | None = None
-    with ranks.together(f"Looking for checkpoints in {str(storage.target)!r}"):
+    with ranks.together(f"Looking for checkpoints in {str(series.target)!r}"):
         if ranks.rank == 0:
             try:
-                newest = storage.newest()
+                newest = series.newest()
             except CheckpointNotFoundError as error:  # which all ranks raise as one
                 newest = error
     found = ranks.broadcast(newest)
     if not isinstance(found, Path):
-        raise known_to_all(found or CheckpointNotFoundError(str(storage.target)))
+        raise known_to_all(found or CheckpointNotFoundError(str(series.target)))
     return storage_of(found, run.world, run.project)
 
 
-def _open(request: LoadRequest, storage: Storage) -> Reading:
+def _open(run: Run, ranks: Ranks, storage: Storage, options: dict[str, Any], model_kwargs: dict[str, Any]) -> Reading:
     """Agree on what the checkpoint is made of, see which format it is in, and bring what ranks read to this machine."""
-    run, ranks, doing = request.run, request.ranks, f"Opening the checkpoint {str(storage.target)!r}"
+    doing = f"Opening the checkpoint {str(storage.target)!r}"
     folder, manifest = storage.open(ranks)
     with ranks.together(doing):
         # Accelerate writes down no number of ranks, but a file of random states for each.
         size = manifest.world_size if manifest else max(1, len(list(folder.glob(f"{names.RNG_STATE_NAME}_*.pkl"))))
-        source = Source(folder, manifest, size, request.load_kwargs, request.model_kwargs)
+        source = Source(folder, manifest, size, options, model_kwargs)
         own = recognise(source, run.strategy.format)
         shown = storage.target if isinstance(storage.target, Address) else folder
         report = RestoreReport(shown, size, absent=manifest.absent if manifest else 0)
         report.reseeded = [
             rank for rank in range(run.world.size) if not source.has(names.random_states_name(rank)) or rank >= size
         ]
-        reading = Reading(request, storage, source, own, report, None)
+        reading = Reading(run, ranks, storage, source, own, report, None)
     # Hooks may read anything.
     storage.fetch(source.files() if run.load_state_pre_hooks else reading.read_by(*_machine(run.world)), ranks)
     with ranks.together(doing):
@@ -185,17 +166,21 @@ def _open(request: LoadRequest, storage: Storage) -> Reading:
 
 def _refuse_replaced(reading: Reading, done: str) -> None:
     """Refuse a checkpoint in whose place another save was committed while it was read, on every rank."""
-    if any(reading.request.ranks.exchange(reading.storage.is_replaced())):
+    if any(reading.ranks.exchange(reading.storage.is_replaced())):
         raise CheckpointError(
             f"The checkpoint {str(reading.storage.target)!r} was replaced while it was read; got another save in its "
             f"place, and {done}. Load it again when nothing saves there."
         )
 
 
-def _check_keywords(request: LoadRequest) -> None:
-    """Refuse keywords of `load_state` that a model's `load_state_dict` does not take."""
-    given = request.model_kwargs
-    for model in request.run.models if given else ():
+def _check_call(run: Run, given: dict[str, Any]) -> None:
+    """Refuse keywords of `load_state` that a model's `load_state_dict` does not take, and to load where none can."""
+    if torch.is_inference_mode_enabled():
+        raise CheckpointError(
+            "Tensors that are made in inference mode can never train; got load_state under torch.inference_mode(). "
+            "Call it outside of that block, or use torch.no_grad()."
+        )
+    for model in run.models if given else ():
         method = extract_model_from_parallel(model, keep_torch_compile=False).load_state_dict
         try:
             # Bound and not called: no model may change before everything was compared.
@@ -208,9 +193,9 @@ def _check_keywords(request: LoadRequest) -> None:
             ) from None
 
 
-def _compare(reading: Reading) -> None:
+def _compare(reading: Reading, strict: bool) -> None:
     """Compare everything that can be compared before load hooks are called."""
-    run, source, report = reading.request.run, reading.source, reading.report
+    run, source, report = reading.run, reading.source, reading.report
 
     def all_but_models(exchange: Exchange) -> list[Restoration]:
         restores = exchange(run.data.restores_position)
@@ -231,11 +216,11 @@ def _compare(reading: Reading) -> None:
             reading.plans = _model_plans(reading, list(run.models)) + reading.plans
         held = {file: values for plan in reading.plans for file, values in plan.holds.items()}
         report.findings[:0] = [_with_contents(found, held) for check in checks for found in check.result()]
-    _exchange_findings(reading, reading.plans)
+    _exchange_findings(reading, reading.plans, strict)
 
 
 def _model_plans(reading: Reading, models: list[Any]) -> list[Restoration]:
-    form, source, run = reading.format, reading.source, reading.request.run
+    form, source, run = reading.format, reading.source, reading.run
     plans = _compared(lambda _: form.model_restorations(run, models, source), reading)
     if reading.part != selection.ADAPTERS:
         return plans
@@ -244,14 +229,14 @@ def _model_plans(reading: Reading, models: list[Any]) -> list[Restoration]:
 
 def _compared(look: Callable[[Exchange], list[Restoration]], reading: Reading) -> list[Restoration]:
     """Compare on every rank; if it fails on one, all raise the same error."""
-    with reading.request.ranks.together("Comparing a checkpoint with the run") as exchange:
+    with reading.ranks.together("Comparing a checkpoint with the run") as exchange:
         plans = look(exchange)
     return plans
 
 
 def _begin_checks(reading: Reading, pool: ThreadPoolExecutor) -> list[Future[list[Finding]]]:
     """Begin to compare files with the manifest: what a machine's ranks read, each file on one of them."""
-    source, world = reading.source, reading.request.run.world
+    source, world = reading.source, reading.run.world
     manifest = source.manifest
     if manifest is None:
         return []
@@ -279,19 +264,19 @@ def _with_contents(finding: Finding, held: dict[str, list[str]]) -> Finding:
     return replace(finding, detail=f"{finding.detail}; it holds {listed(held[finding.component])}")
 
 
-def _exchange_findings(reading: Reading, plans: list[Restoration]) -> None:
+def _exchange_findings(reading: Reading, plans: list[Restoration], strict: bool) -> None:
     """Share the findings of all ranks; all raise the same error if the findings forbid a restore."""
     own = [*reading.report.findings, *(found for plan in plans for found in plan.findings)]
-    everywhere = reading.request.ranks.exchange(own)
+    everywhere = reading.ranks.exchange(own)
     reading.report.findings = list(dict.fromkeys(found for findings in everywhere for found in findings))
-    error = reading.report.error() if reading.request.strict else None
+    error = reading.report.error() if strict else None
     if error is not None:
         raise error
 
 
-def _call_hooks(reading: Reading) -> list[Restoration]:
+def _call_hooks(reading: Reading, strict: bool) -> list[Restoration]:
     """Let load hooks do their part, and compare the models that they left to be loaded."""
-    run, ranks, folder = reading.request.run, reading.request.ranks, str(reading.source.folder)
+    run, ranks, folder = reading.run, reading.ranks, str(reading.source.folder)
     models = models_for_hooks(run)
     prepared = dict(zip(map(id, models), run.models, strict=True))
     doing = f"Calling the load hooks for the checkpoint {folder!r}"
@@ -299,7 +284,7 @@ def _call_hooks(reading: Reading) -> list[Restoration]:
         for hook in list(run.load_state_pre_hooks.values()):
             hook(models, folder)
     late = _model_plans(reading, [prepared.get(id(model), model) for model in models])
-    _exchange_findings(reading, late)
+    _exchange_findings(reading, late, strict)
     return late
 
 
@@ -309,7 +294,7 @@ def _apply(reading: Reading) -> None:
     bad = {found.component for found in report.findings if found.kind != "extra"}
     lost = {found.component for found in report.findings if found.kind in ("damaged", "unsafe")}
     doing = f"Restoring from {str(report.folder)!r}, whose parts had been found to fit,"
-    with reading.request.ranks.together(doing, "The run is restored in part only; start it again."):
+    with reading.ranks.together(doing, "The run is restored in part only; start it again."):
         for plan in reading.plans:
             if plan.component not in bad and not plan.files & lost:
                 _restore(plan, report, report.restored)
@@ -355,7 +340,8 @@ def _log(report: RestoreReport, run: Run) -> None:
 class Reading:
     """The checkpoint that all ranks load, as it is compared with the run."""
 
-    request: LoadRequest
+    run: Run
+    ranks: Ranks
     storage: Storage
     source: Source
     format: CheckpointFormat  # how models and optimizers lie in it
@@ -370,6 +356,6 @@ class Reading:
             own = {names.random_states_name(each % self.source.world_size) for each in (rank, first_alike(rank))}
             if self.report.absent:
                 own.add(names.random_states_name(0))  # from which those of a rank without any are derived
-            read = self.format.files_of(self.source, rank, self.request.run.world.size)
+            read = self.format.files_of(self.source, rank, self.run.world.size)
             found |= {name for name in read if name in own or not name.startswith(names.RNG_STATE_NAME)}
         return found

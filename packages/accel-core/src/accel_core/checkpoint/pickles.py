@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 
@@ -28,8 +28,6 @@ from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, U
 
 __all__ = ["TORCH_SAFE_GLOBALS", "load_object", "open_plain", "prove_readable", "read_object"]
 
-_LONGEST_BARE_PICKLE = 1 << 20
-_CALLING = frozenset({"GLOBAL", "STACK_GLOBAL", "REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"})
 _UNSAFE_WORDS = ("Unsupported global", "Unsupported class", "GLOBAL", "REDUCE", "not allowed", "unsafe", "Can only")
 _FRAME = f"Unsupported operand {ord(pickle.FRAME)}"  # begins every pickle since protocol 4
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -70,15 +68,16 @@ def load_object(file: BinaryIO, path: Path, **options: Any) -> object:
     """Read an open file that `torch.save` wrote, refusing anything but data."""
     # The last one wins: no caller switches `weights_only` off.
     options = {"map_location": "cpu"} | options | {"weights_only": True}
-    room = _room(file, path)
-    mapped = bool(options.pop("mmap", False)) and room.zipped  # torch maps archives alone
+    size = file.seek(0, os.SEEK_END)
+    room, archive = _room(file, path, size)
+    mapped = bool(options.pop("mmap", False)) and archive  # torch maps archives alone
     try:
         with safe_globals(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             found = torch.load(path_of(file.fileno(), path) if mapped else file, mmap=mapped, **options)
-        return _Walk(room).finished(found)
+        return _Walk(room, size).finished(found)
     except pickle.UnpicklingError as error:
-        if any(word in str(error) for word in _UNSAFE_WORDS) or (not room.zipped and _calls_something(file)):
+        if any(word in str(error) for word in _UNSAFE_WORDS):
             raise _unsafe(path, error) from error
         if _FRAME in str(error):
             raise CheckpointDamagedError(
@@ -154,8 +153,8 @@ class _Walk:
     attributes that hide a tensor's own.
     """
 
-    def __init__(self, room: _Room) -> None:
-        self._left, self._size = room.bytes, room.size
+    def __init__(self, room: int, size: int) -> None:
+        self._left, self._size = room, size
         # Every value that was met is kept, so that no id is used again.
         self._done: dict[int, tuple[Any, Any]] = {}
         self._counted = set[tuple[str, int]]()
@@ -212,21 +211,11 @@ class _Walk:
             attributes[name] = self.finished(item)
 
 
-class _Room(NamedTuple):
-    """What the file has for the values of tensors."""
-
-    zipped: bool  # whether it is an archive, as torch writes them from 1.6 on
-    bytes: int  # for the values
-    size: int  # of the whole file
-
-
-def _room(file: BinaryIO, path: Path) -> _Room:
-    """Return how much memory a file fills, refusing one that grows when it is read."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
+def _room(file: BinaryIO, path: Path, size: int) -> tuple[int, bool]:
+    """Return how many bytes a file has for values, and whether it is an archive; refuse one that grows when read."""
     try:
         if not zipfile.is_zipfile(file):
-            return _room_of_pickles(file, size)
+            return _room_of_pickles(file, size), False
         members = zipfile.ZipFile(file).infolist()
     except Exception as error:
         # zipfile raises whatever it trips over: struct.error, IndexError, UnicodeError, NotImplementedError.
@@ -239,31 +228,19 @@ def _room(file: BinaryIO, path: Path) -> _Room:
     content = sum(member.file_size for member in members)
     if content > size:
         raise damaged_file(path, "members that announce more bytes than the file has")
-    return _Room(True, content, size)
+    return content, True
 
 
-def _room_of_pickles(file: BinaryIO, size: int) -> _Room:
+def _room_of_pickles(file: BinaryIO, size: int) -> int:
     """Return it for a file from before 1.6: three pickles of facts, the objects, the storages' names, their bytes."""
     file.seek(0)
     try:
         for _ in range(5):
             for _ in pickletools.genops(file):
                 pass
-        return _Room(False, size - file.tell(), size)
+        return size - file.tell()
     except (ValueError, UnicodeDecodeError, EOFError, OverflowError, MemoryError):
-        return _Room(False, size, size)  # a bare pickle, or a damaged one: torch says what is wrong with it
-
-
-def _calls_something(file: BinaryIO) -> bool:
-    """Return whether a bare pickle names anything to be imported or called; parsing runs nothing."""
-    file.seek(0)
-    try:
-        for opcode, _, _ in pickletools.genops(file.read(_LONGEST_BARE_PICKLE)):
-            if opcode.name in _CALLING:
-                return True
-    except (ValueError, UnicodeDecodeError, EOFError, OverflowError):
-        return False
-    return False
+        return size  # a bare pickle, or a damaged one: torch says what is wrong with it
 
 
 def _first_line(error: BaseException) -> str:

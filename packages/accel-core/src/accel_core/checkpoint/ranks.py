@@ -75,19 +75,17 @@ class Ranks:
         """
         failure: Exception | None = None
         try:
-            yield lambda value: self._outcome(doing, advice, value=value)
+            yield lambda value: self._outcome(doing, advice, value)
         except Exception as met:
             if ranks_know(met):
                 raise
             failure = met
-        self._outcome(doing, advice, failure=failure, done=True)
+        self._outcome(doing, advice, None, failure)
 
-    def _outcome(
-        self, doing: str, advice: str, *, value: Any = None, failure: Exception | None = None, done: bool = False
-    ) -> list[Any]:
+    def _outcome(self, doing: str, advice: str, value: Any, failure: Exception | None = None) -> list[Any]:
         """Return the value of each rank in the middle of an operation, or end it; every rank calls it equally often."""
-        answers = self.exchange((done, value, None if failure is None else described(failure)))
-        failed = {rank: outcome for rank, (_, _, outcome) in enumerate(answers) if outcome is not None}
+        answers = self.exchange((value, None if failure is None else described(failure)))
+        failed = {rank: outcome for rank, (_, outcome) in enumerate(answers) if outcome is not None}
         if failed:
             if self.size == 1 and isinstance(failure, AccelError):
                 raise failure
@@ -98,15 +96,7 @@ class Ranks:
                 raise known_to_all(kind(f"{doing} failed; got {message}. {advice}")) from failure
             text = "\n".join(listed_failures({rank: message for rank, (_, message) in failed.items()}))
             raise known_to_all(kind(f"{doing} failed; got:\n{text}\n{advice}")) from failure
-        finished = [rank for rank, (ended, _, _) in enumerate(answers) if ended]
-        if 0 < len(finished) < self.size:
-            raise known_to_all(
-                CheckpointError(
-                    f"{doing} failed: the ranks exchanged different numbers of values; got the end from ranks "
-                    f"{finished} of {self.size}. Let the format exchange equally often on all ranks. {advice}"
-                )
-            )
-        return [each for _, each, _ in answers]
+        return [each for each, _ in answers]
 
 
 def described(failure: Exception) -> tuple[type[AccelError], str]:

@@ -405,23 +405,6 @@ def test_a_store_without_conditional_puts_is_refused(
     assert objects(bucket) == []
 
 
-@S3_ALONE
-def test_a_library_without_conditional_puts_is_refused(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
-) -> None:
-    """A library of the store that is too old for conditional puts is refused before anything is written."""
-    import s3fs
-
-    async def old(self: object, path: str, data: bytes, **kwargs: object) -> None:
-        raise AssertionError("nothing is written")
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "_pipe_file", old)
-    s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(ConfigurationError, match=r"conditional put.*a library without one.*December 2024"):
-        save_state(build(1.0), f"{bucket}/run")
-    assert objects(bucket) == []
-
-
 def test_a_number_that_is_taken_is_refused(address: str, fresh_state: None) -> None:
     """A run that begins anew in the address of another one's series says so and replaces nothing."""
     project = {"project_dir": address, "automatic_checkpoint_naming": True}

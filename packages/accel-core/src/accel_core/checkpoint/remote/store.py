@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import logging
 import random
 import time
@@ -129,21 +128,16 @@ class Store:
     def probe(self) -> None:
         """Make sure that objects can be written, read and deleted here, and that a put can refuse to overwrite."""
         name = f"{PROBE}{names.fresh_id()}"
-        takes = inspect.signature(getattr(self._fs, "_pipe_file", self._fs.pipe_file)).parameters
-        # adlfs takes the mode of fsspec too, but lists the flag that it is for.
-        found = None if {"mode", "overwrite"} & takes.keys() else "a library without one"
-        if found is None:
-            self.create(name, b"1")
-            with contextlib.suppress(Exception):  # the answer that is wanted; what it wrote is looked at
-                self._create(name, b"2")
-            overwritten = self._content(name) != b"1"
-            self.delete([name])
-            found = "the second of two such puts accepted" if overwritten else None
-        if found is not None:
+        self.create(name, b"1")
+        with contextlib.suppress(Exception):  # the answer that is wanted; what it wrote is looked at
+            self._create(name, b"2")
+        overwritten = self._content(name) != b"1"
+        self.delete([name])
+        if overwritten:
             raise ConfigurationError(
-                f"Objects at {str(self.address)!r} cannot be written only where none is (a conditional put); got "
-                f"{found}. Two writers could mix a checkpoint. Use a store that has it, as S3, Google Cloud Storage "
-                "and Azure do, and fsspec and its library for the store of December 2024 or later."
+                f"Objects at {str(self.address)!r} cannot be written only where none is (a conditional put); got the "
+                "second of two such puts accepted. Two writers could mix a checkpoint. Use a store that has it, as S3, "
+                "Google Cloud Storage and Azure do, and fsspec and its library for the store of December 2024 or later."
             )
 
     def delete(self, gone: Iterable[str]) -> None:

@@ -34,12 +34,12 @@ _OF_RUNS = (
 
 @record(frozen=True)
 class StoredWeights:
-    """Objects of weights at an address: names below a folder of a store, with their sizes."""
+    """Objects of weights at an address: names below a folder of a store."""
 
     address: Address
     store: Store
     folder: str
-    sizes: dict[str, int]
+    objects: list[str]
     state: str  # another one where any of them is another
     name: str = ""  # the one that was asked for, where it is not all
     digests: dict[str, str] = field(default_factory=dict)  # as far as they are known
@@ -48,7 +48,7 @@ class StoredWeights:
         """Return where they lie on this machine, after fetching them once for its processes."""
         digest = digest_of_bytes(f"{self.address} {self.state}".encode())
         identity = "".join(chr(ord("a") + int(digit, 16)) for digit in digest[: names.ID_LENGTH])
-        for name in self.sizes:
+        for name in self.objects:
             check_name(name, self.address)
         scratch = Scratch.of(identity)
         scratch.make()
@@ -59,24 +59,18 @@ class StoredWeights:
         with open(scratch.folder / ".fetching", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the first process fetches, the others wait for it
             if not (scratch.folder / _WHOLE).exists():
-                self.store.get_all({f"{self.folder}/{name}".lstrip("/"): files / name for name in self.sizes})
+                self.store.get_all({f"{self.folder}/{name}".lstrip("/"): files / name for name in self.objects})
                 self._check(files)
                 (scratch.folder / _WHOLE).touch()
         return files / self.name
 
     def _check(self, files: Path) -> None:
         """Make sure that what was fetched is what was found."""
-        for name, size in self.sizes.items():
-            if not (files / name).is_file() or (files / name).stat().st_size != size:
-                raise CheckpointError(
-                    f"The weights at {str(self.address)!r} were replaced while they were fetched; got another {name}. "
-                    "Load them again."
-                )
         for name, expected in self.digests.items():
-            if digest_of(files / name) != expected:
+            if not (files / name).is_file() or digest_of(files / name) != expected:
                 raise damaged_file(self.address / name, "another digest than its manifest has")
-        again = None if self.digests else _objects(self.address)
-        if again is not None and again.state != self.state:
+        again = self if self.digests else _objects(self.address)
+        if again is None or again.state != self.state:
             raise CheckpointError(
                 f"The weights at {str(self.address)!r} were replaced while they were fetched; got others at the end. "
                 "Load them again."
@@ -145,11 +139,10 @@ def _of_run(address: Address) -> StoredWeights | None:
             if manifest.lost:
                 raise damaged_file(address, "; ".join(map(" ".join, manifest.lost.items())))
             kept = [each for each in manifest.entries if not each.name.startswith(_OF_RUNS)]
-            inside = {each.name.removeprefix(folder): each for each in kept if each.name.startswith(folder)}
-            sizes = {name: each.size for name, each in inside.items()}
-            digests = {name: each.digest for name, each in inside.items()}
+            inside = [each for each in kept if each.name.startswith(folder)]
+            digests = {each.name.removeprefix(folder): each.digest for each in inside}
             at = f"{commit.folder}/{folder}".rstrip("/")
-            return StoredWeights(address, store, at, sizes, commit.save, digests=digests) if sizes else None
+            return StoredWeights(address, store, at, list(digests), commit.save, digests=digests) if digests else None
     return None
 
 
@@ -162,6 +155,5 @@ def _objects(address: Address) -> StoredWeights | None:
         alone = name and not name.endswith(".json") and "-of-" not in name
         chosen = {key: state for key, state in states.items() if not alone or key == name}
         if chosen and (not name or name in chosen):
-            sizes = {key: size for key, (size, _) in chosen.items()}
-            return StoredWeights(address, store, "", sizes, str(sorted(chosen.items())), name)
+            return StoredWeights(address, store, "", list(chosen), str(sorted(chosen.items())), name)
     return None

@@ -64,7 +64,8 @@ class Ranks:
         except RemoteRankError as error:
             raise RemoteRankError(
                 f"Rank {self.rank} lost another rank during a checkpoint operation; got {error} "
-                "The checkpoint that was there before is intact; start the run again from it."
+                "A save that was under way may be complete or not. Start the run again: load_state takes the newest "
+                "that is complete."
             ) from error
 
     @contextmanager

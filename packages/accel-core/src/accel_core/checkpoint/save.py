@@ -35,7 +35,7 @@ from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.storage import Storage, storage_of
 from accel_core.comm.arrival import arrive
 from accel_core.comm.transport import BACKGROUND
-from accel_core.errors import CheckpointError, ConfigurationError, RemoteRankError
+from accel_core.errors import CheckpointError, ConfigurationError
 from accel_core.host.run_card import card
 from accel_core.mesh.tensor import is_spread
 from accel_core.plugins.project import ProjectConfiguration
@@ -233,13 +233,6 @@ class Transaction:
             with ranks.together(doing, _AFTER_COMMIT):
                 if storage.leads:
                     self._commit(entries, found, fits=not any(differ))
-        except RemoteRankError as error:
-            storage.abort()
-            raise RemoteRankError(
-                f"Rank {ranks.rank} lost another rank while the checkpoint {target!r} was written, which may or may "
-                f"not have been completed; got {error.__cause__ or error}. Start the run again: load_state takes the "
-                "newest save that is complete."
-            ) from error
         except BaseException:
             storage.abort()
             raise

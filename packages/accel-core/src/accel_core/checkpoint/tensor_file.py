@@ -193,9 +193,6 @@ def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, T
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
         _check_storable(name, tensor)
-        if name == _FORMAT:
-            stored[name] = tensor  # as an alias it would take the place of the format's own note
-            continue
         first = seen.setdefault(storage_key(tensor), name)
         if first == name:
             stored[name] = tensor
@@ -205,11 +202,10 @@ def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, T
 
 
 def _check_storable(name: str, tensor: Any) -> None:
-    # Half of a character (a surrogate) has no place in UTF-8.
-    if name == METADATA or name.encode(errors="ignore").decode() != name:
+    if name == METADATA:
         raise CheckpointError(
-            f"A safetensors file holds names of whole characters, and keeps {METADATA} for itself; got a tensor of the "
-            f"name {name!r}. Rename it, or save with safe_serialization=False."
+            f"A safetensors file keeps the name {METADATA} for itself; got a tensor of that name. Rename it, or save "
+            "with safe_serialization=False."
         )
     plain = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
     fits = isinstance(tensor, SpreadWeight) or (plain and not is_spread(tensor))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -255,25 +254,6 @@ def test_the_name_of_the_metadata_is_refused_when_saving(tmp_path: Path) -> None
     """A tensor named like the format's own entry is refused before the file is complete, by its name."""
     with pytest.raises(CheckpointError, match="__metadata__"):
         write_tensors(tmp_path / "x", {"__metadata__": torch.ones(1)})
-
-
-@pytest.mark.parametrize("name", ["half\ud800", "\udc80half", "\ud83d\ude00"])
-def test_halves_of_characters_are_refused_when_saving(tmp_path: Path, name: str) -> None:
-    """A name that no reader of the format takes, or gives back as another, is refused before the file is complete."""
-    with pytest.raises(CheckpointError, match=re.escape(repr(name))):
-        write_tensors(tmp_path / "x", {name: torch.ones(1)})
-
-
-def test_a_tied_tensor_named_format_keeps_the_formats_note(tmp_path: Path) -> None:
-    """The note of the format stays `pt`, and a tensor named `format` comes back."""
-    base = torch.arange(3.0)
-    write_tensors(tmp_path / "x", {"weight": base, "format": base, "pt": torch.ones(1)})
-    with safetensors.safe_open(tmp_path / "x", framework="pt") as file:
-        assert file.metadata()["format"] == "pt"
-    file = TensorFile(tmp_path, "x")
-    assert torch.equal(file.read("format"), base)
-    write_tensors(tmp_path / "y", {"pt": base})
-    assert TensorFile(tmp_path, "y").aliases == {}
 
 
 def test_a_tensor_without_a_layout_of_strides_is_refused(tmp_path: Path) -> None:

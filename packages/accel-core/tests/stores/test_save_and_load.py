@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import json
 import os
 import re
 import sys
@@ -533,7 +532,18 @@ def test_a_folder_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
         assert not each.folder.exists()
 
 
-def test_a_commit_is_read_as_it_was_written() -> None:
-    """The bytes of a commit have its fields and a digest of them."""
-    raw = commits.Commit(3, "abcdefghijkl", "0" * 32).encode()
-    assert json.loads(raw)["number"] == 3
+def test_every_changed_byte_of_a_commit_is_found(tmp_path: Path, fresh_state: None) -> None:
+    """A commit has no digest of its own: what it names is not there then, or not what it says."""
+    address = f"memory://{tmp_path.name}/run"
+    save_state(build(1.0), address)
+    at = place(address)
+    commit = commits.newest(at)
+    assert commit is not None
+    whole = at.read(commit.name)
+    for position in range(len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 1
+        at.delete([commit.name])
+        assert at.create(commit.name, bytes(changed))
+        with pytest.raises(CheckpointDamagedError, match=tmp_path.name):
+            load_state(build(2.0), address)

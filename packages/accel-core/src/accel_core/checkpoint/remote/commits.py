@@ -38,17 +38,11 @@ class Commit:
     @property
     def folder(self) -> str:
         """The folder of the save's files."""
-        return folder_name(self.number, self.save)
+        return f"{self.number:08d}-{self.save}"
 
     def encode(self) -> bytes:
         """Return the bytes of its object."""
-        data = asdict(self)
-        return json.dumps(data | {"digest": digest_of_bytes(json.dumps(data).encode())}).encode()
-
-
-def folder_name(number: int, save: str) -> str:
-    """Return the folder of the files of a save."""
-    return f"{number:08d}-{save}"
+        return json.dumps(asdict(self)).encode()
 
 
 def _commit_name(number: int) -> str:
@@ -61,13 +55,12 @@ def _read(store: Store, number: int) -> Commit | None:
     except FileNotFoundError:
         return None
     try:
-        data = json.loads(raw)
-        commit = Commit(**{key: data[key] for key in ("number", "save", "manifest")})
+        commit = Commit(**json.loads(raw))
         whole = commit.encode() == raw and commit.number == number and _FOLDER.fullmatch(commit.folder) is not None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError) as error:
         raise damaged_file(store.address / _commit_name(number), f"{type(error).__name__}: {error}") from error
     if not whole:
-        raise damaged_file(store.address / _commit_name(number), "bytes that do not fit their own checksum")
+        raise damaged_file(store.address / _commit_name(number), "another commit than its name says")
     return commit
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,10 +28,13 @@ __all__ = [
     "after_gradients",
     "all_gather_single",
     "call_hooks",
+    "calls_of",
+    "compiles_itself",
     "connect_again",
     "ddp_figures",
     "default_store",
     "enable_async_tp",
+    "enclose_calls",
     "fake_errors",
     "fake_mode",
     "foreach_mul_",
@@ -75,6 +79,31 @@ def call_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """Return the functions that see the calls of a module, or what comes back through them."""
     kinds = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
     return [hook for hooks in kinds for hook in hooks.values()]
+
+
+class _Enclosed(partial[Any]):
+    """A call of a module that goes through a function; its last argument is what the call was before."""
+
+
+def enclose_calls(module: torch.nn.Module, function: Callable[..., Any]) -> None:
+    """Let calls of a module go through a function, around its hooks and what compiles it; copies of it stay plain.
+
+    The function is given what the call was before, and the arguments.
+    """
+    module._compiled_call_impl = _Enclosed(function, module._compiled_call_impl or module._call_impl)
+
+
+def calls_of(module: torch.nn.Module) -> list[Any]:
+    """Return what a call of a module goes through, the outermost first, and last what compiles it, or `None`."""
+    found: list[Any] = [module._compiled_call_impl]
+    while isinstance(found[-1], _Enclosed):
+        found.append(found[-1].args[-1])
+    return found
+
+
+def compiles_itself(module: torch.nn.Module) -> bool:
+    """Return whether a module was compiled in place."""
+    return calls_of(module)[-1] not in (None, module._call_impl)
 
 
 def ddp_figures(wrapper: DistributedDataParallel) -> dict[str, object]:
@@ -206,6 +235,14 @@ PRIVATE_NAMES = (
     PrivateName(
         "torch:_amp_foreach_non_finite_check_and_unscale_",
         "What a gradient scaler does to gradients, in one kernel; the public way takes two passes and a wait.",
+    ),
+    PrivateName(
+        "torch.nn:Module._compiled_call_impl",
+        "A meter and a pipeline stand around a model's calls, its hooks inside; a class of their own would show.",
+    ),
+    PrivateName(
+        "torch.nn:Module._call_impl",
+        "What such a call is otherwise.",
     ),
     PrivateName(
         "torch.nn:Module._load_from_state_dict",

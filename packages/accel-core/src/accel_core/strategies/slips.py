@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_core._torch import compiles_itself
 from accel_core.logging import get_logger
 from accel_core.modules.compilation import is_compiled_module
 
@@ -26,7 +27,7 @@ def warn_of_no_model(ranks: int) -> None:
 def warn_of_bypassed(models: Sequence[Module]) -> None:
     """Warn of a loss that no prepared model computed: the script goes on with what it passed to `prepare`."""
     wrapped = [each for each in models if isinstance(each, DistributedDataParallel)]
-    traced = any(is_compiled_module(each) or getattr(each, "_compiled_call_impl", None) for each in models)
+    traced = any(is_compiled_module(each) or compiles_itself(each) for each in models)
     # torch's own mark of a first forward pass, which it does not set in one that it compiles
     if wrapped and not traced and not any(getattr(each, "_lazy_init_ran", True) for each in wrapped):
         logger.warning(

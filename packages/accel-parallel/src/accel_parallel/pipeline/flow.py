@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from accel_core._records import record
-from accel_core._torch import fake_errors, fake_mode
+from accel_core._torch import calls_of, enclose_calls, fake_errors, fake_mode
 from accel_core.errors import PreparationError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["Drawn", "Flow", "Leaf", "Outputs", "Source", "Staged", "stage_in", "trace"]
+__all__ = ["Drawn", "Flow", "Leaf", "Outputs", "Source", "stage_in", "trace"]
 
 Source: TypeAlias = "str | tuple[int, int] | Drawn"
 """Where values come from: a parameter outside of all blocks, by name; an output of a block, by its place there; or
@@ -29,9 +29,6 @@ random numbers."""
 
 Call: TypeAlias = Callable[[int, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """What is done where a block is called: its number, its own call, and the arguments."""
-
-_KINDS: dict[type, type] = {}
-"""Classes of blocks, mixed with `Staged`: blocks of one class stay of one class."""
 
 _CONSTANTS = (type(None), bool, int, float, str)
 
@@ -125,29 +122,31 @@ class Flow:
         return found
 
 
-class Staged:
-    """Mixed into the class of each block, so that a pipeline decides what a call of the block does."""
+class _Stage:
+    """What the calls of a block go through, so that a pipeline decides what a call does."""
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    def __init__(self) -> None:
+        self.number = 0  # of the block
+        self.calls: list[Call] = []
+
+    def __call__(self, plain: Callable[..., Any], *args: object, **kwargs: object) -> object:
         """Call the block, or what a pipeline does in its place."""
-        number, calls = self.__dict__["_accel_stage"]
-        plain: Callable[..., Any] = super().__call__  # type: ignore[misc]
-        return calls[-1](number, plain, args, kwargs) if calls else plain(*args, **kwargs)
+        return self.calls[-1](self.number, plain, args, kwargs) if self.calls else plain(*args, **kwargs)
 
 
 def stage_in(blocks: list[nn.Module]) -> list[Call]:
     """Let what is last in the list that this returns stand in for calls of the blocks; in an empty one, nothing does.
 
-    A call goes through the class: what recomputes a block, compiles it or hooks on it is inside of it.
+    What recomputes a block, compiles it or hooks on it is inside of such a call.
     """
     calls: list[Call] = []
     for number, block in enumerate(blocks):
-        kind = type(block)
-        if not isinstance(block, Staged):
-            if kind not in _KINDS:
-                _KINDS[kind] = type(kind.__name__, (Staged, kind), {"__module__": kind.__module__})
-            block.__class__ = _KINDS[kind]
-        block.__dict__["_accel_stage"] = number, calls
+        functions = (getattr(each, "func", None) for each in calls_of(block))
+        stage = next((each for each in functions if isinstance(each, _Stage)), None)
+        if stage is None:
+            stage = _Stage()
+            enclose_calls(block, stage)
+        stage.number, stage.calls = number, calls
     return calls
 
 

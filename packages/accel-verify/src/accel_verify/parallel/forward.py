@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from accel_core._torch import compiles_itself
 from accel_core.host.availability import has_module
 from accel_core.modules.unwrap import canonical_name
 from accel_verify.parallel.values import first_tensor, generator_state, sums
@@ -65,7 +66,7 @@ class ForwardWatch:
                 self._recurrent.append(module)  # cuDNN drops inside the layer, out of reach of the functions below
                 module.dropout = 0.0
         # A hook with Python code breaks the graph.
-        if any(type(module).__name__ == "OptimizedModule" or module._compiled_call_impl for module in modules.values()):
+        if any(type(module).__name__ == "OptimizedModule" or compiles_itself(module) for module in modules.values()):
             return
         for name, module in modules.items():
             hook = functools.partial(self._returned, canonical_name(name).removeprefix("module."))

@@ -1,14 +1,15 @@
 """A training that counts: each sample has a weight, which says in how many steps it was trained with.
 
     program.py FOLDER SAMPLES EPOCHS KILLS [fsdp2] [tp] [workers] [slow] [hasty] [brief] [saving] [pausing] [once]
-        [fp16] [tracking] [aside] SLOWNESS
+        [fp16] [tracking] [aside] [metered] SLOWNESS
 
 KILLS are `replica:life:step:when`, with commas: rank 0 of a replica kills itself in a life at a step of its own,
 `before` its gradients are exchanged, `within` the step behind that, or `behind` the step. With `giving` for the step,
 the first replica dies that gives its state to another one behind the start. Beside the counts a small
 model is trained, and who trained with which samples in which step is written down, for a plain loop to do the same.
 A `hasty` one waits 3 s for others once all have started, and begins where its latest checkpoint is; one that is `brief`
-exchanges for 4 s at most, others for 10 s on a quiet machine. One that is `tracking` logs each step that is made. One
+exchanges for 4 s at most, others for 10 s on a quiet machine. One that is `metered` measures its steps. One that is
+`tracking` logs each step that is made. One
 that is `saving` saves its state every 4 steps, and may be killed at it, or does so `aside`; where they are `pausing`,
 the first one stops itself in its first save. One that lives `once` does not come back. Where there is a file `hold`,
 the first one waits between two epochs until it is gone.
@@ -31,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.save import Transaction
 from accel_core.mesh.tensor import whole
-from accel_core.plugins.handlers import GradScalerKwargs
+from accel_core.plugins.handlers import GradScalerKwargs, MeterKwargs
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.tracking.tracker import GeneralTracker
 from accel_torchft.kwargs import FaultToleranceKwargs
@@ -155,6 +156,8 @@ def main() -> None:
             heal="once" not in sys.argv,
         )
     ]
+    if "metered" in sys.argv:
+        handlers.insert(0, MeterKwargs(every=1))
     accelerator = Accelerator(
         cpu=True,
         mixed_precision="fp16" if "fp16" in sys.argv else "no",
@@ -214,6 +217,7 @@ def main() -> None:
     while hasty and not all(map(starts, range(replicas.size))):
         time.sleep(LOOK)
     started: dict[int, int] = {}
+    measured: list[tuple[Any, int]] = []
     for _ in range(epochs):
         for index in loader:
             loss = model(index)
@@ -229,6 +233,8 @@ def main() -> None:
                     file.write(f"{replicas.step} {len(replicas.living)} {' '.join(map(str, index.tolist()))}\n")
             if not adam.step_was_skipped:
                 accelerator.log({"loss": loss.detach()}, step=replicas.step)
+            if accelerator.meter and accelerator.meter.last not in (None, *(each for each, _ in measured[-1:])):
+                measured.append((accelerator.meter.last, len(index)))
             die("behind")
             schedule.step()
             counter.zero_grad()
@@ -263,6 +269,7 @@ def main() -> None:
         "samples": replicas.samples,
         "lost": replicas.lost_steps,
         "life": replicas.life,
+        "measured": [(vars(each), size) for each, size in measured],
         "main": accelerator.is_main_process,
     }
     torch.save(found, folder / f"found-{name}.pt")

@@ -240,10 +240,7 @@ PRIVATE_NAMES = (
         "torch.nn:Module._compiled_call_impl",
         "A meter and a pipeline stand around a model's calls, its hooks inside; a class of their own would show.",
     ),
-    PrivateName(
-        "torch.nn:Module._call_impl",
-        "What such a call is otherwise.",
-    ),
+    PrivateName("torch.nn:Module._call_impl", "What such a call is otherwise."),
     PrivateName(
         "torch.nn:Module._load_from_state_dict",
         "A module that overrides it, as torch documents, decides itself what it takes: names are then not compared.",

@@ -11,10 +11,11 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -22,31 +23,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from accel_core._records import record
-from accel_core._torch import after_gradients, is_in_backward
+from accel_core._torch import after_gradients, enclose_calls, is_in_backward
 from accel_core.comm.arrival import arrive
 from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.rows import count_rows
 from accel_core.devices.memory import peak_memory
 from accel_core.errors import ConfigurationError, EngineUnavailableError
+from accel_core.extension import Extension
 from accel_core.host.run_card import card
 from accel_core.logging import get_logger
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.plugins.handlers import MeterKwargs
-from accel_core.runtime import Runtime
-from accel_core.state.gradient import GradientState
-from accel_core.strategies.strategy import Strategy
 
-__all__ = ["Measurement", "Meter", "MeteredOptimizer", "MeteredRuntime"]
+if TYPE_CHECKING:
+    from accel_core.runtime import Runtime
+
+__all__ = ["Measurement", "Meter"]
 
 _logger = get_logger(__name__)
 _PARTS = ("waiting", "forward", "backward", "exchange", "optimizer", "saving", "rest", "evaluation")
 _WAITING, _FORWARD, _BACKWARD, _EXCHANGE, _OPTIMIZER, _, _REST, _EVALUATION = range(len(_PARTS))
 _ARRIVAL = 60.0  # seconds within which all ranks come to their first measured step
-_MOST_MARKS = 100_000  # of one step, so that memory does not grow where no step ends
+_MOST = 100_000  # marks and passes of one step, so that memory does not grow where no step ends
 _SIDE, _TRIES = 1024, 5  # of square products that show what a CPU can do
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_process = GradientState._shared_state  # which is emptied in place
 _PEAKS: tuple[tuple[set[str], tuple[float, float, float]], ...] = (
     # https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet
     ({"H200"}, (989.5, 494.7, 67)),
@@ -68,7 +69,9 @@ class Measurement:
     steps: int  # number of optimizer steps that were measured
     seconds: float  # length of a step: the sum of the parts from `waiting` to `rest`
     waiting: float  # seconds in which the script waited for a batch of a prepared loader
-    forward: float  # seconds in prepared models; what ranks with shards exchange in there counts here
+    # Seconds from a batch, or the call of a prepared model, to `backward`: the loss too, and what ranks with shards
+    # exchange in there.
+    forward: float
     # Seconds until all gradients of this rank were computed. What is exchanged meanwhile, as where copies are averaged,
     # has none of its own; what ranks with shards exchange between layers counts here.
     backward: float
@@ -178,66 +181,62 @@ class _Reading:
         self.trains = trains
         self.samples = 0
         self.tokens: list[Any] = []
-        self.passes: list[_FlopCount] = []  # forward passes that no backward pass followed yet
+        # Forward passes that no backward pass followed yet.
+        self.passes: deque[_FlopCount] = deque(maxlen=_MOST)
 
 
-class _Timed:
-    """Mixed into the class of a prepared model: a call of it, with all hooks and what compiles them, is measured."""
+def _counting(meter: Meter) -> Callable[..., Any]:
+    """Return what the calls of a model go through, for a meter to count their FLOPs."""
+    known: dict[object, _FlopCount] = {}  # by the shapes that the model is given
 
-    _unmeasured: Callable[..., object]  # of the class as it was
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        meter: Meter | None = _process.get("meter")
-        # Inside of another one, or once more for backward, time counts already.
-        if meter is None or meter._part == _FORWARD or meter._part == _BACKWARD:
-            return self._unmeasured(*args, **kwargs)
-        before = meter.turn(_FORWARD)
+    def call(plain: Callable[..., object], *args: Any, **kwargs: object) -> object:
+        if meter._part == _BACKWARD or not torch.is_grad_enabled():
+            return plain(*args, **kwargs)
+        if meter._part == _REST:
+            meter.turn(_FORWARD)
+        if not meter._counting:
+            return plain(*args, **kwargs)
+        meter._counting = False  # of a prepared model inside of this one
         try:
-            if not meter._counting or not torch.is_grad_enabled():
-                return self._unmeasured(*args, **kwargs)
             # Most models get one tensor, and this runs in each step.
             alone = len(args) == 1 and not kwargs and type(args[0]) is Tensor
-            shapes = args[0].shape if alone else (_shapes(args), _shapes(kwargs.values()))  # type: ignore[attr-defined]
-            known = meter._forward_flops.setdefault(cast(torch.nn.Module, self), {})
+            shapes = args[0].shape if alone else (_shapes(args), _shapes(kwargs.values()))
             count = known.get(shapes)
             if count is None:
                 meter._counts = False
                 with _FlopCount() as count:
-                    result = self._unmeasured(*args, **kwargs)
+                    result = plain(*args, **kwargs)
                 known[shapes] = count
-                meter._reading.passes.append(count)
-                return result
+            else:
+                result = plain(*args, **kwargs)
             meter._reading.passes.append(count)
-            return self._unmeasured(*args, **kwargs)
+            return result
         finally:
-            meter.turn(before)
+            meter._counting = True
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Copies are of the class that the user knows, and not measured.
-        kind = type(self)
-        self.__class__ = kind.__mro__[2]
-        try:
-            make, args, *rest = self.__reduce_ex__(protocol)
-        finally:
-            self.__class__ = kind
-        return _made, (make, args), *rest  # pickle would compare the class in `args` with this one
+    return call
 
 
-def _made(make: Callable[..., object], args: tuple[Any, ...]) -> object:
-    return make(*args)
-
-
-class Meter:
-    """Measures steps where prepared objects meet: a batch, a forward and a backward pass, a step, a save.
+class Meter(Extension):
+    """Measures steps at the borders of a run: a batch, a backward pass, a step, a save. Up to backward it is forward.
 
     Attributes:
         last (Measurement | None): The numbers of the last `MeterKwargs.every` steps; `None` before them.
     """
 
-    def __init__(self, settings: MeterKwargs, strategy: Strategy, log: Callable[[dict[str, Any], int], None]) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        strategy = self._strategy = runtime.strategy
+        if not strategy.divides_loss:
+            raise EngineUnavailableError(
+                f"A meter sees the steps of prepared optimizers; got MeterKwargs under {strategy.name}, whose "
+                "engine makes its own. Leave MeterKwargs out, or train with a strategy of torch."
+            )
+        settings = self._settings = cast(MeterKwargs, runtime.handlers["MeterKwargs"])
         self.last: Measurement | None = None
         self.is_apart = False  # whether ranks make different numbers of steps
-        self._settings, self._strategy, self._world, self._log = settings, strategy, strategy.world, log
+        self._world = strategy.world
+        runtime.meter = self
         self._event: type[torch.Event] | None = (
             None
             if self._world.device.type == "cpu"
@@ -245,7 +244,7 @@ class Meter:
         )
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
         self._thread, self._counting = threading.get_ident(), settings.flops == "auto"
-        self._forward_flops: MutableMapping[torch.nn.Module, dict[object, _FlopCount]] = weakref.WeakKeyDictionary()
+        self._models = weakref.WeakSet[torch.nn.Module]()
         self._backward_flops: dict[Hashable, int] = {None: 0}  # by the counts of passes before it
         self._idle = _Reading(trains=True)
         self._open: list[_Reading] = []
@@ -267,24 +266,25 @@ class Meter:
         # Of steps that were made: marks, samples, numbers of tokens, FLOPs, and whether they are measured.
         self._done: list[tuple[list[tuple[Any, int, _Reading]], int, Sequence[Any], float, bool]] = []
 
-    def watch(self, model: torch.nn.Module) -> None:
+    def keep_model(self, model: torch.nn.Module) -> None:
         """See the calls of a prepared model from now on."""
-        kind = type(model)
-        if not issubclass(kind, _Timed):
-            made: Any = type(kind)
-            own = {"__module__": kind.__module__, "_unmeasured": kind.__call__}
-            model.__class__ = made(kind.__name__, (_Timed, kind), own)
+        if model not in self._models:
+            self._models.add(model)
+            enclose_calls(model, _counting(self))
         trained = next((each for each in model.parameters() if each.requires_grad), None)
         if trained is not None:
             formats = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": None}
             self._dtype = formats.get(self._strategy.number_format.name, trained.dtype)
             self._is_whole = self._is_whole and (self._world.size == 1 or self._strategy.holds_whole(model))
 
+    def release(self) -> None:
+        """Let go of every prepared object."""
+        self.restart()
+
     def turn(self, part: int) -> int:
         """Let time count for a part from now on; return the part for which it counted."""
-        if len(self._marks) > _MOST_MARKS:  # much was computed since the last step, which is not measured then
+        if len(self._marks) > _MOST:  # much was computed since the last step, which is not measured then
             self._marks, self._counts = [], False
-            self._reading.passes.clear()
         self._marks.append((self._clock(), part, self._reading))
         before = self._part
         self._part = part
@@ -301,25 +301,25 @@ class Meter:
             return
         self._reading = reading = _Reading()
         self._open.append(reading)
-        spec, part = loader.spec, self._strategy.reading.part
+        spec, has_tokens = loader.spec, self._settings.tokens is not None
         full = None if spec.step_samples is None else spec.step_samples // spec.ranks
-        before, has_tokens = self.turn(_WAITING), self._settings.tokens is not None
+        self.turn(_WAITING)
         try:
             for batch in batches:
                 counts = loader.counts
-                real = full if counts is None else counts.real[part]
+                real = full if counts is None else counts.real[loader.spec.rank]
                 reading.samples += (count_rows(batch) or 0) if real is None else real
                 if has_tokens:
                     reading.tokens.append(self._tokens(batch, None if counts is None else real))
-                self.turn(before)
+                self.turn(_FORWARD)
                 yield batch
                 self._reading = reading
-                before = self.turn(_WAITING)
+                self.turn(_WAITING)
         finally:
             self._open.remove(reading)
             if self._reading is reading and not reading.trains:
                 self._reading = self._open[-1] if self._open else self._idle
-            self.turn(_REST if self._part == _WAITING else self._part)
+            self.turn(_REST if self._part in (_WAITING, _FORWARD) else self._part)
 
     def _tokens(self, batch: object, real: int | None) -> torch.Tensor | float:
         """Return the number of tokens in a batch, of its first `real` samples where the others are repeats."""
@@ -369,20 +369,22 @@ class Meter:
         if self._part == _BACKWARD:
             self.turn(_EXCHANGE)
 
-    def end_step(self, optimizer: object, part: int) -> None:
-        """Note that an optimizer made its step, after which time counts for `part`; of several, the first ends it."""
+    def step(self, run: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object) -> object:
+        """Measure the step of an optimizer; of several optimizers, the first ends the steps of the run."""
+        self.turn(_OPTIMIZER)
+        result = run(closure)
         first = None if self._first is None else self._first()
         if first is not optimizer:
             if first is not None:
-                self.turn(part)
-                return
+                self.turn(_REST)
+                return result
             self._first = weakref.ref(optimizer)
-        self._part = part
+        self._part = _REST
         fed = self._fed
         if fed is None:  # gradients came from elsewhere than `accelerator.backward`
             fed = self._train()
             fed.passes.clear()
-        end = self._clock(), part, self._reading
+        end = self._clock(), _REST, self._reading
         self._marks.append(end)
         self._done.append((self._marks, fed.samples, fed.tokens or (), self._flops, self._counts))
         self._marks = [end]
@@ -396,9 +398,50 @@ class Meter:
         self._steps += 1
         if self._steps == 1 and self._settings.peak_flops == "auto" and self._settings.flops is not None:
             self._peak = _peak_flops(self._world.device, self._dtype) or 0.0
-            self._marks = [(self._clock(), part, self._reading)]  # measuring a CPU's takes a moment
+            self._marks = [(self._clock(), _REST, self._reading)]  # measuring a CPU's takes a moment
         if self._since >= self._settings.every and not self.is_apart:
             self.report()
+        return result
+
+    def backward(self, run: Callable[..., None], loss: Tensor, weight: object, arguments: dict[str, Any]) -> None:
+        """Measure a backward pass."""
+        key = self.passes()
+        known = self._backward_flops.get(key)
+        before = self.turn(_BACKWARD)
+        several = self._world.size > 1 or self.runtime.replicas is not None
+        if several and getattr(loss, "requires_grad", False):
+            # Torch's own function, which waits for exchanges, is put in line later in the pass.
+            loss.register_hook(lambda _: after_gradients(self._begin_exchange))  # type: ignore[no-untyped-call]
+        try:
+            if known is not None:
+                run(loss, weight, arguments)
+            else:
+                self._counts = False
+                with _FlopCount(again=bool(arguments.get("create_graph"))) as count:
+                    run(loss, weight, arguments)
+                known = self._backward_flops[key] = count.total
+        finally:
+            self.turn(before if before == _OPTIMIZER else _REST)  # the first for one that is given a closure
+        self._flops += known
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Let the time of a block count for a part of the step."""
+        before = self.turn(_PARTS.index(part))
+        try:
+            yield
+        finally:
+            self.turn(before)
+
+    @contextmanager
+    def uneven(self) -> Iterator[None]:
+        """Let ranks make different numbers of steps; they tell each other their numbers after the block."""
+        self.is_apart = self._world.size > 1
+        try:
+            yield
+        finally:
+            self.is_apart = False
+        self.report()
 
     def report(self) -> None:
         """Tell ranks the numbers of each, and trackers those of all; every rank calls it."""
@@ -421,7 +464,8 @@ class Meter:
             if card.wanted and self.last.mfu is not None:
                 card.utilization(self.last.mfu)
             named = {f"meter/{each.name}": getattr(self.last, each.name) for each in fields(self.last)}
-            self._log({name: value for name, value in named.items() if value is not None}, self._steps)
+            values = {name: value for name, value in named.items() if value is not None}
+            self.runtime.hub.log_at_last_step(values, self._steps)
 
     def _measurement(self, rows: dict[int, Any], memory: int) -> Measurement:
         mean = [sum(row[0][part] / row[1] for row in rows.values()) / len(rows) for part in range(len(_PARTS))]
@@ -469,101 +513,3 @@ class Meter:
         event = self._event(enable_timing=True)
         event.record()
         return event
-
-
-class MeteredOptimizer(AcceleratedOptimizer):
-    """An optimizer whose steps a meter sees."""
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step as `AcceleratedOptimizer` does."""
-        meter: Meter | None = _process.get("meter")
-        if meter is None or not _process.get("sync_gradients"):
-            return super().step(closure)
-        before = meter.turn(_OPTIMIZER)
-        try:
-            result = AcceleratedOptimizer.step(self, closure)
-        except BaseException:
-            meter.turn(before)
-            raise
-        meter.end_step(self, before)
-        return result
-
-
-@record
-class MeteredRuntime(Runtime):
-    """A runtime that tells a meter of what passes through it."""
-
-    optimizer_type = MeteredOptimizer
-
-    def __post_init__(self) -> None:
-        """Make the meter, for all that is prepared in this process; refuse an engine, whose steps are its own."""
-        if not self.strategy.divides_loss:
-            raise EngineUnavailableError(
-                f"A meter sees the steps of prepared optimizers; got MeterKwargs under {self.strategy.name}, whose "
-                "engine makes its own. Leave MeterKwargs out, or train with a strategy of torch."
-            )
-        if self.meter is None:
-            settings = cast(MeterKwargs, self.handlers["MeterKwargs"])
-            self.meter = self.gradient_state.meter = Meter(settings, self.strategy, self.hub.log_at_last_step)
-
-    def keep_model(self, model: torch.nn.Module) -> None:
-        """Register a prepared model, and measure its calls."""
-        super().keep_model(model)
-        self.meter.watch(model)
-
-    def adopt(self, prepared: Mapping[str, Any]) -> None:
-        """Take over the objects that another runtime has prepared, and measure calls of its models."""
-        super().adopt(prepared)
-        for model in self.models:
-            self.meter.watch(model)
-
-    def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
-        """Compute gradients, and measure it."""
-        meter, handle = self.meter, None
-        key = meter.passes()
-        known = meter._backward_flops.get(key)
-        before = meter.turn(_BACKWARD)
-        if self.world.size > 1 and getattr(loss, "requires_grad", False):
-            # Torch's own function, which waits for exchanges, is put in line later in the pass.
-            handle = loss.register_hook(lambda _: after_gradients(meter._begin_exchange))  # type: ignore[no-untyped-call]
-        try:
-            if known is not None:
-                Runtime.backward(self, loss, weight, arguments)
-            else:
-                meter._counts = False
-                with _FlopCount(again=bool(arguments.get("create_graph"))) as count:
-                    Runtime.backward(self, loss, weight, arguments)
-                known = meter._backward_flops[key] = count.total
-        finally:
-            if handle is not None:
-                handle.remove()
-            meter.turn(before)
-        meter._flops += known
-
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Let the time of a block count for a part of the step."""
-        before = self.meter.turn(_PARTS.index(part))
-        try:
-            yield
-        finally:
-            self.meter.turn(before)
-
-    @contextmanager
-    def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
-        """Join ranks with different numbers of batches; they tell each other their numbers behind it."""
-        self.meter.is_apart = self.world.size > 1
-        try:
-            with super().join_uneven(joinables, even_batches):
-                yield
-        finally:
-            self.meter.is_apart = False
-        self.meter.report()
-
-    def release(self) -> None:
-        """Let go of every prepared object; calls of its models are measured no more."""
-        for model in self.models:
-            if isinstance(model, _Timed):
-                model.__class__ = type(model).__mro__[2]
-        super().release()
-        self.meter.restart()

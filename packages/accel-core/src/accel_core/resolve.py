@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect, expect_flags
-from accel_core.host import environ, installed
+from accel_core.extension import Extension
+from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.modules.held_memory import tell_if_exhausted
 from accel_core.optim.accumulation import Accumulation
@@ -91,8 +92,7 @@ _BUILT_IN = (
     TrackerKwargs,
 )
 
-
-_RUNTIMES = {"meter": "accel_core.metering:MeteredRuntime"}
+_METER = {"meter": "accel_core.metering:Meter"}
 
 
 @record(frozen=True)
@@ -206,7 +206,8 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
     """Put a strategy and everything around it together."""
     parts = strategy.parts
     settings = handlers.get("TrackerKwargs")
-    return _runtime(handlers)(
+    extensions = _extensions(handlers)
+    runtime = Runtime(
         world=parts.world,
         strategy=strategy,
         gradient_state=parts.accumulation.gradient_state,
@@ -217,30 +218,30 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
     )
+    runtime.extensions = [kind(runtime) for kind in extensions]
+    runtime.gradient_state.extensions = runtime.extensions or runtime.gradient_state.extensions
+    return runtime
 
 
-def _runtime(handlers: dict[str, Any]) -> type[Runtime]:
-    """Return the class of the runtime: that which a handler asks for, or ACCELERATE_RUNTIME; loaded where asked for.
+def _extensions(handlers: dict[str, Any]) -> list[type[Extension]]:
+    """Return what takes part in the run: what handlers ask for, or ACCELERATE_RUNTIME; loaded where asked for.
 
     Raises:
-        ConfigurationError: Two are asked for, or one that no package announces.
+        ConfigurationError: No installed package has it.
     """
-    wanted = {handler.runtime: name for name, handler in handlers.items() if handler.runtime}
+    wanted = {handler.extension: name for name, handler in handlers.items() if handler.extension}
     named = environ.text("ACCELERATE_RUNTIME")
     if named:
         wanted.setdefault(named, f"ACCELERATE_RUNTIME={named}")
-    if len(wanted) > 1:
-        raise ConfigurationError(f"A run has one runtime; got {' and '.join(wanted.values())}. Leave one out.")
+    known = {engine.name: engine.extension for engine in engines().values()} if wanted.keys() - _METER.keys() else {}
+    known = {name: path for name, path in known.items() if path} | _METER  # the meter is around all others
     for name, asked in wanted.items():
-        known = _RUNTIMES if name in _RUNTIMES else installed.points_of("accel.runtimes")
         if name not in known:
             raise ConfigurationError(
-                f"A runtime comes with an installed package; got {asked}, and installed are {sorted(known)}. Install "
-                "the package that has it, or leave it out."
+                f"What takes part in a run comes with an installed package; got {asked}, and installed are "
+                f"{sorted(known)}. Install the package that has it, or leave it out."
             )
-        kind: type[Runtime] = load(known[name])
-        return kind
-    return Runtime
+    return [load(path) for name, path in known.items() if name in wanted]
 
 
 def _publish(
@@ -437,7 +438,7 @@ def _engine_plugins(given: Arguments, handlers: dict[str, Any]) -> tuple[Any, ..
     """Return the plugins that were passed: as arguments, and third parties' among the handlers."""
     for argument in given.plugins:
         require(argument.removesuffix("_plugin"), f"the argument {argument}")
-    foreign = [each for each in handlers.values() if not isinstance(each, _BUILT_IN) and not each.runtime]
+    foreign = [each for each in handlers.values() if not isinstance(each, _BUILT_IN) and not each.extension]
     return _listed(*given.plugins.values(), *foreign)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -78,12 +78,11 @@ class Runtime:
     dataloaders: list[Any] = field(default_factory=list)
     custom_objects: list[Any] = field(default_factory=list)
     averages: list[ModelAverage] = field(default_factory=list)  # which the prepared optimizers update
-    meter: Any = None  # what measures the steps, in a `MeteredRuntime`
-    replicas: Any = None  # the copies of this run that train with it, in a runtime that has some
+    extensions: list[Any] = field(default_factory=list)  # of kind `Extension`, which take part at the borders below
+    meter: Any = None  # the one of them that measures the steps
+    replicas: Any = None  # the copies of this run that train with it, where an extension has some
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
-
-    optimizer_type = AcceleratedOptimizer
 
     data = Passed[DataLoaderConfiguration]("strategy.parts.data", "How loaders are prepared.")
 
@@ -130,9 +129,13 @@ class Runtime:
 
     layout = Passed[Layout]("strategy.layout", "Which rank does what.")
 
-    reading = Passed[Layout](
-        "strategy.reading", "Which part of the data each rank reads from a loader that is prepared now."
-    )
+    @property
+    def reading(self) -> Layout:
+        """Which part of the data each rank reads from a loader that is prepared now."""
+        layout = self.strategy.reading
+        for extension in self.extensions:
+            layout = extension.reading(layout)
+        return layout
 
     @property
     def mesh(self) -> DeviceMesh | None:
@@ -200,6 +203,8 @@ class Runtime:
 
     def keep_model(self, model: torch.nn.Module) -> None:
         """Register a prepared model in place of any earlier form of the same model."""
+        for extension in self.extensions:
+            extension.keep_model(model)
         inner = self.strategy.unwrap(model, keep_torch_compile=False)
         linear_loss.apply_where_asked(inner)
         for index, kept in enumerate(self.models):
@@ -221,7 +226,7 @@ class Runtime:
             if kept.optimizer is optimizer:
                 return kept  # type: ignore[no-any-return]
         self.strategy.rebind([optimizer])
-        wrapper = self.optimizer_type(
+        wrapper = AcceleratedOptimizer(
             optimizer,
             device_placement=self.device_placement if placement is None else placement,
             scaler=self.scaler,
@@ -281,6 +286,8 @@ class Runtime:
             use_stateful_dataloader=self.data.use_stateful_dataloader,
             **extra,
         )
+        for extension in self.extensions:
+            extension.keep_loader(prepared)
         self.dataloaders.append(prepared)
         return prepared
 
@@ -323,11 +330,23 @@ class Runtime:
 
     def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
         """Save the state of the run; see `Accelerator.save_state`."""
+        run: Callable[..., Path | background.Handle] = self._save_state
+        for extension in self.extensions:
+            run = partial(extension.save_state, run)
+        return run(output_dir, **arguments)
+
+    def _save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
         with byte_bar("Saving"):
             return checkpoint.save.save_state(self.to_save(), output_dir, **arguments)
 
     def backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         """Compute gradients of a batch's loss, and complete those of a weighted window; see `Accelerator.backward`."""
+        run = self._backward
+        for extension in self.extensions:
+            run = partial(extension.backward, run)
+        run(loss, weight, arguments)
+
+    def _backward(self, loss: torch.Tensor, weight: torch.Tensor | float | None, arguments: dict[str, Any]) -> None:
         accumulation, strategy = self.accumulation, self.strategy
         if self.gradient_state.passes >= 0:
             self.gradient_state.passes += 1
@@ -376,9 +395,9 @@ class Runtime:
                 "in a window."
             )
 
-    def timed(self, part: str) -> AbstractContextManager[None]:
-        """Return a block whose time counts for a part of the step, where a meter measures it."""
-        return nullcontext()
+    def timed(self, part: str) -> AbstractContextManager[object]:
+        """Return a block to put around an exchange between ranks, or around a save."""
+        return _all(extension.timed(part) for extension in self.extensions)
 
     def unscale(self, optimizers: object = None) -> None:
         """Divide gradients by the scale of fp16 training, once a window."""
@@ -396,19 +415,20 @@ class Runtime:
     def join_uneven(self, joinables: Sequence[Any], even_batches: bool | None) -> Iterator[None]:
         """Join ranks with different numbers of batches; see `Accelerator.join_uneven_inputs`."""
         steps = list[object]()
-        with self.strategy.join(joinables):
-            own = self.optimizers if self.world.size > 1 else []
-            hooks = [each.optimizer.register_step_post_hook(lambda *_: steps.append(None)) for each in own]
-            shared_out = even_batches is not None and self.world.size > 1
-            changed = _override_even_batches(self.dataloaders, bool(even_batches)) if shared_out else []
-            try:
-                yield
-            finally:
-                for sampler, before in changed:
-                    sampler.even_batches = before
-                for hook in hooks:
-                    hook.remove()
-        self._catch_up(len(steps))
+        with _all(extension.uneven() for extension in self.extensions):
+            with self.strategy.join(joinables):
+                own = self.optimizers if self.world.size > 1 else []
+                hooks = [each.optimizer.register_step_post_hook(lambda *_: steps.append(None)) for each in own]
+                shared_out = even_batches is not None and self.world.size > 1
+                changed = _override_even_batches(self.dataloaders, bool(even_batches)) if shared_out else []
+                try:
+                    yield
+                finally:
+                    for sampler, before in changed:
+                        sampler.even_batches = before
+                    for hook in hooks:
+                        hook.remove()
+            self._catch_up(len(steps))
 
     def _catch_up(self, steps: int) -> None:
         """Take over from the rank that made most steps what DDP does not exchange: the states behind the weights."""
@@ -440,9 +460,13 @@ class Runtime:
             optimizer.averages, optimizer.siblings = self.averages, self.optimizers
         for model in self.models:
             self.strategy._own(model)
+            for extension in self.extensions:
+                extension.keep_model(model)
 
     def release(self) -> None:
         """Let go of every prepared object and restart the accumulation window."""
+        for extension in self.extensions:
+            extension.release()
         self.strategy.release()
         for name in _PREPARED:
             getattr(self, name).clear()
@@ -450,6 +474,14 @@ class Runtime:
         self.accumulation.restart()
         if self.scaler is not None:
             scalers.forget(self.scaler)
+
+
+def _all(blocks: Iterable[AbstractContextManager[object]]) -> AbstractContextManager[object]:
+    """Return several blocks, which are entered, as one."""
+    with ExitStack() as stack:
+        for block in blocks:
+            stack.enter_context(block)
+        return stack.pop_all()
 
 
 def _bare(optimizer: object) -> Any:

@@ -461,17 +461,19 @@ def test_two_loaders_that_are_read_together_and_streams_count_once() -> None:
     assert found.evaluation == 0
 
 
-def test_a_prepared_model_can_be_copied_and_pickled_and_let_go() -> None:
-    """Copies are plain models, and so is the model itself after `free_memory`."""
+def test_copies_of_a_prepared_model_are_not_measured() -> None:
+    """Copies run on their own weights and are not measured; the model itself is."""
     accelerator = metered()
     bare = Net()
     model, _, _ = prepared(accelerator, bare, DataLoader(Rows(4)))
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert type(other) is Net
-        assert other.eval()(torch.rand(2, 16)).shape == (2, 4, 2)
+        torch.nn.init.zeros_(other.leave.weight)
+        assert torch.equal(other.eval()(torch.rand(2, 16)), other.leave.bias.expand(2, 4, 2))
     assert model is bare
+    assert not accelerator.meter._reading.passes  # type: ignore[union-attr]
+    model(torch.rand(2, 16))
+    assert len(accelerator.meter._reading.passes) == 1  # type: ignore[union-attr]
     accelerator.free_memory()
-    assert type(bare) is Net
 
 
 def test_nothing_is_loaded_without_it() -> None:
@@ -505,12 +507,12 @@ def test_it_is_one_meter_of_the_process() -> None:
     """The meter of an Accelerator is the one that its loaders and optimizers tell of steps."""
     accelerator = metered()
     assert isinstance(accelerator.meter, Meter)
-    assert accelerator.gradient_state.meter is accelerator.meter
+    assert accelerator.gradient_state.extensions == [accelerator.meter]
 
 
 def test_a_long_evaluation_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no step ends the marks do not pile up; the step that they belong to is not measured, the next one is."""
-    monkeypatch.setattr("accel_core.metering._MOST_MARKS", 20)
+    monkeypatch.setattr("accel_core.metering._MOST", 20)
     accelerator = metered(flops=None)
     model, optimizer, loader = prepared(accelerator, Net(), DataLoader(Rows(12), batch_size=4))
     test = accelerator.prepare(DataLoader(Rows(400), batch_size=4))
@@ -530,7 +532,7 @@ def test_a_long_evaluation_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch)
 
 def test_passes_that_no_step_follows_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """With gradients and without a loader, neither marks nor passes pile up."""
-    monkeypatch.setattr("accel_core.metering._MOST_MARKS", 20)
+    monkeypatch.setattr("accel_core.metering._MOST", 20)
     accelerator = metered()
     model, batch = accelerator.prepare(Net()), torch.rand(4, 16)
     for _ in range(100):
@@ -551,7 +553,7 @@ def test_a_model_in_the_place_of_a_freed_one_has_its_own_flops() -> None:
         del model, optimizer, loader
         gc.collect()
         assert accelerator.meter is not None
-        assert not accelerator.meter._forward_flops
+        assert not accelerator.meter._models
 
 
 def test_an_engine_that_makes_its_own_steps_has_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,4 +563,4 @@ def test_an_engine_that_makes_its_own_steps_has_no_meter(monkeypatch: pytest.Mon
         EngineUnavailableError, match="A meter sees the steps of prepared optimizers; got MeterKwargs under"
     ):
         metered()
-    assert GradientState().meter is None
+    assert not GradientState().extensions

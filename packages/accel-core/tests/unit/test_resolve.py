@@ -11,7 +11,7 @@ import torch
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, DeviceUnavailableError
-from accel_core.host import installed
+from accel_core.extension import Extension
 from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import Layout
 from accel_core.options import engines as table
@@ -26,6 +26,38 @@ from accel_core.strategies.single import SingleStrategy
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 FLAGS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+
+
+class Noting(Extension):
+    """Notes the borders that a run comes to."""
+
+    def __init__(self, runtime: Any) -> None:
+        super().__init__(runtime)
+        self.seen: list[str] = []
+
+    def keep_model(self, model: Any) -> None:
+        """Note a model."""
+        self.seen.append("model")
+
+    def keep_loader(self, loader: Any) -> None:
+        """Note a loader."""
+        self.seen.append("loader")
+
+    def read(self, loader: Any, batches: Any) -> Any:
+        """Note each batch."""
+        for batch in batches:
+            self.seen.append("batch")
+            yield batch
+
+    def backward(self, run: Any, *given: Any) -> None:
+        """Note a backward pass."""
+        self.seen.append("backward")
+        run(*given)
+
+    def step(self, run: Any, optimizer: Any, closure: Any) -> Any:
+        """Note a step."""
+        self.seen.append("step")
+        return run(closure)
 
 
 class Sharded(SingleStrategy):
@@ -252,16 +284,27 @@ def test_a_replica_of_many_ranks_among_1024(rank: int, monkeypatch: pytest.Monke
         dist.destroy_process_group()
 
 
-def test_a_runtime_comes_by_entry_point_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ACCELERATE_RUNTIME names one of an installed package; a handler may name one too, and two are refused."""
-    points = {"accel.runtimes": {"own": "accel_core.runtime:Runtime"}}
-    monkeypatch.setattr(installed, "points_of", lambda group: points.get(group, {}))
+def test_an_extension_comes_from_an_installed_engine_and_goes_inside_of_the_meter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ACCELERATE_RUNTIME names an engine that has one; with a meter there are two, and another name is refused."""
+    row = table.Engine("own", "", extension=f"{__name__}:Noting")
+    monkeypatch.setattr("accel_core.resolve.engines", lambda: {"own": row})
     with patch_environment(ACCELERATE_RUNTIME="own"):
-        assert Accelerator(cpu=True).replicas is None
-        with pytest.raises(ConfigurationError, match="one runtime; got MeterKwargs and ACCELERATE_RUNTIME=own"):
-            Accelerator(cpu=True, kwargs_handlers=[MeterKwargs()])
+        accelerator = Accelerator(cpu=True, kwargs_handlers=[MeterKwargs()])
+    noting, meter = accelerator._runtime.extensions
+    assert isinstance(noting, Noting)
+    assert meter is accelerator.meter
+    layer = torch.nn.Linear(1, 1)
+    model, optimizer, loader = accelerator.prepare(
+        layer, torch.optim.SGD(layer.parameters(), lr=1.0), torch.utils.data.DataLoader([torch.ones(1)])
+    )
+    for batch in loader:
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+    assert noting.seen == ["model", "loader", "batch", "backward", "step"]
     with (
         patch_environment(ACCELERATE_RUNTIME="other"),
-        pytest.raises(ConfigurationError, match=r"got ACCELERATE_RUNTIME=other, and installed are \['own'\]"),
+        pytest.raises(ConfigurationError, match=r"got ACCELERATE_RUNTIME=other, and installed are \['meter', 'own'\]"),
     ):
         Accelerator(cpu=True)

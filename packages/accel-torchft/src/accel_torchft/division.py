@@ -15,6 +15,7 @@ from accel_core.data.samplers import BatchSamplerShard
 from accel_core.data.shard import StepCounts
 from accel_core.errors import StateError
 from accel_core.runtime import Runtime
+from accel_torchft.replicas import Replicas
 
 __all__ = ["Reader", "ReplicaShard"]
 
@@ -51,9 +52,13 @@ class Reader:
     """
 
     def __init__(
-        self, runtime: Runtime, meet: Callable[[bool], bool], parameters: Callable[[], list[torch.nn.Parameter]]
+        self,
+        runtime: Runtime,
+        replicas: Replicas,
+        meet: Callable[[bool], bool],
+        parameters: Callable[[], list[torch.nn.Parameter]],
     ) -> None:
-        self._runtime, self._meet, self._parameters = runtime, meet, parameters
+        self._runtime, self._replicas, self._meet, self._parameters = runtime, replicas, meet, parameters
         self.positions: dict[int, dict[str, Any]] = {}
         self.is_open = False  # whether a step was begun
         self.is_made = True  # whether the last step was made
@@ -81,7 +86,8 @@ class Reader:
                 "Replicas know where the loaders of prepare() stand; got another one, as of skip_first_batches. Read "
                 "the prepared one: behind load_state it goes on where it stood."
             )
-        epoch, replicas = loader.iteration, runtime.replicas
+        self._parameters()  # which are checked before anything is trained
+        epoch, replicas = loader.iteration, self._replicas
         if self._reading is not None:
             raise StateError(
                 "One loader at a time feeds the steps of replicas; got two that are read while models train. Read the "
@@ -105,7 +111,7 @@ class Reader:
         random = rng.collect(self._runtime.world)  # where a state was taken over, it goes on from here
         loader.cursor.rewind()
         loader.set_epoch(epoch)
-        self._divide(loader, *self._runtime.replicas.place, trains=True)
+        self._divide(loader, *self._replicas.place, trains=True)
         stream = _stream(loader)
         self.is_passing = True
         try:
@@ -119,7 +125,7 @@ class Reader:
             rng.restore(random, self._runtime.world)
 
     def _train(self, loader: PreparedLoader, number: int, epoch: int) -> Iterator[Any]:
-        replicas = self._runtime.replicas
+        replicas = self._replicas
         stream: Generator[Any, None, None] | None = None
         if loader.pending is None:
             loader.forget_position()  # of an iteration that was broken off, which begins anew
@@ -177,8 +183,8 @@ class Reader:
         """Return whether the step is made, and end it."""
         if self.is_passing:
             return False
-        made = self._runtime.replicas.commit()
-        if self._runtime.replicas.is_decided:
+        made = self._replicas.commit()
+        if self._replicas.is_decided:
             self.is_open, self.is_made = False, made
         return bool(made)
 

@@ -33,7 +33,7 @@ class FaultToleranceKwargs(KwargsHandler):
         True
     """
 
-    runtime: ClassVar[str] = "replicas"
+    extension: ClassVar[str] = "replicas"
 
     min_replicas: int | None = None
     quorum_timeout: float = 60.0

@@ -10,4 +10,5 @@ ENGINE = Engine(
     "torchft",
     "0.2.0",
     settings="accel_torchft.launching.settings:SETTINGS",
+    extension="accel_torchft.extension:ReplicaExtension",
 )

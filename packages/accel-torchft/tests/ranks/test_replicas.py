@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from accel_core.testing import limits
 
@@ -29,6 +30,23 @@ def test_no_sample_is_lost_or_repeated_where_a_replica_dies_twice(tmp_path: Path
     assert "was made without 1, " in report
     assert found["0-0"]["lost"] > 0
     check(found, tmp_path, 3, {1: 2})
+
+
+def test_a_metered_run_loses_no_sample_where_a_replica_dies(tmp_path: Path) -> None:
+    """Steps are measured and averaged in one run: each replica has numbers of its own, with the wait for others."""
+    found = launched(tmp_path, "1:0:3:before", "metered")
+    check(found, tmp_path, 3, {1: 1})
+    layer, parts = torch.nn.Linear(4, 2), ("waiting", "forward", "backward", "exchange", "optimizer", "saving", "rest")
+    for name in ("0-0", "1-0"):
+        measured = found[name]["measured"]
+        assert len(measured) >= 3
+        for numbers, size in measured:
+            with FlopCounterMode(display=False) as counter:
+                layer(torch.rand(size, 4)).sum().backward()
+            assert numbers["flops"] == counter.get_total_flops()
+            assert numbers["exchange"] > 0
+            assert numbers["seconds"] == pytest.approx(sum(numbers[part] for part in parts))
+            assert numbers["samples_per_second"] in (None, pytest.approx(size / numbers["seconds"]))
 
 
 @pytest.mark.full("more axes at once")

@@ -81,8 +81,9 @@ class PreparedLoader(LoaderBase):
         """Return an iterator over this rank's batches, on the device."""
         batches = self._read() if self.pending is None else self._read_on()
         batches = card.timed(self, batches) if card.wanted else batches
-        meter = self.gradient_state.meter
-        return batches if meter is None else meter.read(self, batches)
+        for extension in self.gradient_state.extensions:
+            batches = extension.read(self, batches)
+        return batches
 
     @abstractmethod
     def _read(self) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -205,6 +206,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             if closure is not None:
                 self._warn_of_uncalled()
             return None
+        run: Callable[..., Any] = self._step_at_end
+        for extension in self.gradient_state.extensions:
+            run = partial(extension.step, run, self)
+        return run(closure)
+
+    def _step_at_end(self, closure: Callable[[], Any] | None) -> object:
         self.gradient_state.awaits_step = False
         if self.gradient_state.passes >= 0:
             self._look_at_first_step(closure)

@@ -89,6 +89,7 @@ class Engine:
         launcher: `module:Class` of a launcher of its own.
         merges: `module:function` that returns what reads the whole weights of a model from a folder that only this
             engine writes; `None` for any other folder.
+        extension: `module:Class` of what takes part in a run where ACCELERATE_RUNTIME names the engine.
         takes: `module:function` that is given a `Runtime` and models of which some arrive spread over ranks, and
             returns the strategy with which the run goes on.
     """
@@ -121,6 +122,7 @@ class Engine:
     batch: str = ""
     launcher: str = ""
     merges: str = ""
+    extension: str = ""
     takes: str = ""
 
     @property

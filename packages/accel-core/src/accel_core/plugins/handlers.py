@@ -45,8 +45,8 @@ class KwargsHandler:
         {'init_scale': 1024.0}
     """
 
-    runtime: ClassVar[str] = ""
-    """Name of the runtime that it asks for, as a package announces it under `accel.runtimes`; empty where any does."""
+    extension: ClassVar[str] = ""
+    """Name of the engine whose `Extension` it adds to the run; empty where it adds none."""
 
     def __post_init__(self) -> None:
         """Refuse a text where true or false belongs."""
@@ -236,8 +236,7 @@ class MeterKwargs(KwargsHandler):
     """Measure the steps of a run: where their time goes, samples and tokens a second, FLOPs, their share of the peak.
 
     The numbers are in `accelerator.meter.last`, a `Measurement`, and go to the trackers as `meter/...`. The first step
-    is not measured, nor is one in which FLOPs are counted: that takes longer. Prepared models get a subclass of their
-    class, which sees calls.
+    is not measured, nor is one in which FLOPs are counted: that takes longer.
 
     Args:
         flops: `"auto"` counts those of a step when its shapes are new, with the formulas of torch's `FlopCounterMode`;
@@ -258,7 +257,7 @@ class MeterKwargs(KwargsHandler):
         True
     """
 
-    runtime: ClassVar[str] = "meter"
+    extension: ClassVar[str] = "meter"
 
     flops: float | Literal["auto"] | None = "auto"
     peak_flops: float | Literal["auto"] | None = "auto"

@@ -69,7 +69,7 @@ class GradientState:
     _latest: _Reading | None
     passes: int  # backward passes of the Accelerator before the first optimizer step; -1 after it
     awaits_step: bool  # gradients of losses with weights are complete, and no optimizer has stepped or cleared any
-    meter: Any  # of the run that measures its steps, or what else passes batches on, or `None`
+    extensions: list[Any]  # of the run, around its batches and its steps
 
     def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
         self.__dict__ = self._shared_state
@@ -82,7 +82,7 @@ class GradientState:
                 _fresh=[],
                 _training=None,
                 _latest=None,
-                meter=None,
+                extensions=[],
                 awaits_step=False,
                 passes=0,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import time
 from pathlib import Path
@@ -16,8 +17,8 @@ from accel_core.devices.cpu import CpuDevice
 from accel_core.errors import ConfigurationError
 from accel_core.testing import requires
 from accel_launch.cli import main
-from accel_verify.parallel.recorder import Finished
 from accel_verify.parallel.report import Verdict
+from accel_verify.recorder import Finished
 from accel_verify.trial.clock import TrainingClock
 from accel_verify.trial.gpu import memory_of_gpu
 
@@ -119,11 +120,11 @@ def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(1, 1)
     _, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    clock, queued = TrainingClock(), 0.5
+    clock, queued = TrainingClock(io.StringIO()), 0.5
     clock._begun(lambda *_: None, accelerator)
     monkeypatch.setattr(CpuDevice, "synchronize", lambda _: time.sleep(queued))
     with pytest.raises(Finished):
-        [clock._stepped(lambda *_: None, optimizer) for _ in range(100)]
+        [clock.stepped(lambda *_: None, optimizer) for _ in range(100)]
     assert clock.seconds >= queued
 
 

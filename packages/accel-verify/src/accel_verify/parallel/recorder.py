@@ -13,13 +13,11 @@ its evaluation and to its end. Nothing is saved and no tracker is started, and w
 from __future__ import annotations
 
 import functools
-import json
 import math
-import runpy
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from accel_core import errors
 from accel_core.accelerator import Accelerator
 from accel_core.comm.tree import tree_leaves
-from accel_core.data.dispatcher import DataLoaderDispatcher
-from accel_core.data.loader import DataLoaderShard
+from accel_core.data.loader import PreparedLoader
 from accel_core.devices.memory import peak_memory
 from accel_core.host import environ
 from accel_core.mesh.layout import GROUPS
@@ -39,9 +36,9 @@ from accel_verify.parallel.draws import DrawWatch
 from accel_verify.parallel.forward import ForwardWatch
 from accel_verify.parallel.one_process import read_for_all
 from accel_verify.parallel.values import gradients, row_digests, sketch, weights
-from accel_verify.patch import wrap
+from accel_verify.recorder import UNSAVED, Finished, Recorder, run_target
 
-__all__ = ["UNSAVED", "Finished", "StepRecorder", "main", "run_target"]
+__all__ = ["StepRecorder", "main"]
 
 REFUSALS = (
     *(errors.ConfigurationError, errors.DataError, errors.DeviceUnavailableError, errors.EngineUnavailableError),
@@ -49,32 +46,20 @@ REFUSALS = (
 )
 """Errors by which a strategy says that it cannot train this script."""
 
-UNSAVED: dict[str, Callable[..., object]] = {
-    "save_state": lambda save, accelerator, output_dir=None, *args, **kwargs: output_dir,
-    "save_model": lambda *args, **kwargs: None,
-    "save": lambda *args, **kwargs: None,
-}
-"""Members of Accelerator that are disabled, because the script runs several times and not to its end."""
-
 _EMPTY_EPOCHS = 1000
 """How often a script may begin an epoch after the last step: one that counts steps would do so forever."""
 
 
-class Finished(SystemExit):
-    """Ends a script that would continue to train."""
+class StepRecorder(Recorder):
+    """Writes down what happens in each step."""
 
-
-class StepRecorder:
-    """Watches the Accelerator of a script."""
-
-    def __init__(self, folder: Path, steps: int, parts: int, *, counts: bool = False) -> None:
+    def __init__(
+        self, record: TextIO, rank: int, folder: Path, steps: int, parts: int, *, counts: bool = False
+    ) -> None:
+        super().__init__(record)
         self.steps, self._parts, self._counts = steps, parts, counts
-        self.step = 0
-        self._folder = folder
-        self._rank = environ.integer("RANK", 0) or 0
-        self._record = open(folder / f"{self._rank}.jsonl", "w")  # noqa: SIM115  closed in `end`
+        self._folder, self._rank = folder, rank
         self._forward, self._draw_watch = ForwardWatch(), DrawWatch(self._draws_count)
-        self._accelerator: Accelerator | None = None
         self._losses: list[tuple[float, float | None]] = []
         self._rows: list[list[str]] = []
         self._gradients: dict[str, tuple[float, str]] | None = None
@@ -86,58 +71,44 @@ class StepRecorder:
         self._empty_epochs = 0
         self._gathering = False
 
-    def install(self) -> None:
-        """Hook into Accelerator, prepared loaders, prepared optimizers and torch's own functions."""
+    def install(self, **members: Callable[..., object]) -> None:
+        """Hook into torch's own functions as well."""
         self._forward.install()
         self._draw_watch.install()
         if self._parts:
             read_for_all(self._parts, counts=self._counts)
-        around_members: dict[str, Callable[..., object]] = {
-            "__init__": self._begun,
-            "prepare_model": self._prepared,
-            "backward": self._backward,
-            "clip_grad_norm_": self._clipped_norm,
-            "clip_grad_value_": self._clipped_value,
-            "gather_for_metrics": functools.partial(self._gathered, "gather_for_metrics"),
-            "gather": functools.partial(self._gathered, "gather"),
+        super().install(
+            backward=self._backward,
+            clip_grad_norm_=self._clipped_norm,
+            clip_grad_value_=self._clipped_value,
+            gather_for_metrics=functools.partial(self._gathered, "gather_for_metrics"),
+            gather=functools.partial(self._gathered, "gather"),
             **UNSAVED,
-        }
-        for name, around in around_members.items():
-            wrap(Accelerator, name, around)
-        wrap(AcceleratedOptimizer, "step", self._stepped)
+            **members,
+        )
         register_optimizer_step_pre_hook(self._note_stray)
-        for kind in (DataLoaderShard, DataLoaderDispatcher):
-            wrap(kind, "__iter__", self._batches)
-
-    def write(self, kind: str, **facts: object) -> None:
-        """Write a line of the record."""
-        self._record.write(json.dumps({"kind": kind, **facts}) + "\n")
-        self._record.flush()  # a rank that is killed leaves what it has written
 
     def end(self, error: BaseException | None) -> None:
         """Write the last line."""
-        device = torch.device("cpu") if self._accelerator is None else self._accelerator.device
+        device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         note = None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         refused = isinstance(error, REFUSALS) and self.step < self.steps
         facts = {"memory": peak_memory(device), "note": note, "refused": refused, "trained": self._trained}
-        self.write("end", steps=self.step, **facts)
-        self._record.close()
+        self.write(kind="end", steps=self.step, **facts)
 
-    def _begun(self, begin: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object) -> None:
-        begin(accelerator, *args, **kwargs)
+    def begin(self, accelerator: Accelerator) -> None:
+        """Write down which rank does what."""
         accelerator.log_with = []
-        if self._accelerator is None:
+        if self.accelerator is None:
             layout = accelerator._runtime.layout
             shares = [layout.place((*GROUPS["dp_cp"], "sp"), rank) for rank in range(layout.world_size)]
             facts = {"parts": layout.parts, "loss_parts": shares, "cut": layout.size("sp") > 1}
-            self.write("run", **facts, precision=accelerator.mixed_precision)
-        self._accelerator = accelerator
+            self.write(kind="run", **facts, precision=accelerator.mixed_precision)
 
-    def _prepared(self, prepare: Callable[..., nn.Module], *args: object, **kwargs: object) -> nn.Module:
-        model = prepare(*args, **kwargs)
+    def watch(self, model: nn.Module) -> None:
+        """Note what the modules of a model return in the first batch."""
         if self.step == 0:
             self._forward.watch(model)
-        return model
 
     def _backward(
         self,
@@ -170,8 +141,9 @@ class StepRecorder:
         self._take_gradients(accelerator)
         clip(accelerator, *args, **kwargs)
 
-    def _stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
-        accelerator = self._accelerator
+    def stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
+        """Write the step down, or train no more."""
+        accelerator = self.accelerator
         if self.step >= self.steps:
             self._trains_on()
             return None
@@ -184,7 +156,7 @@ class StepRecorder:
 
     def _note_stray(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note the gradients with which an optimizer steps that was not prepared: nobody reduces them."""
-        accelerator = self._accelerator
+        accelerator = self.accelerator
         if accelerator is None or self.step >= self.steps:
             return
         if any(each is optimizer or each.optimizer is optimizer for each in accelerator._optimizers):
@@ -217,7 +189,7 @@ class StepRecorder:
         """Write a step down, and begin the next one."""
         self.step += 1
         self.write(
-            "step",
+            kind="step",
             losses=self._losses,
             rows=self._rows,
             gradients=self._gradients,
@@ -251,9 +223,8 @@ class StepRecorder:
         if not self._reading:
             raise Finished(0)
 
-    def _batches(
-        self, begin: Callable[[object], Generator[object, None, None]], loader: DataLoaderShard | DataLoaderDispatcher
-    ) -> Iterator[object]:
+    def read(self, begin: Callable[..., Any], loader: PreparedLoader) -> Iterator[object]:
+        """Note the rows of batches; after the last step there are none of a loader that is trained with."""
         if self.step >= self.steps and self._is_trained_with(loader):
             self._empty_epochs += 1
             if self._empty_epochs > _EMPTY_EPOCHS:
@@ -277,7 +248,7 @@ class StepRecorder:
 
     def _draws_count(self) -> bool:
         """Return whether a model trains in a step that is compared, and this is not its backward pass."""
-        models = [] if self._accelerator is None else self._accelerator._models
+        models = [] if self.accelerator is None else self.accelerator._models
         trains = self.step < self.steps and any(model.training for model in models)
         return trains and not self._forward.in_backward
 
@@ -294,7 +265,7 @@ class StepRecorder:
         finally:
             self._gathering = False
         given = args[0] if args else next(iter(kwargs.values()))
-        self.write("metric", function=name, step=self.step, values=_counted(given, found))
+        self.write(kind="metric", function=name, step=self.step, values=_counted(given, found))
         return found
 
 
@@ -315,42 +286,23 @@ def _is_one_value(tensor: Tensor) -> bool:
     return not tensor.dim() or bool((tensor == tensor[:1]).all())
 
 
-def run_target(target: str, arguments: list[str]) -> None:
-    """Run a script as it would run by itself, or a function of it."""
-    script, _, function = target.partition(".py:")
-    script += ".py" if function else ""
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))  # as Python does for a script
-    shown = sys.excepthook
-
-    def from_the_script_on(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        own = trace
-        while own is not None and own.tb_frame.f_code.co_filename != script:
-            own = own.tb_next
-        shown(kind, error.with_traceback(own or trace), own or trace)
-
-    sys.excepthook = from_the_script_on
-    if not function:
-        runpy.run_path(script, run_name="__main__")
-        return
-    runpy.run_path(script, run_name="verified")[function]()
-
-
 def main(arguments: list[str]) -> None:
     """Watch a target to its end; raise what it raises before its last step, unless a strategy refuses it."""
     folder, steps, parts, counts, target, *rest = arguments
-    recorder = StepRecorder(Path(folder), int(steps), int(parts), counts=counts == "1")
-    recorder.install()
-    try:
-        run_target(target, rest)
-    except BaseException as error:
-        recorder.end(error)
-        if recorder.step >= recorder.steps or isinstance(error, Finished):
-            return
-        if isinstance(error, SystemExit) and not error.code:  # the script's own end
-            return
-        raise
-    recorder.end(None)
+    rank = environ.integer("RANK", 0) or 0
+    with open(Path(folder) / f"{rank}.jsonl", "w") as record:
+        recorder = StepRecorder(record, rank, Path(folder), int(steps), int(parts), counts=counts == "1")
+        recorder.install()
+        try:
+            run_target(target, rest)
+        except BaseException as error:
+            recorder.end(error)
+            if recorder.step >= recorder.steps or isinstance(error, Finished):
+                return
+            if isinstance(error, SystemExit) and not error.code:  # the script's own end
+                return
+            raise
+        recorder.end(None)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ before.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -27,14 +26,10 @@ from typing import Any, TextIO
 import torch
 
 from accel_core.accelerator import Accelerator
-from accel_core.data.dispatcher import DataLoaderDispatcher
-from accel_core.data.loader import DataLoaderShard
-from accel_core.plugins.project import ProjectConfiguration
 from accel_core.random import set_seed
 from accel_verify.digests import digest, random_states
 from accel_verify.parallel.draws import DrawWatch
-from accel_verify.parallel.recorder import Finished, run_target
-from accel_verify.patch import wrap
+from accel_verify.recorder import Finished, Recorder, run_target
 
 __all__ = ["ResumeRecorder", "main"]
 
@@ -42,68 +37,58 @@ NOTHING = "-"
 _SEED = 3_141_592_653  # one that no script chooses, of 32 bits
 
 
-class ResumeRecorder:
-    """Watches the Accelerator of a script."""
+class ResumeRecorder(Recorder):
+    """Writes down the state after each step."""
 
     def __init__(self, record: TextIO, first: int, last: int, save: str, load: str, project: str) -> None:
+        super().__init__(record)
         self.step = first
-        self._record = record
         self._last, self._save, self._load, self._project = last, save, load, project
-        self._accelerator: Accelerator | None = None
         self._batches: list[str] = []
         self._draws = DrawWatch()
 
-    def install(self) -> None:
-        """Hook into Accelerator, prepared loaders and what draws random numbers."""
+    def install(self, **members: Callable[..., object]) -> None:
+        """Hook into what draws random numbers as well."""
         self._draws.install()
-        wrap(Accelerator, "__init__", self._begun)
-        wrap(Accelerator, "load_state", self._loaded)
-        for kind in (DataLoaderShard, DataLoaderDispatcher):
-            wrap(kind, "__iter__", self._watched)
-
-    def _begun(self, begin: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object) -> None:
-        begin(accelerator, *args, **kwargs)
-        self._accelerator = accelerator
-        self._move(accelerator.project_configuration)
+        super().install(load_state=self._loaded, **members)
 
     def _loaded(self, load: Callable[..., object], *args: object, **kwargs: object) -> object:
         found = load(*args, **kwargs)
         self._load = NOTHING  # the script restored its state itself
         return found
 
-    def _move(self, project: ProjectConfiguration) -> None:
+    def begin(self, accelerator: Accelerator) -> None:
+        """Give a project whose checkpoints are named a folder of its own."""
+        project = accelerator.project_configuration
         if project.automatic_checkpoint_naming:
             if project.logging_dir == project.project_dir:  # it follows, as where the script left it unset
                 logs = os.path.dirname(self._record.name)  # where the project goes to a store
                 project.logging_dir = logs if "://" in self._project else self._project
             project.project_dir = self._project
 
-    def _watched(self, begin: Callable[[object], Iterator[object]], loader: object) -> Iterator[object]:
-        self._begin()
+    def read(self, begin: Callable[..., Iterator[Any]], loader: object) -> Iterator[object]:
+        """Note batches; load the state before the first one, and write a line after a step."""
+        if self._load != NOTHING and self.accelerator is not None:
+            automatic = self.accelerator.project_configuration.automatic_checkpoint_naming
+            self.accelerator.load_state(None if automatic else self._load)
         for batch in begin(loader):
             self._batches.append(digest(batch))
             steps = self._steps_done()
             yield batch
             self._boundary(steps)
 
-    def _begin(self) -> None:
-        if self._load != NOTHING and self._accelerator is not None:
-            automatic = self._accelerator.project_configuration.automatic_checkpoint_naming
-            self._accelerator.load_state(None if automatic else self._load)
-
     def _steps_done(self) -> int:
-        accelerator = self._accelerator
+        accelerator = self.accelerator
         return 0 if accelerator is None or not accelerator._optimizers else _count(accelerator._optimizers[0])
 
     def _boundary(self, before: int) -> None:
         """Write a line if the batch that was just processed ended in an optimizer step; stop after the last."""
-        accelerator = self._accelerator
+        accelerator = self.accelerator
         if accelerator is None or self._steps_done() == before:
             return
         self.step += 1
         facts = {"restores": _restores_position(accelerator), "unseeded": self._draws.unseeded}
-        self._record.write(json.dumps({"step": self.step, **facts, **self._state(accelerator)}) + "\n")
-        self._record.flush()
+        self.write(step=self.step, **facts, **self._state(accelerator))
         self._batches.clear()
         if self.step >= self._last:
             if self._save != NOTHING:

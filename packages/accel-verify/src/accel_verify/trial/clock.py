@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from torch import Tensor, nn
 
 from accel_core.accelerator import Accelerator
 from accel_core.comm.tree import tree_leaves
-from accel_core.data.dispatcher import DataLoaderDispatcher
-from accel_core.data.loader import DataLoaderShard
 from accel_core.errors import AccelError
 from accel_core.mesh.spec import parse_layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
-from accel_verify.parallel.recorder import UNSAVED, Finished, run_target
-from accel_verify.patch import wrap
+from accel_verify.recorder import UNSAVED, Finished, Recorder, run_target
 
 __all__ = ["TrainingClock", "main"]
 
@@ -39,30 +35,21 @@ _STATES = ("momentum", "amsgrad", "nesterov", "centered")
 _END: object = object()
 
 
-class TrainingClock:
+class TrainingClock(Recorder):
     """Counts optimizer steps after the first, samples, seconds, and those in which the script waited for batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: TextIO) -> None:
+        super().__init__(record)
         self.steps, self.samples, self.waited, self.seconds = -1, 0, 0.0, 0.0  # the first step warms up
         self._began = 0.0
-        self._accelerator: Accelerator | None = None
         self._input: Tensor | None = None
 
-    def install(self) -> None:
-        """Put the clock into Accelerator, prepared loaders and prepared optimizers."""
-        for name, around in {**UNSAVED, "__init__": self._begun, "prepare_model": self._prepared}.items():
-            wrap(Accelerator, name, around)
-        wrap(AcceleratedOptimizer, "step", self._stepped)
-        for kind in (DataLoaderShard, DataLoaderDispatcher):
-            wrap(kind, "__iter__", self._timed)
-
-    def _begun(self, begin: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object) -> None:
-        begin(accelerator, *args, **kwargs)
+    def begin(self, accelerator: Accelerator) -> None:
+        """Let nothing be tracked."""
         accelerator.log_with = []
-        self._accelerator = accelerator
 
-    def _prepared(self, prepare: Callable[..., nn.Module], *args: object, **kwargs: object) -> nn.Module:
-        model = prepare(*args, **kwargs)
+    def watch(self, model: nn.Module) -> None:
+        """Note the first input of a model."""
 
         def note(module: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> None:
             # Transformers: the first tensor may be a mask.
@@ -71,9 +58,9 @@ class TrainingClock:
             seen.remove()  # the first forward pass is enough
 
         seen = model.register_forward_pre_hook(note, with_kwargs=True)
-        return model
 
-    def _timed(self, begin: Callable[[object], Iterator[object]], loader: object) -> Iterator[object]:
+    def read(self, begin: Callable[..., Iterator[Any]], loader: object) -> Iterator[object]:
+        """Count samples, and the seconds in which the script waited for them."""
         batches = begin(loader)
         while True:
             asked = time.perf_counter()
@@ -85,7 +72,8 @@ class TrainingClock:
             self.samples += next(rows, 0)
             yield batch
 
-    def _stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
+    def stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
+        """Count a step, and end the script after some."""
         found = step(optimizer, closure)
         if not optimizer.gradient_state.sync_gradients:
             return found
@@ -101,8 +89,8 @@ class TrainingClock:
 
     def _now(self) -> float:
         """Return the time at which the device has done what it was given; kernels run behind the script."""
-        if self._accelerator is not None:
-            self._accelerator._runtime.world.hardware.synchronize()
+        if self.accelerator is not None:
+            self.accelerator._runtime.world.hardware.synchronize()
         return time.perf_counter()
 
     def memory(self, limit: int) -> tuple[list[dict[str, Any]], str]:
@@ -112,7 +100,7 @@ class TrainingClock:
             workload: Any = importlib.import_module("accel_bigmodel.training.workload").TrainingWorkload
         except ImportError:
             return [], "it is predicted by accel-bigmodel; run `pip install 'accel-bigmodel[train]'`"
-        accelerator, given = self._accelerator, self._input
+        accelerator, given = self.accelerator, self._input
         if accelerator is None or given is None or not accelerator._optimizers:
             return [], "no prepared model was trained"
         model = accelerator.unwrap_model(accelerator._models[0], keep_fp32_wrapper=False).to("meta")
@@ -141,16 +129,17 @@ class TrainingClock:
 def main(arguments: list[str]) -> None:
     """Run the target until the clock has seen enough of it, and write down what it saw."""
     folder, limit, target, *rest = arguments
-    clock = TrainingClock()
-    clock.install()
-    try:
-        run_target(target, rest)
-    except SystemExit as ended:
-        if ended.code:
-            raise
-    memory, trouble = clock.memory(int(limit)) if int(limit) else ([], "")
-    found = {name: getattr(clock, name) for name in ("steps", "samples", "waited", "seconds")}
-    (Path(folder) / "clock.json").write_text(json.dumps({**found, "memory": memory, "trouble": trouble}))
+    with open(Path(folder) / "clock.json", "w") as file:
+        clock = TrainingClock(file)
+        clock.install(**UNSAVED)
+        try:
+            run_target(target, rest)
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        memory, trouble = clock.memory(int(limit)) if int(limit) else ([], "")
+        found = {name: getattr(clock, name) for name in ("steps", "samples", "waited", "seconds")}
+        clock.write(**found, memory=memory, trouble=trouble)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_verify.parallel.recorder import run_target
+from accel_verify.recorder import run_target
 
 
 def test_a_traceback_begins_at_the_script(

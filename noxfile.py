@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.resolve()
 WORKSHOP = ROOT / ".nox"
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
-TORCHES = ("2.6", "2.8", "2.11", "2.13", "2.15")
+TORCHES = ("2.8", "2.11", "2.13", "2.15")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 nox.needs_version = ">=2024.4.15"
@@ -589,7 +589,7 @@ def lowest_torch(package: Package) -> str:
 
 
 def takes(package: Package, torch: str) -> bool:
-    """Return whether a package declares that it works with a torch, pinned as `torch==2.6.*`."""
+    """Return whether a package declares that it works with a torch, pinned as `torch==2.8.*`."""
     version = torch.partition("==")[2].removesuffix(".*")
     return all(
         Requirement(text).specifier.contains(version)
@@ -600,7 +600,7 @@ def takes(package: Package, torch: str) -> bool:
 
 @nox.session(venv_backend="none", default=False)
 def torch(session: nox.Session) -> None:
-    """Test all packages, and run the main job, with other versions of torch: `nox -s torch -- 2.6 2.15`."""
+    """Test all packages, and run the main job, with other versions of torch: `nox -s torch -- 2.8 2.15`."""
     versions = session.posargs or TORCHES
     pins = {version: f"torch=={version}" + (".*" if version.count(".") == 1 else "") for version in versions}
     compare(session, {f"torch {v}": Environment(session, f"torch-{v}", torch=pin) for v, pin in pins.items()})

@@ -16,7 +16,6 @@ from torch import nn
 
 import accel_parallel
 from accel_core.errors import PreparationError
-from accel_core.host.versions import require_torch
 from accel_core.mesh.tensor import placed_like
 from accel_core.modules.compilation import compile_regions_in_place
 from accel_core.modules.ties import tied_tensor_groups
@@ -151,13 +150,10 @@ def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Modul
         EngineUnavailableError: The mesh has an axis that is not for data.
         PreparationError: Not even the first rank has the weights.
         StateError: There is no process group.
-        TorchVersionError: Ranks are on CPUs, and the installed torch does not shard there.
     """
     bare = inside(model)
     if fsdp2.in_place.is_sharded(bare):  # in place, so nobody has to know who came first
         return model
-    if accelerator.device.type == "cpu":
-        require_torch("fsdp2_on_cpu")
     plugin, world = accelerator.state.fsdp_plugin, ensure()
     mesh = sharding.mesh.data_part(accelerator.torch_device_mesh, accelerator.device)
     plan = sharding.wrapping.plan(bare, plugin)

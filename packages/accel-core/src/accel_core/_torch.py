@@ -1,4 +1,4 @@
-"""What of torch is private, or is not the same in all versions from 2.6 on, each imported here and nowhere else.
+"""What of torch is private, or is not the same in all versions from 2.8 on, each imported here and nowhere else.
 
 A private name may change with any release of torch, so each comes with the reason why no public one serves; a test
 looks each of them up in the installed torch. What stands in for something that older versions lack names the version
@@ -7,7 +7,6 @@ that ends it. `FEATURES` says what torch has to have for what accel does; a call
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import _amp_foreach_non_finite_check_and_unscale_ as unscale_and_check_
 from torch import _foreach_mul_ as foreach_mul_
-from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # public; not listed
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import __version__ as torch_version
@@ -30,7 +28,6 @@ __all__ = [
     "call_hooks",
     "calls_of",
     "compiles_itself",
-    "connect_again",
     "ddp_figures",
     "default_store",
     "enable_async_tp",
@@ -110,27 +107,6 @@ def ddp_figures(wrapper: DistributedDataParallel) -> dict[str, object]:
     """Return what `DistributedDataParallel` tells of itself, as of now; it tells nothing before its first step."""
     wrapper.logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
     return dict(wrapper._get_ddp_logging_data())  # type: ignore[no-untyped-call]
-
-
-def connect_again(store: Any) -> tuple[Any, Any] | None:
-    """Return a store and another connection to it, on which waiting does not hold up the first.
-
-    `None` for a kind of store that cannot be connected to twice.
-    """
-    base = store
-    while isinstance(base, PrefixStore):
-        base = base.underlying_store
-    if isinstance(base, TCPStore | FileStore) and hasattr(store, "clone"):
-        return store, store.clone()
-    # Until torch 2.8 the prefixes of a store cannot be read, so ranks agree on one of their own.
-    if isinstance(base, TCPStore):
-        again: TCPStore | FileStore = TCPStore(base.host, base.port, None, False, store.timeout, False)
-    elif isinstance(base, FileStore):
-        again = FileStore(base.path)  # type: ignore[attr-defined]
-    else:
-        return None
-    prefix = store.compare_set("accel/prefix", "", os.urandom(8).hex()).decode()
-    return PrefixStore(prefix, base), PrefixStore(prefix, again)
 
 
 def after_gradients(function: Callable[[], None]) -> None:

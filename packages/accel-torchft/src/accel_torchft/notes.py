@@ -11,7 +11,6 @@ from typing import TypeVar
 from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented there
 
 from accel_core.errors import LaunchError
-from accel_core.host.versions import is_torch_version
 
 __all__ = ["Notes", "serve"]
 
@@ -23,8 +22,7 @@ _TIMEOUT = timedelta(seconds=300)
 def serve(listener: socket.socket) -> TCPStore:
     """Serve a store at a socket that listens already."""
     host, port = listener.getsockname()[:2]
-    new = is_torch_version(">=", "2.8")  # before, only the older of torch's two servers takes over a socket
-    return TCPStore(host, port, None, True, _TIMEOUT, False, True, listener.detach(), new)
+    return TCPStore(host, port, None, True, _TIMEOUT, False, True, listener.detach())
 
 
 class Notes:

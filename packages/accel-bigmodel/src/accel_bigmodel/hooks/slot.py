@@ -217,8 +217,7 @@ class Slot:
         if self.cls is nn.Parameter:
             made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
         else:
-            same = type(data) is self.cls  # which torch 2.6 does not wrap once more
-            made = data.detach().requires_grad_(requires_grad) if same else make_subclass(self.cls, data, requires_grad)
+            made = make_subclass(self.cls, data, requires_grad)
         if requires_grad:
             forbid_gradient(made, self.name)
         return made

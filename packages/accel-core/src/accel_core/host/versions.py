@@ -48,18 +48,16 @@ TORCH_FEATURES = {
     "context_ring": TorchFeature(
         "Context parallel by cp_comm_strategy='alltoall'", "2.13", "use cp_comm_strategy='allgather'"
     ),
-    "fsdp2_on_cpu": TorchFeature("FSDP2 on a CPU", "2.8", "use fsdp_version=1"),
     "fsdp2_with_tp": TorchFeature(
         "FSDP2 of a model that ranks split by tensor parallel", "2.10", "use one of the two alone"
     ),
-    "fsdp2_whole": TorchFeature("FSDP2 with parameters that stay whole", "2.7", "use fsdp_version=1"),
     "pipeline_of_sequential": TorchFeature(
         "A pipeline of a model with an nn.Sequential", "2.10", "give the model attributes in place of it"
     ),
     "pipelines": TorchFeature("Training in a pipeline of ranks", "2.13", "use FSDP, or Megatron-LM for its own models"),
     "training_plan": TorchFeature("`accel plan --train` for several ranks", "2.13", "plan the layout 'single'"),
 }
-"""What not every torch from 2.6 on has, each asked for where it is needed; docs/installation.md shows them."""
+"""What not every torch from 2.8 on has, each asked for where it is needed; docs/installation.md shows them."""
 
 
 def require_torch(feature: str) -> None:

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # public; its module does not list it
 
-from accel_core._torch import connect_again, default_store
+from accel_core._torch import default_store
 from accel_core.errors import RankDisagreementError
 from accel_core.host import environ
 from accel_core.process import callsite
@@ -38,9 +38,8 @@ class DesyncCheck:
         self.rank = rank
         self.size = size
         self._count = 0
-        store = default_store()
         # On a connection of its own: waiting holds up all else on one, and other threads have to answer meanwhile.
-        _, waiting = connect_again(store) or (store, store)
+        waiting = default_store().clone()  # type: ignore[attr-defined]  # torch's stub leaves it out
         self._store: Store = PrefixStore(f"accel/desync/{next(_generations)}", waiting)
 
     def check_in(self, operation: str, *, patient: bool = False) -> None:

@@ -13,7 +13,6 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # p
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from accel_core.host import environ
-from accel_core.host.versions import is_torch_version
 from accel_core.process.rendezvous import ProcessEnv
 
 __all__ = ["LOOPBACK_METHOD", "listens_on_loopback", "loopback_store"]
@@ -33,9 +32,7 @@ def loopback_store(port: int, timeout: timedelta, host: str = "127.0.0.1", size:
     listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port = listener.getsockname()[1]
     arguments = host, port, size, True, timeout, size is not None
-    # Before torch 2.8 only the older of its two servers takes over a socket.
-    new = is_torch_version(">=", "2.8")
-    return TCPStore(*arguments, multi_tenant=True, master_listen_fd=listener.detach(), use_libuv=new)
+    return TCPStore(*arguments, multi_tenant=True, master_listen_fd=listener.detach())
 
 
 def listens_on_loopback(place: ProcessEnv) -> bool:

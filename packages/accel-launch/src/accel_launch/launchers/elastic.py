@@ -65,7 +65,7 @@ class _SupervisedAgent(LocalElasticAgent):
     def __init__(
         self, supervisor: Supervisor, machines: OtherMachines, spec: WorkerSpec, logs_specs: LogsSpecs
     ) -> None:
-        # Ranks that get a signal have 30 s, torch's default and TERMINATION_GRACE_S; torch 2.6 cannot be told another.
+        # Ranks that get a signal have 30 s, torch's default and TERMINATION_GRACE_S.
         super().__init__(spec, logs_specs)
         self._supervisor = supervisor
         self._machines = machines

@@ -90,10 +90,9 @@ def shard(
             if from_main:
                 # Devices have links to each other: there, torch's broadcast is the fastest way.
                 receive(block.modules(), world.device, () if handover is None else handover.parameters)
-            # Where nothing is ignored the argument stays away: torch 2.6 has none of that name.
-            ignored: dict[str, Any] = {"ignored_params": set(plan.whole(model))} if plan.replicated else {}
+            whole = set(plan.whole(model)) if plan.replicated else None
             own = exact if plan.keeps(block) else policy
-            sharded = fully_shard(block, mp_policy=own, **ignored, **arguments)
+            sharded = fully_shard(block, mp_policy=own, ignored_params=whole, **arguments)
             if gloo_reduces(world.device):
                 sharded.set_force_sum_reduction_for_comms(True)
             if handover is not None:

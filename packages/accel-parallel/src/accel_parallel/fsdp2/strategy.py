@@ -17,7 +17,7 @@ from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
-from accel_parallel.fsdp2.in_place import gather_first_outside_inference, gloo_reduces, is_sharded, reshard, shard
+from accel_parallel.fsdp2.in_place import gather_first_outside_inference, is_sharded, reshard, shard
 from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.fsdp2.usage import Usage
 from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_gloo
@@ -61,18 +61,11 @@ class FullyShardStrategy(ShardedStrategy):
         """Also refuse what the installed torch cannot shard in place.
 
         Raises:
-            TorchVersionError: The ranks compute on CPUs, parameters stay whole, or ranks split the model by tensor
-                parallel, and torch is too old for it.
+            TorchVersionError: Ranks split the model by tensor parallel, and torch is too old for it.
         """
         plan = super().plan(model)
-        if self.experts is not None:
-            require_torch("fsdp2_whole")
         if self.tensor is not None:
             require_torch("fsdp2_with_tp")  # before, uneven parts came back in the wrong order
-        if gloo_reduces(self.world.device):
-            require_torch("fsdp2_on_cpu")
-        if plan.replicated:
-            require_torch("fsdp2_whole")
         bare = self._bare(model)
         head = asked_head(bare)
         return plan if head is None or not self._slices else plan.with_head(bare, head)

@@ -710,7 +710,8 @@ def stores(session: nox.Session) -> None:
 @nox.session(venv_backend="none", default=False)
 def docs(session: nox.Session) -> None:
     """Build the documentation site into `dist/site`, strictly; `nox -s docs -- serve` shows it while you write."""
-    read = ["accel-verify", "accel-bigmodel", "accel-trackers"]  # the packages whose commands are imported, not torch
+    # The packages whose commands are imported, not torch.
+    read = ["accel-verify", "accel-bigmodel", "accel-plan", "accel-trackers"]
     needed = {text for name in read for text in PACKAGES[name].third_party if Requirement(text).name != "torch"}
     environment = Environment(session, "docs").provide(sorted(needed.union(GROUPS["docs"])), [])
     command = session.posargs or ["build", "--strict"]

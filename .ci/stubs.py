@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAZY = [
-    ROOT / "packages" / name / "__init__.py" for name in ("accel-all/src/accel", "accel-bigmodel/src/accel_bigmodel")
+    ROOT / "packages" / name / "__init__.py"
+    for name in ("accel-all/src/accel", "accel-bigmodel/src/accel_bigmodel", "accel-plan/src/accel_plan")
 ]
 
 

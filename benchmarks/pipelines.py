@@ -200,9 +200,9 @@ def row_of_memory():
 
 def rows_of_waiting(size=4, parts=8):
     """Return a row for each schedule: the part of a step in which ranks wait."""
-    from accel_bigmodel.training.timeline import order_of, timeline
     from accel_parallel.pipeline.kwargs import SCHEDULES
     from accel_parallel.pipeline.stages import SPLIT_BACKWARD
+    from accel_plan.training.timeline import order_of, timeline
 
     rows = []
     for schedule in SCHEDULES:

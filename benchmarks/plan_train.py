@@ -182,7 +182,7 @@ def command(case: str, layout: str, checkpointing: bool, precision: str, passes:
     facts, here = CASES[case], Path(__file__).stem
     shape = ["--sample", facts["sample"]] if "sample" in facts else ["--sequence", str(facts["sequence"])]
     return [
-        sys.executable, "-W", "ignore", "-m", "accel_bigmodel", "plan", "--train", f"{here}:{case}", "--layout", layout,
+        sys.executable, "-W", "ignore", "-m", "accel_plan", "plan", "--train", f"{here}:{case}", "--layout", layout,
         "--batch", str(facts["batch"]), *shape, "--mixed-precision", precision,
         *(["--loss", f"{here}:{facts['loss']}"] if facts["loss"] else ["--chunk-logits"]),
         "--checkpointing", "yes" if checkpointing else "no", "--device", "cpu",

@@ -264,6 +264,7 @@ TASKS = {
         "accel_bigmodel.sizes",
         "accel_bigmodel.pipeline",
     ],
+    "Plan": ["accel_plan.device_map", "accel_plan.headroom"],
     "Quantize": ["accel_quant.config", "accel_quant.load"],
     "Errors": ["accel_core.errors"],
     "Hooks and offloaded weights": [

@@ -14,9 +14,9 @@ import griffe
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "accel_core": "accel-core", "accel_bigmodel": "accel-bigmodel", "accel_launch": "accel-launch",
-    "accel_trackers": "accel-trackers", "accel_quant": "accel-quant", "accel_verify": "accel-verify",
-    "accel_deepspeed": "accel-deepspeed", "accel_megatron": "accel-megatron", "accel_parallel": "accel-parallel",
-    "accel_torchft": "accel-torchft",
+    "accel_plan": "accel-plan", "accel_quant": "accel-quant", "accel_trackers": "accel-trackers",
+    "accel_verify": "accel-verify", "accel_deepspeed": "accel-deepspeed", "accel_megatron": "accel-megatron",
+    "accel_parallel": "accel-parallel", "accel_torchft": "accel-torchft",
 }  # fmt: skip
 """Import packages whose modules have pages, each with its folder."""
 

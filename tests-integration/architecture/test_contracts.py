@@ -43,6 +43,7 @@ def test_the_contracts_hold(house: Path) -> None:
         ("accel-bigmodel/accel_bigmodel/__init__.py", "import accel_launch", "Distributions depend one way"),
         ("accel-launch/accel_launch/__init__.py", "import accel", "Distributions depend one way"),
         ("accel-launch/accel_launch/__init__.py", "import accel_verify", "Distributions depend one way"),
+        ("accel-plan/accel_plan/__init__.py", "import accel_launch", "accel-plan stands on"),
         ("accel-quant/accel_quant/__init__.py", "import accel_trackers", "accel-quant stands on"),
         ("accel-verify/accel_verify/__init__.py", "import accel_bigmodel", "accel-verify stands on"),
         ("accel-core/accel_core/errors.py", "import accel_core.host", "accel_core imports downwards"),

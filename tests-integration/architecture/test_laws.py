@@ -120,6 +120,7 @@ _HEIGHT = {
     "accel_core": 0,
     **dict.fromkeys(("accel_launch", "accel_parallel", "accel_trackers"), 1),
     **dict.fromkeys(("accel_bigmodel", "accel_deepspeed", "accel_megatron", "accel_torchft"), 2),
+    "accel_plan": 3,
     "accel_quant": 3,
     "accel_verify": 3,
     "accel": 4,

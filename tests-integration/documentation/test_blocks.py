@@ -67,7 +67,7 @@ ELSEWHERE = (
     (r"^accel check-resume .* train\.py$", GALLERY),
     (r"import accelerate", "tests-integration/packaging runs it beside the original"),
     (r"accel trackers show", "the tests of accel-trackers, on folders with runs"),
-    (r"accel plan --train Llama", "a large model; the tests of accel-bigmodel run it on small ones"),
+    (r"accel plan --train Llama", "a large model; the tests of accel-plan run it on small ones"),
     (r"DeepSpeedPlugin\(", "the session deepspeed, which has the library"),
     (r"--replicas \d", "the tests of accel-torchft, which kill some of them"),
     (r"MegatronLMPlugin\(|from accel_megatron", "the session megatron, which has the library"),

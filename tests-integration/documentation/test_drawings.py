@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_bigmodel.training import timeline
 from accel_core.host.versions import is_torch_version
 from accel_parallel.pipeline.kwargs import SCHEDULES
+from accel_plan.training import timeline
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs" / "site"))
 import diagrams

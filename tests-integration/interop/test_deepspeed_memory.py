@@ -179,9 +179,9 @@ def found() -> dict[Any, int]:
 def test_the_engine_has_what_was_predicted(found: Any, case: Any) -> None:
     """The most bytes alive in a step are predicted within 5 %, in each number format and with accumulation."""
     from accel_bigmodel.meta import init_empty_weights
-    from accel_bigmodel.training.prediction import predict
-    from accel_bigmodel.training.workload import TrainingWorkload
     from accel_core.mesh.spec import parse_layout
+    from accel_plan.training.prediction import predict
+    from accel_plan.training.workload import TrainingWorkload
 
     model_name, stage, precision, passes, ranks, options = case
     make, sample = MODELS[model_name]

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch, plan_device_map
-from accel_bigmodel.plan_for import plan_checkpoint
+from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
 
-for stranger in ("accel", "accelerate", "accel_launch", "accel_quant", "accel_trackers", "accel_verify"):
+for stranger in ("accel", "accelerate", "accel_launch", "accel_plan", "accel_quant", "accel_trackers", "accel_verify"):
     assert importlib.util.find_spec(stranger) is None, stranger
 
 folder = Path(sys.argv[1])
@@ -33,8 +32,7 @@ assert len([name for name in before if name.endswith(".safetensors")]) > 1, befo
 with init_empty_weights():
     model = LlamaForCausalLM(config)
 size = sum(parameter.nbytes for parameter in plain.parameters())
-plan = plan_device_map(model, {"cpu": size * 2 // 3}, no_split_module_classes=["LlamaDecoderLayer"])
-places = plan.device_map
+places = infer_auto_device_map(model, {"cpu": size * 2 // 3}, no_split_module_classes=["LlamaDecoderLayer"])
 assert set(places.values()) == {"cpu", "disk"}, places
 model = load_checkpoint_and_dispatch(model, folder, device_map=places).eval()
 assert model.hf_device_map == places
@@ -56,10 +54,6 @@ for sample in (False, True):
     assert torch.equal(wanted.sequences, found.sequences)
     assert all(torch.equal(one, other) for one, other in zip(wanted.logits, found.logits, strict=True))
 assert sorted(path.name for path in folder.iterdir()) == before
-one, four = (
-    plan_checkpoint(str(folder), "cpu=1GiB", headroom=work).shares[0].headroom for work in ("1x8", "4x8")
-)
-assert 0 < one < four, (one, four)
 print("bit-equal")
 """
 
@@ -69,7 +63,7 @@ print("bit-equal")
 def test_a_language_model_generates_from_cpu_and_disk(
     environment: Any, wheels: dict[str, Path], tmp_path: Path
 ) -> None:
-    """With accel-bigmodel alone: plan, load and dispatch with a disk part, and generate what the plain model does."""
+    """With accel-bigmodel alone: map, load and dispatch with a disk part, and generate what the plain model does."""
     environment.install(wheels["accel-core"], wheels["accel-bigmodel"])
     done = environment.run("python", "-I", "-c", GENERATE, tmp_path / "checkpoint")
     assert done.stdout.splitlines()[-1] == "bit-equal"

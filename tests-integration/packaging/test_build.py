@@ -16,6 +16,7 @@ MODULES = {
     "accel-launch": "accel_launch",
     "accel-megatron": "accel_megatron",
     "accel-parallel": "accel_parallel",
+    "accel-plan": "accel_plan",
     "accel-quant": "accel_quant",
     "accel-torchft": "accel_torchft",
     "accel-trackers": "accel_trackers",

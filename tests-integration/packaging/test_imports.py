@@ -11,7 +11,7 @@ from accel_core.testing import limits
 ACCEL = Path(sys.executable).with_name("accel")
 SIBLINGS = {
     "accel_bigmodel", "accel_deepspeed", "accel_launch", "accel_megatron", "accel_parallel", "accel_trackers",
-    "accel_quant", "accel_torchft", "accel_verify", "accel", "accelerate",
+    "accel_plan", "accel_quant", "accel_torchft", "accel_verify", "accel", "accelerate",
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard", "bitsandbytes"}
 
@@ -25,7 +25,9 @@ def loaded(*command: str) -> set[str]:
     return {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
 
 
-@pytest.mark.parametrize("module", ["accel_core", "accel_launch", "accel_trackers", "accel_verify", "accel"])
+@pytest.mark.parametrize(
+    "module", ["accel_core", "accel_launch", "accel_plan", "accel_trackers", "accel_verify", "accel"]
+)
 def test_importing_a_package_loads_no_torch(module: str) -> None:
     """`python -X importtime -c "import …"` shows neither torch nor another large library."""
     names = loaded("-c", f"import {module}")
@@ -52,6 +54,7 @@ def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
         ("accel_parallel", SIBLINGS - {"accel_parallel"}),
         ("accel_torchft", SIBLINGS - {"accel_torchft"}),
         ("accel_trackers", SIBLINGS - {"accel_trackers"}),
+        ("accel_plan", SIBLINGS - {"accel_plan", "accel_bigmodel"}),
         ("accel_quant", SIBLINGS - {"accel_quant", "accel_bigmodel"}),
         ("accel_verify", SIBLINGS - {"accel_verify", "accel_launch"}),
     ],

@@ -16,6 +16,7 @@ NEEDS = {
     "accel-megatron": {"accel-core", "accel-parallel"},
     "accel-torchft": {"accel-core"},
     "accel-trackers": {"accel-core"},
+    "accel-plan": {"accel-core", "accel-bigmodel"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
     "accel-verify": {"accel-core", "accel-launch"},
 }

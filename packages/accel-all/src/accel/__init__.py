@@ -10,9 +10,7 @@ _NAMES = {
     "accel_bigmodel.checkpoint.read": ["load_state_dict"],
     "accel_bigmodel.device_map.balance": ["get_balanced_memory"],
     "accel_bigmodel.device_map.check": ["check_device_map"],
-    "accel_bigmodel.device_map.headroom": ["Workload"],
     "accel_bigmodel.device_map.infer": ["infer_auto_device_map"],
-    "accel_bigmodel.device_map.result": ["plan_device_map"],
     "accel_bigmodel.dispatch": [
         "cpu_offload",
         "cpu_offload_with_hook",
@@ -158,6 +156,8 @@ _NAMES = {
     "accel_core.tracking.tracker": ["GeneralTracker"],
     "accel_launch.notebook": ["debug_launcher", "notebook_launcher"],
     "accel_launch.settings.config": ["write_basic_config"],
+    "accel_plan.device_map": ["plan_device_map"],
+    "accel_plan.headroom": ["Workload"],
     "accel_quant.config": ["BnbQuantizationConfig"],
     "accel_quant.load": ["load_and_quantize_model"],
 }

@@ -6,9 +6,7 @@ from accel_bigmodel.checkpoint.load import load_offloaded_weights as load_offloa
 from accel_bigmodel.checkpoint.read import load_state_dict as load_state_dict
 from accel_bigmodel.device_map.balance import get_balanced_memory as get_balanced_memory
 from accel_bigmodel.device_map.check import check_device_map as check_device_map
-from accel_bigmodel.device_map.headroom import Workload as Workload
 from accel_bigmodel.device_map.infer import infer_auto_device_map as infer_auto_device_map
-from accel_bigmodel.device_map.result import plan_device_map as plan_device_map
 from accel_bigmodel.dispatch import cpu_offload as cpu_offload
 from accel_bigmodel.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
 from accel_bigmodel.dispatch import disk_offload as disk_offload
@@ -160,5 +158,7 @@ from accel_parallel.pipeline.kwargs import PipelineKwargs as PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin as FullyShardedDataParallelPlugin
 from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
 from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
+from accel_plan.device_map import plan_device_map as plan_device_map
+from accel_plan.headroom import Workload as Workload
 from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 from accel_quant.load import load_and_quantize_model as load_and_quantize_model

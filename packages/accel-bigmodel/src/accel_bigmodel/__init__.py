@@ -11,9 +11,7 @@ _NAMES = {
     "accel_bigmodel.checkpoint.read": ["load_state_dict"],
     "accel_bigmodel.device_map.balance": ["get_balanced_memory"],
     "accel_bigmodel.device_map.check": ["check_device_map", "check_tied_parameters_on_same_device", "clean_device_map"],
-    "accel_bigmodel.device_map.headroom": ["Workload"],
     "accel_bigmodel.device_map.infer": ["infer_auto_device_map"],
-    "accel_bigmodel.device_map.result": ["Plan", "plan_device_map"],
     "accel_bigmodel.device_map.ties": [
         "check_tied_parameters_in_config",
         "fallback_allocate",

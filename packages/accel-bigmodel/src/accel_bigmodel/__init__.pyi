@@ -9,10 +9,7 @@ from accel_bigmodel.device_map.balance import get_balanced_memory as get_balance
 from accel_bigmodel.device_map.check import check_device_map as check_device_map
 from accel_bigmodel.device_map.check import check_tied_parameters_on_same_device as check_tied_parameters_on_same_device
 from accel_bigmodel.device_map.check import clean_device_map as clean_device_map
-from accel_bigmodel.device_map.headroom import Workload as Workload
 from accel_bigmodel.device_map.infer import infer_auto_device_map as infer_auto_device_map
-from accel_bigmodel.device_map.result import Plan as Plan
-from accel_bigmodel.device_map.result import plan_device_map as plan_device_map
 from accel_bigmodel.device_map.ties import check_tied_parameters_in_config as check_tied_parameters_in_config
 from accel_bigmodel.device_map.ties import fallback_allocate as fallback_allocate
 from accel_bigmodel.device_map.ties import get_module_size_with_ties as get_module_size_with_ties

@@ -1,10 +1,10 @@
-"""The package's commands without accel-launch: `python -m accel_bigmodel plan …`."""
+"""The package's commands without accel-launch: `python -m accel_bigmodel estimate-memory …`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from accel_bigmodel.commands import estimate, plan, plan_training
+from accel_bigmodel.commands import estimate
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.options.engines import load
 
@@ -15,13 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command."""
     parser = argparse.ArgumentParser(prog="python -m accel_bigmodel", description="Load and run large models.")
     subparsers = parser.add_subparsers(dest="command", required=True)
-    commands = (plan, plan_training, estimate)
-    for command in commands:
-        command.add_arguments(subparsers.add_parser(command.name, help=command.help))
+    estimate.add_arguments(subparsers.add_parser(estimate.name, help=estimate.help))
     args = parser.parse_args(arguments)
-    place = next(command.run for command in commands if command.name == args.command)
     try:
-        return load(place)(args) or 0
+        return load(estimate.run)(args) or 0
     except AccelError as failure:
         sys.stderr.write(f"{failure}\n")
         return 2 if isinstance(failure, ConfigurationError) else 1

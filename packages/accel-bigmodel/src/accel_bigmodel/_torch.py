@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch._C import DisableTorchFunctionSubclass
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from accel_core.host.versions import is_torch_version
@@ -18,26 +17,15 @@ from accel_core.host.versions import is_torch_version
 __all__ = [
     "PRIVATE_NAMES",
     "DisableTorchFunctionSubclass",
-    "TorchDispatchMode",
-    "fake_store",
     "make_subclass",
     "make_wrapper",
-    "schedule_order",
     "tree_leaves",
     "tree_map_only",
     "without_greetings",
-    "without_votes",
 ]
 
 make_subclass = torch.Tensor._make_subclass
 make_wrapper = torch.Tensor._make_wrapper_subclass
-
-
-def fake_store() -> Any:
-    """Return the store of a process group of one process that has the size of many."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    return FakeStore()
 
 
 def without_greetings(stage: Any) -> Any:
@@ -47,39 +35,6 @@ def without_greetings(stage: Any) -> Any:
         # only opens connections, which gloo already has.
         stage._get_init_p2p_neighbors_ops = list
     return stage
-
-
-def schedule_order(schedule: str, ranks: int, parts: int, stages: int) -> list[list[tuple[int, str, int]]]:
-    """Return what each rank of a pipeline computes one after the other: its stages, letters for what, micro-batches.
-
-    Args:
-        schedule: The name of a class of `torch.distributed.pipelining`.
-        ranks: The ranks of the pipeline.
-        parts: The micro-batches of a step.
-        stages: The stages of each rank.
-    """
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-
-    order = list[list[tuple[int, str, int]]]()
-    for actions in get_schedule_ops(schedule.removeprefix("Schedule"), ranks, parts, stages):
-        works = [one for each in actions if each for one in each.sub_actions or [each]]
-        own = [(one.stage_index, one.computation_type.value, one.microbatch_index or 0) for one in works]
-        # Torch 2.13 numbers the forward passes of the last stage from 1 in Schedule1F1B, and runs them from 0.
-        shift = {stage: part for stage, kind, part in reversed(own) if kind == "F"}
-        order.append(
-            [(stage, kind, part - shift[stage] * (kind == "F")) for stage, kind, part in own if kind in "FBIW"]
-        )
-    return order
-
-
-def without_votes(kind: type[Any]) -> type[Any]:
-    """Return the class of a stage whose shapes are known, of which no other rank is asked."""
-
-    class Stage(kind):  # type: ignore[misc]
-        def _warmup_backward_result(self, *_: object, **__: object) -> torch.Tensor:
-            return torch.tensor(1)  # what all stages of known shapes agree on
-
-    return Stage
 
 
 PRIVATE_NAMES = {
@@ -95,36 +50,18 @@ PRIVATE_NAMES = {
         "A packed weight has the shape and dtype of its values and other bytes; torch's page on subclasses names no "
         "other way to make a tensor without memory of its own."
     ),
-    "torch.utils._python_dispatch:TorchDispatchMode": (
-        "Every tensor that a forward makes is counted, those of operations inside of others too; the public "
-        "`TorchFunctionMode` sees calls from Python alone."
-    ),
-    "torch.utils._pytree:tree_leaves": "What an operation returns is looked through however torch nests it.",
+    "torch.utils._pytree:tree_leaves": "What a call is given is looked through however torch nests it.",
     "torch.utils._pytree:tree_map_only": "Packed weights are unpacked wherever an operation takes them, in lists too.",
     "torch:Tensor._version": (
         "Torch's count of writes says whether a weight was written to; comparing values would read all of them."
     ),
-    "torch.testing._internal.distributed.fake_pg:FakeStore": (
-        "One process stands for a rank of many: torch's fake process group, which it documents, needs this store."
-    ),
     "torch.distributed.pipelining.stage:PipelineStage._get_init_p2p_neighbors_ops": (
         "Torch 2.9 exchanges numbers of different sizes in it; no option leaves it out."
-    ),
-    "torch.distributed.pipelining._schedule_visualizer:get_schedule_ops": (
-        "What torch's schedules compute in which order, without stages and ranks; a schedule itself needs both."
-    ),
-    "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result": (
-        "Ranks ask one another whether shapes are known, and read the answer, which a rank among fakes has not."
-    ),
-    "torch:UntypedStorage._cdata": (
-        "Storages on the meta device have no addresses of data by which they could be told apart."
     ),
 }
 """Private names of torch, as `module:name`, each with the reason why it is needed."""
 
 ONLY_IN = {
     "torch.distributed.pipelining.stage:PipelineStage._get_init_p2p_neighbors_ops": ("2.9", "2.10"),
-    "torch.distributed.pipelining._schedule_visualizer:get_schedule_ops": ("2.13", "99"),
-    "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result": ("2.13", "99"),
 }
 """The first torch that a private name is used in and the first that no longer needs it, where not all do."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from accel_bigmodel.output import is_count
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
@@ -23,8 +22,8 @@ Dtype = str | torch.dtype | CustomDtype
 
 
 def number_or_text(written: str) -> int | str:
-    """Return a whole number as a number, and any other text as it is."""
-    return int(written) if is_count(written) else written
+    """Return a whole number as a number, and any other text as it is; no count of bytes has more than 18 digits."""
+    return int(written) if written.isdecimal() and len(written) <= 18 else written
 
 
 def compute_module_sizes(

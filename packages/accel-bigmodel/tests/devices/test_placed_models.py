@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from accel_bigmodel import (
-    Plan,
     align_module_device,
     attach_layerwise_casting_hooks,
     check_device_map,
@@ -218,13 +217,8 @@ def test_layers_are_stored_in_8_bits() -> None:
 
 
 @requires("transformers")
-def test_a_plan_uses_the_memory_of_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without limits a small model goes to the GPU, with limits as everywhere; estimates need no device."""
+def test_estimates_need_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration alone is counted, in the dtype that is asked for."""
     llama(False).config.save_pretrained(tmp_path)
-    assert main(["plan", str(tmp_path), "--json", str(tmp_path / "free.json")]) == 0
-    assert set(Plan.from_json((tmp_path / "free.json").read_text()).device_map.values()) == {0}
-    limits = "0=4MB,cpu=4MB,disk=1GB"
-    assert main(["plan", str(tmp_path), "--max-memory", limits, "--json", str(tmp_path / "bound.json")]) == 0
-    assert len(set(Plan.from_json((tmp_path / "bound.json").read_text()).device_map.values())) > 1
     assert main(["estimate-memory", str(tmp_path), "--dtypes", "bfloat16"]) == 0
     assert "bfloat16" in capsys.readouterr().out

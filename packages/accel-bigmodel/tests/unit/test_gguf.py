@@ -23,7 +23,6 @@ from accel_bigmodel.checkpoint.skeleton import skeleton_of
 from accel_bigmodel.gguf import packed
 from accel_bigmodel.gguf.blocks import KINDS, unpack
 from accel_bigmodel.gguf.packed import GgufWeight
-from accel_bigmodel.plan_for import plan_checkpoint
 from accel_bigmodel.sizes import compute_module_sizes
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import save_model
@@ -166,8 +165,8 @@ def test_plain_weights_are_views_of_the_file(tmp_path: Path) -> None:
     assert torch.equal(single.in_float16, values.half().float())
 
 
-def test_a_map_counts_packed_bytes_and_a_plan_reads_headers(tmp_path: Path) -> None:
-    """Limits that hold the packed model, but not its values, place it on the CPU; `accel plan` counts the same."""
+def test_a_map_counts_packed_bytes_and_so_do_headers(tmp_path: Path) -> None:
+    """Limits that hold the packed model, but not its values, place it on the CPU; headers alone count the same."""
     write_net(tmp_path / "x.gguf", "Q4_0")
     with init_empty_weights():
         model: Any = Net()
@@ -176,8 +175,8 @@ def test_a_map_counts_packed_bytes_and_a_plan_reads_headers(tmp_path: Path) -> N
     assert set(model.hf_device_map.values()) == {"cpu"}
     packed = compute_module_sizes(model)[""]
     assert packed < whole // 4
-    assert plan_checkpoint(str(tmp_path / "x.gguf")).nbytes == packed
-    assert plan_checkpoint(str(tmp_path)).nbytes == packed
+    assert compute_module_sizes(skeleton_of(str(tmp_path / "x.gguf")))[""] == packed
+    assert compute_module_sizes(skeleton_of(str(tmp_path)))[""] == packed
 
 
 def test_packed_weights_are_frozen_and_gradients_pass_through(tmp_path: Path) -> None:
@@ -644,7 +643,8 @@ def test_models_are_those_that_transformers_loads(kind: str, family: str, tmp_pa
             if number == 0:
                 config.architectures = [f"{title}ForCausalLM"]
                 config.save_pretrained(tmp_path)
-                assert plan_checkpoint(str(tmp_path), dtype="float32").nbytes == compute_module_sizes(model)[""]
+                planned = compute_module_sizes(skeleton_of(str(tmp_path)), "float32")
+                assert planned[""] == compute_module_sizes(model)[""]
         if architecture == "qwen3moe":
             with init_empty_weights():
                 model = build(config).eval()

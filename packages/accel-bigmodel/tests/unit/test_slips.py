@@ -17,7 +17,6 @@ from accel_bigmodel import (
     init_empty_weights,
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
-    plan_device_map,
 )
 from accel_core.errors import UnsupportedTypeError
 
@@ -49,7 +48,7 @@ def heard(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
-@pytest.mark.parametrize("place", [infer_auto_device_map, get_balanced_memory, plan_device_map])
+@pytest.mark.parametrize("place", [infer_auto_device_map, get_balanced_memory])
 def test_limits_in_a_list_are_refused(place: Any) -> None:
     """Sizes without their devices are refused with the form that is wanted."""
     with pytest.raises(UnsupportedTypeError, match=r"maps devices to sizes; got \[1000, 1000\] \(list\).*\"cpu\""):

@@ -22,7 +22,8 @@ from accel_core.options.engines import PUBLIC, bring
 __all__ = ["RebindableModule", "write_through"]
 
 _ENGINE = {
-    *("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_quant", "accel_trackers", "accel_verify"),
+    *("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_plan", "accel_quant"),
+    *("accel_trackers", "accel_verify"),
     *(known.module for known in PUBLIC),
 }
 _OWN = "accelerate._"

@@ -115,7 +115,7 @@ def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("word", "package"),
     [("verify-parallel", "accel-verify"), ("check_resume", "accel-verify"), ("doctor", "accel-verify"),
-     ("plan", "accel-bigmodel"), ("trackers", "accel-trackers")],
+     ("plan", "accel-plan"), ("trackers", "accel-trackers")],
 )  # fmt: skip
 def test_a_command_of_a_package_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str, package: str

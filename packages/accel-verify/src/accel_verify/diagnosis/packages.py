@@ -15,7 +15,7 @@ _TOPIC = "Python and packages"
 _ENGINES = ("accel-deepspeed", "accel-megatron", "accel-torchft")
 """Packages that a run may do without."""
 _OURS = (
-    *("accel-core", "accel-launch", "accel-parallel", "accel-bigmodel", "accel-trackers", "accel-quant"),
+    *("accel-core", "accel-launch", "accel-parallel", "accel-bigmodel", "accel-plan", "accel-trackers", "accel-quant"),
     *(*_ENGINES, "accel-verify", "accel-all"),
 )
 _DROP_IN = "accelerate"

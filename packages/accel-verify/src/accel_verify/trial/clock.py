@@ -96,10 +96,10 @@ class TrainingClock(Recorder):
     def memory(self, limit: int) -> tuple[list[dict[str, Any]], str]:
         """Return what a rank needs on each layout up to the first that fits, and why there is none."""
         try:
-            prediction: Any = importlib.import_module("accel_bigmodel.training.prediction")
-            workload: Any = importlib.import_module("accel_bigmodel.training.workload").TrainingWorkload
+            prediction: Any = importlib.import_module("accel_plan.training.prediction")
+            workload: Any = importlib.import_module("accel_plan.training.workload").TrainingWorkload
         except ImportError:
-            return [], "it is predicted by accel-bigmodel; run `pip install 'accel-bigmodel[train]'`"
+            return [], "it is predicted by accel-plan; run `pip install 'accel-plan[train]'`"
         accelerator, given = self.accelerator, self._input
         if accelerator is None or given is None or not accelerator._optimizers:
             return [], "no prepared model was trained"

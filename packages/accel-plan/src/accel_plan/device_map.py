@@ -1,0 +1,370 @@
+"""A device map with its reasons: what each device holds, what it keeps free, and why."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_bigmodel.device_map.balance import get_balanced_memory
+from accel_bigmodel.device_map.check import clean_device_map
+from accel_bigmodel.device_map.experts import (
+    refuse_small_cache,
+    room_for_cache,
+    with_experts_on_disk,
+    without,
+)
+from accel_bigmodel.device_map.infer import check_accelerators, solve, solve_evenly
+from accel_bigmodel.device_map.tree import build_tree, no_split_classes
+from accel_bigmodel.memory import get_max_memory
+from accel_bigmodel.sizes import Dtype
+from accel_core._records import record
+from accel_core.errors import ConfigurationError, DeviceMapError
+from accel_core.modules.experts import are_stacked, number_of_experts
+from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, tensor_bytes, written_size
+from accel_plan.drawing import Bar, Segment, draw_bars
+from accel_plan.experts import ExpertShare, choices_of
+from accel_plan.headroom import Workload, activation_bytes
+
+__all__ = ["DeviceShare", "Part", "Plan", "plan_device_map"]
+
+Device = int | str
+Headroom = int | float | str | Workload | None
+
+
+@record(frozen=True)
+class Part:
+    """A part of the model in its place."""
+
+    name: str
+    device: Device
+    nbytes: int  # of parameters and buffers; tied tensors count at their first name
+    kind: str  # class name of the submodule, "Parameter" or "Buffer"
+
+
+@record(frozen=True)
+class DeviceShare:
+    """What a device's bytes are for.
+
+    Attributes:
+        limit: Bytes it may hold; None for a disk without a limit.
+        weights: Bytes of the parts placed on it.
+        reserve: Bytes kept for the largest offloaded layer, which comes here to compute.
+        headroom: Bytes kept for activations and caches.
+    """
+
+    device: Device
+    limit: int | None
+    weights: int
+    reserve: int
+    headroom: int
+
+    @property
+    def free(self) -> int | None:
+        """Bytes that are left; None without a limit."""
+        return None if self.limit is None else self.limit - self.weights - self.reserve - self.headroom
+
+
+@record(frozen=True)
+class Plan:
+    """A placement of a model, with an account of every device.
+
+    Attributes:
+        parts: The parts, in the model's order of placing.
+        shares: The devices.
+        main: The device that offloaded parts compute on.
+        experts: What experts cost that come one by one; None without a cache of them.
+    """
+
+    parts: tuple[Part, ...]
+    shares: tuple[DeviceShare, ...]
+    main: Device
+    experts: ExpertShare | None = None
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{share.device}: {written_size(share.weights)}" for share in self.shares)
+        return f"Plan({len(self.parts)} parts of {written_size(self.nbytes)}; {held})"
+
+    def _repr_html_(self) -> str:
+        """Draw the plan, for notebooks."""
+        return self.svg()
+
+    @property
+    def device_map(self) -> dict[str, Device]:
+        """The map for `dispatch_model`, as short as it can be."""
+        return clean_device_map({part.name: part.device for part in self.parts})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole model."""
+        return sum(part.nbytes for part in self.parts)
+
+    def explain(self, device: Device) -> str:
+        """Return in words which parts a device holds, and what its bytes are for, one sentence per purpose.
+
+        Raises:
+            ConfigurationError: When the plan has no such device.
+        """
+        share = next((share for share in self.shares if share.device == device), None)
+        if share is None:
+            raise ConfigurationError(
+                f"The plan has no such device; got {device!r}, and it has {[s.device for s in self.shares]}. Ask for "
+                "one of them."
+            )
+        count = sum(part.device == device for part in self.parts)
+        names = [name or "the whole model" for name, target in self.device_map.items() if target == device]
+        runs = ", ".join(_run_name(run) for run in _runs(names))
+        held = f"{count} {'part' if count == 1 else 'parts'} of {written_size(share.weights)}"
+        words = [f"{device} holds {held}: {runs}." if names else f"{device} holds nothing."]
+        if share.reserve:
+            words.append(f"{written_size(share.reserve)} are kept for the largest offloaded layer.")
+        if share.headroom:
+            words.append(f"{written_size(share.headroom)} are kept for activations and caches.")
+        if share.free is not None:
+            words.append(f"{written_size(share.free)} of {written_size(share.limit or 0)} are left.")
+        if device == "disk" and self.main == "cpu":
+            words.append("The CPU computes with them as pages of the page cache, which no limit here counts.")
+        return " ".join(words)
+
+    def table(self) -> str:
+        """Draw the devices as a table of text: device, parts, weights, reserve, headroom, free, limit."""
+        rows: list[tuple[str, ...]] = [("device", "parts", "weights", "reserve", "headroom", "free", "limit")]
+        for share in self.shares:
+            count = sum(part.device == share.device for part in self.parts)
+            cells = (share.weights, share.reserve, share.headroom, share.free, share.limit)
+            written = ("-" if cell is None else written_size(cell) for cell in cells)
+            rows.append((str(share.device), str(count), *written))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join(lines)
+
+    def svg(self) -> str:
+        """Draw the devices as the bars of an SVG document, each to the scale of the largest limit."""
+        bars = []
+        for share in self.shares:
+            held = {part.name: part for part in self.parts if part.device == share.device}
+            segments = [_segment([held[name] for name in run]) for run in _runs(list(held))]
+            for purpose, count in (("reserve", share.reserve), ("headroom", share.headroom), ("free", share.free or 0)):
+                if count > 0:
+                    segments.append(Segment(purpose, count, purpose, f"{purpose}: {written_size(count)}"))
+            bars.append(Bar(str(share.device), self.explain(share.device), tuple(segments)))
+        devices = "1 device" if len(bars) == 1 else f"{len(bars)} devices"
+        return draw_bars(f"{written_size(self.nbytes)} of weights on {devices}", bars)
+
+    def to_json(self) -> str:
+        """Write the plan as JSON, which `from_json` reads."""
+        content = {
+            "parts": [asdict(part) for part in self.parts],
+            "shares": [asdict(share) for share in self.shares],
+            "main": self.main,
+            "experts": None if self.experts is None else asdict(self.experts),
+        }
+        return json.dumps(content, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Read a plan.
+
+        Raises:
+            ConfigurationError: When the text is not a plan.
+        """
+        try:
+            content: Any = json.loads(text)
+            parts = tuple(Part(**part) for part in content["parts"])
+            shares = tuple(DeviceShare(**share) for share in content["shares"])
+            experts = content.get("experts")
+            found = cls(parts, shares, content["main"], None if experts is None else ExpertShare(**experts))
+            found.svg()  # reads every number
+        except (ArithmeticError, ValueError, KeyError, TypeError, RecursionError) as failure:
+            raise ConfigurationError(
+                f"This is not a plan; got {type(failure).__name__}: {failure}. Write it with `Plan.to_json`."
+            ) from failure
+        return found
+
+
+def plan_device_map(
+    model: nn.Module,
+    max_memory: Mapping[int | str, int | str] | None = None,
+    *,
+    headroom: Headroom = None,
+    no_split_module_classes: Sequence[str] | None = None,
+    dtype: Dtype | None = None,
+    special_dtypes: Mapping[str, Dtype] | None = None,
+    balanced: bool = False,
+    low_zero: bool = False,
+    expert_cache: int | str | None = None,
+) -> Plan:
+    """Decide which device holds which part of a model, and account for every byte.
+
+    Args:
+        model: The model, which may be empty.
+        max_memory: Bytes or written sizes by device; by default what is free.
+        headroom: What every accelerator keeps free for the run: bytes, a written size, a fraction of its limit, or a
+            `Workload` whose forward is traced on the meta device. Without accelerators the CPU keeps it.
+        no_split_module_classes: Class names of modules that stay on one device; by default the model's own list.
+        dtype: The dtype the weights will be loaded in.
+        special_dtypes: Dtypes of single tensors by name.
+        balanced: Whether the accelerators share evenly.
+        low_zero: With `balanced`, whether the first gets as little as possible.
+        expert_cache: Bytes or a written size of a cache of experts: they wait on the disk and come one by one, dense
+            parts are placed first, and the plan says what a token costs.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConfigurationError: When `expert_cache` is larger than its device, or smaller than one expert, or the model has
+            no experts.
+        DeviceMapError: When the headroom leaves a device nothing, no accelerator has room for the largest layer, or the
+            model does not fit at all.
+
+    Examples:
+        >>> plan = plan_device_map(torch.nn.Linear(8, 8), {"cpu": "1KiB"})
+        >>> plan.device_map
+        {'': 'cpu'}
+    """
+    experts = {} if expert_cache is None else {name: each for name, each in model.named_modules() if are_stacked(each)}
+    if expert_cache is not None and not experts:
+        raise ConfigurationError(
+            f"A cache of experts serves a mixture; got expert_cache={expert_cache!r} and {type(model).__name__}, in "
+            "which no experts were found. Leave expert_cache out; or, if a checkpoint is planned from its headers "
+            "alone, name its model."
+        )
+    limits = get_max_memory(max_memory)
+    if no_split_module_classes is None:
+        no_split_module_classes = getattr(model, "_no_split_modules", None)
+    no_split = no_split_classes(no_split_module_classes)
+    fast = [device for device in limits if device not in ("cpu", "disk")]
+    kept = _kept(model, headroom, {device: limits[device] for device in fast or limits if device != "disk"}, dtype)
+    share_of_experts = None
+    if expert_cache is not None:
+        share_of_experts = _share_of(model, experts, expert_cache, dtype, special_dtypes)
+        for device, count in room_for_cache(expert_cache, limits).items():
+            kept[device] = kept.get(device, 0) + count
+    left = {device: limit - kept.get(device, 0) for device, limit in limits.items()}
+    for device, room in left.items():
+        if room <= 0 < kept.get(device, 0):
+            raise DeviceMapError(
+                f"The headroom leaves no room for weights; got {written_size(kept[device])} of headroom on "
+                f"{device!r}, which has {written_size(limits[device])}. Lower the headroom or raise `max_memory`."
+            )
+    with without(experts.values()):
+        tree = build_tree(model, dtype, special_dtypes, no_split)
+        if balanced:
+            share = get_balanced_memory(model, left, list(no_split), dtype, special_dtypes, low_zero)
+            solution = solve_evenly(tree, left, share, no_split)
+        else:
+            solution = solve(tree, left, no_split)
+    check_accelerators(solution, "Raise `max_memory`, lower the headroom, or let modules be split.")
+    parts: list[Part] = []
+    for node, device in solution.placed:
+        for name, place in with_experts_on_disk(model, node.name, device, experts):
+            if name == node.name and name not in experts:
+                kind = type(node.value).__name__ if node.is_module else _kind(node.value)
+                parts.append(Part(name, place, node.size, kind))
+            else:
+                parts.append(_part(model, name, place, dtype, special_dtypes))
+    used = {**solution.used}
+    if share_of_experts is not None:
+        used["disk"] = used.get("disk", 0) + share_of_experts.nbytes
+    shares = tuple(
+        DeviceShare(
+            device,
+            limits.get(device),
+            count,
+            solution.largest_offloaded if device == solution.main and device in fast else 0,
+            kept.get(device, 0),
+        )
+        for device, count in used.items()
+    )
+    if share_of_experts is not None:
+        share_of_experts = replace(share_of_experts, dense=sum(used.values()) - share_of_experts.nbytes)
+    return Plan(tuple(parts), shares, solution.main, share_of_experts)
+
+
+def _bytes_below(model: nn.Module, name: str, dtype: Dtype | None, special: Mapping[str, Dtype] | None) -> int:
+    """Return the bytes of a tensor, or of a module's tensors."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return sum(
+        tensor_bytes(tensor, as_dtype((special or {}).get(each, dtype)))
+        for each, tensor in tensors
+        if each == name or each.startswith(f"{name}.")
+    )
+
+
+def _part(
+    model: nn.Module, name: str, device: Device, dtype: Dtype | None, special: Mapping[str, Dtype] | None
+) -> Part:
+    """Return a part of a block that is split because its experts wait elsewhere."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    value = getattr(owner, leaf)
+    kind = type(value).__name__ if isinstance(value, nn.Module) else _kind(value)
+    return Part(name, device, _bytes_below(model, name, dtype, special), kind)
+
+
+def _share_of(
+    model: nn.Module,
+    experts: Mapping[str, nn.Module],
+    size: int | str,
+    dtype: Dtype | None,
+    special: Mapping[str, Dtype] | None,
+) -> ExpertShare:
+    """Account for experts; refuse a cache that has no room for one."""
+    budget, choices = convert_file_size_to_int(size), choices_of(model)
+    sizes = {name: _bytes_below(model, name, dtype, special) for name in experts}
+    counts = {name: int(number_of_experts(module)) for name, module in experts.items()}
+    each = {name: sizes[name] // counts[name] for name in experts}
+    one = max(each.values())
+    refuse_small_cache(size, budget, one)
+    token = None if choices is None else sum(min(choices, counts[name]) * each[name] for name in experts)
+    return ExpertShare(budget, 0, sum(sizes.values()), sum(counts.values()), one, token)
+
+
+def _runs(names: Sequence[str]) -> list[list[str]]:
+    """Group names that differ in their last number alone, which rises by one."""
+    runs: list[list[str]] = []
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        before = f"{path}." if path else ""
+        if leaf.isdecimal() and runs and runs[-1][-1] == f"{before}{int(leaf) - 1}":
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return runs
+
+
+def _run_name(run: Sequence[str]) -> str:
+    return run[0] if len(run) == 1 else f"{run[0]}-{run[-1].rpartition('.')[2]}"
+
+
+def _segment(parts: Sequence[Part]) -> Segment:
+    """Return the stretch of a bar for parts that follow each other."""
+    name = _run_name([part.name or "the whole model" for part in parts])
+    kinds = "/".join(dict.fromkeys(part.kind for part in parts))
+    count = sum(part.nbytes for part in parts)
+    several = f"{len(parts)} × " if len(parts) > 1 else ""
+    return Segment("weights", count, name, f"{name} ({several}{kinds}): {written_size(count)}")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
+
+
+def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dtype: Dtype | None) -> dict[Device, int]:
+    if headroom is None:
+        return {}
+    if isinstance(headroom, Workload):
+        wanted = as_dtype(dtype)
+        count = activation_bytes(model, headroom, wanted if isinstance(wanted, torch.dtype) else None)
+        return dict.fromkeys(limits, count)
+    if isinstance(headroom, float):
+        if not 0 <= headroom < 1:
+            raise ConfigurationError(
+                f"A headroom given as a fraction must be between 0 and 1; got {headroom}. Pass bytes as an integer."
+            )
+        return {device: int(limit * headroom) for device, limit in limits.items()}
+    return dict.fromkeys(limits, convert_file_size_to_int(headroom))

@@ -1,0 +1,326 @@
+"""A model on one rank of a pipeline: cut, run and torn down by the code that trains, with other ranks left out."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.flop_counter import FlopCounterMode
+
+from accel_core._records import record
+from accel_core._torch import fake_mode
+from accel_core.errors import PreparationError
+from accel_core.mesh.spec import LayoutSpec
+from accel_core.mesh.tensor import is_spread
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
+from accel_core.precision.autocast import AutocastPrecision
+from accel_parallel.fsdp2.in_place import arguments_of
+from accel_parallel.pipeline.flow import Flow, stage_in, trace
+from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
+from accel_parallel.pipeline.run import Pipeline
+from accel_parallel.pipeline.stages import Stages, cut_evenly, lay_out
+from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharding.mesh import sharding_part
+from accel_parallel.sharding.recomputing import recompute
+from accel_parallel.sharding.wrapping import repeated_blocks
+from accel_plan._torch import tree_leaves, without_votes
+from accel_plan.live_bytes import LiveBytes
+from accel_plan.training.sharing import SharedModel, weights_dtype
+from accel_plan.training.timeline import Timeline, order_of, timeline
+from accel_plan.training.workload import TrainingWorkload, call_of
+
+__all__ = ["Crossing", "PipelinePlan", "PipelinedModel", "plan_of_pipeline"]
+
+_CPU = torch.device("cpu")
+
+
+@record(frozen=True)
+class Crossing:
+    """A tensor that goes from stage to stage, for each micro-batch."""
+
+    before: str  # the first block behind the cut
+    made_by: str  # the block that returned it
+    place: int  # where in what that returned
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+@record(frozen=True)
+class PipelinePlan:
+    """How a pipeline shares a model out.
+
+    Attributes:
+        blocks: For each stage, its first block and its last.
+        ranks: For each stage, the rank along the axis that runs it.
+        peaks: For each rank along the axis, the most bytes alive at once.
+        at_peak: What they are for.
+        work: For each stage, its part of the operations of a forward pass, from 0 to 1.
+        even: The first blocks of stages, but for the first, of which the largest has as little work as it can.
+        even_work: The part of the operations that the largest of those stages has.
+        timeline: When each rank computes what, by the work of stages.
+        bubbles: For each schedule and number of micro-batches that it can run, the part of a step in which ranks wait.
+        crossing: What crosses each cut; gradients of the same sizes come back.
+        holders: For each parameter outside of blocks, the ranks along the axis that hold it.
+    """
+
+    schedule: str
+    microbatches: int
+    blocks: tuple[tuple[str, str], ...]
+    ranks: tuple[int, ...]
+    peaks: tuple[int, ...]
+    at_peak: tuple[dict[str, int], ...]
+    work: tuple[float, ...]
+    even: tuple[str, ...]
+    even_work: float
+    timeline: Timeline
+    bubbles: dict[str, dict[int, float]]
+    crossing: tuple[Crossing, ...]
+    holders: dict[str, tuple[int, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON can hold it; of the timeline, the part in which ranks wait."""
+        crossing = [vars(each) for each in self.crossing]
+        found = {**vars(self), "bubble": self.timeline.bubble, "crossing": crossing}
+        del found["timeline"]
+        return found
+
+
+class _CountedPipeline(Pipeline):
+    """A pipeline that says what the last stage returns."""
+
+    note: Callable[[Iterable[torch.Tensor], str], None] = staticmethod(lambda tensors, purpose: None)
+
+    def loss_of(self, step: Any, part: int, result: object) -> torch.Tensor:
+        """Return what a micro-batch adds to the loss of its batch."""
+        self.note([each for each in tree_leaves(result) if _is_numbers(each)], "logits")
+        return super().loss_of(step, part, result)
+
+
+class PipelinedModel(SharedModel):
+    """A model of which a rank runs its stages, on one micro-batch after the other."""
+
+    def __init__(
+        self, model: nn.Module, spec: LayoutSpec, workload: TrainingWorkload, checkpointing: bool, mesh: DeviceMesh
+    ) -> None:
+        self.model, self.zero = model, None
+        self._spec, self._mesh = spec, mesh
+        self._sharded, self._copies = spec.engine == "fsdp", []
+        settings = settings_of(model, workload)
+        stages = lay_out(model, settings, spec.size("pp"))
+        self.pipeline = _CountedPipeline(model, stages, settings, mesh.get_group("pp"), _CPU)
+        own = [block for block in self.pipeline.blocks.values() if block not in self.pipeline.foreign]
+        if workload.precision != "no":
+            AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
+        if checkpointing:
+            recompute(own, offload=False)
+        if self._sharded:
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+            arguments: dict[str, Any] = arguments_of(plugin, sharding_part(mesh), _CPU)
+            for block in own:
+                fully_shard(block, **arguments)
+        self._whole = [each for each in model.parameters() if not is_spread(each)]
+        # Planned here, with values that take no memory: the plan looks at labels.
+        like = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))[:1]
+        batch = like.expand(workload.batch // spec.layout().replicas, *like.shape[1:])
+        self._step = self.pipeline.planned(model.forward, call_of(model, batch), True)
+        self._schedule: Any = None
+        # What is on its way is kept until it arrived: torch waits for it at the end of a step, in "1f1b" at once.
+        self._sent: deque[torch.Tensor] = deque(maxlen=0 if workload.schedule == "1f1b" else None)
+
+    def reduce_gradients(self, wanted: bool) -> None:
+        """Do nothing: stages reduce after the last micro-batch of each batch."""
+
+    def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
+        """Free what other ranks hold."""
+        self.pipeline.note = note
+        self.pipeline.free(self.model)
+
+    def run(self, inputs: torch.Tensor, counter: LiveBytes) -> None:
+        """Run all micro-batches of a batch forward and backward, and add their gradients to those that are there."""
+        pipeline, step = self.pipeline, self._step
+        step.parts[:] = [call_of(self.model, part) for part in torch.split(inputs, step.counts)]
+        step.losses.clear()
+        pipeline.step = step
+        if self._schedule is None:
+            pipeline.keep_glue(step.flows[0])
+            pipeline.stage_type = self._counted(counter)
+            self._schedule = pipeline.scheduled(step)
+        held = self._schedule.trained
+        before = [each.grad for each in held]
+        for parameter in held:
+            parameter.grad = None
+        counter.purpose = "communication"
+        self._schedule.schedule.step(target=torch.zeros(pipeline.stages.parts), return_outputs=False)
+        self._sent.clear()
+        if step.failure is not None:
+            raise step.failure
+        pipeline.add_shared(self._schedule.shared)
+        for parameter, gradient in zip(held, before, strict=True):
+            if gradient is not None and parameter.grad is not None:
+                gradient.add_(parameter.grad)
+            parameter.grad = parameter.grad if gradient is None else gradient
+        step.parts.clear()
+        pipeline.step = None
+
+    def _counted(self, counter: LiveBytes) -> type[Any]:
+        """Return a class of stages that say what their memory is for."""
+        gradients, sent = self.gradients, self._sent
+
+        class Stage(without_votes(self.pipeline.stage_type)):  # type: ignore[misc]
+            def forward_one_chunk(
+                self, part: int, args: object, _: object = None, *rest: object, **more: object
+            ) -> object:
+                counter.purpose = "activations"
+                result: object = super().forward_one_chunk(part, args, {"index": part}, *rest, **more)
+                counter.purpose = "communication"
+                return result
+
+            def backward_one_chunk(self, *args: object, **kwargs: object) -> None:
+                counter.purpose = "workspace"
+                super().backward_one_chunk(*args, **kwargs)
+                counter.note(gradients(), "gradients")
+                counter.purpose = "communication"
+
+            def backward_weight_one_chunk(self, *args: object, **kwargs: object) -> None:
+                counter.purpose = "workspace"
+                super().backward_weight_one_chunk(*args, **kwargs)
+                counter.note(gradients(), "gradients")
+                counter.purpose = "communication"
+
+            def get_fwd_send_ops(self, part: int) -> list[Any]:
+                moves: list[Any] = super().get_fwd_send_ops(part)
+                sent.extend(move.tensor for move in moves)
+                return moves
+
+            def get_bwd_send_ops(self, part: int) -> list[Any]:
+                moves: list[Any] = super().get_bwd_send_ops(part)
+                sent.extend(move.tensor for move in moves)
+                return moves
+
+        return Stage
+
+
+def settings_of(model: nn.Module, workload: TrainingWorkload) -> PipelineKwargs:
+    """Return how a model is cut, and how its loss is found: by itself, or from what it returns."""
+    own = workload.loss is None and "labels" in call_of(model, workload.inputs(1, workload.sequence, None))[1]
+
+    def loss_fn(output: Any, batch: Mapping[str, Any]) -> torch.Tensor:
+        return workload.loss_of(output, next(iter(batch.values())))
+
+    return PipelineKwargs(workload.schedule, workload.microbatches, workload.split, None if own else loss_fn)
+
+
+def _is_numbers(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def work_of(model: nn.Module, blocks: Iterable[nn.Module], inputs: torch.Tensor) -> list[float]:
+    """Return the part of a forward pass's operations that each block has, with what runs between it and the one before.
+
+    What runs after the last counts with that.
+    """
+    ends = list[int]()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        handles = [block.register_forward_hook(lambda *_: ends.append(counter.get_total_flops())) for block in blocks]
+        args, kwargs = call_of(model, inputs)
+        model(*args, **kwargs)
+        total = counter.get_total_flops()
+    for handle in handles:
+        handle.remove()
+    ends[-1] = total
+    if not total:  # nothing is multiplied: blocks count alike
+        return [1 / len(ends)] * len(ends)
+    return [(end - begin) / total for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _flow_of(model: nn.Module, workload: TrainingWorkload, samples: int, dtype: torch.dtype | None) -> Flow:
+    """Return what a forward pass of a micro-batch computes from what."""
+    blocks = repeated_blocks(model)
+    like = workload.inputs(1, workload.sequence, dtype)
+    batch = call_of(model, like.expand(samples, *like.shape[1:]))
+    return trace(model, model.forward, blocks, stage_in([*blocks.values()]), batch, _CPU)
+
+
+def _crossings(stages: Stages, flow: Flow) -> Iterator[Crossing]:
+    for start in stages.starts[1:]:
+        for block, place in flow.crossing(start):
+            leaf = flow.leaf((block, place))
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
+            yield Crossing(stages.blocks[start], stages.blocks[block], place, leaf.shape, dtype, nbytes)
+
+
+def _holders(stages: Stages, flow: Flow) -> dict[str, tuple[int, ...]]:
+    found: dict[str, set[int]] = {}
+    for stage, rank in enumerate(stages.ranks):
+        for source in flow.needed(*stages.span(stage)):
+            if isinstance(source, str):
+                found.setdefault(source, set()).add(rank)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+
+
+def plan_of_pipeline(
+    model: nn.Module,
+    give_device: Callable[[nn.Module], None],
+    spec: LayoutSpec,
+    workload: TrainingWorkload,
+    found: Sequence[tuple[int, dict[str, int]]],
+    backward: float,
+) -> PipelinePlan:
+    """Find how long ranks wait, and how the work is shared out.
+
+    Args:
+        model: The model, on the meta device.
+        give_device: What lets it be on a device without memory, as a forward pass on tensors without memory needs it.
+        spec: The layout.
+        workload: The training step.
+        found: For each rank along the axis, the most bytes alive at once, and what they are for.
+        backward: What a backward pass takes, in forward passes.
+    """
+    settings, ranks = settings_of(model, workload), spec.size("pp")
+    stages = lay_out(model, settings, ranks)
+    dtype = weights_dtype(spec, workload)
+    flow = _flow_of(model, workload, workload.batch // spec.layout().replicas // stages.parts, dtype)
+    with fake_mode():
+        give_device(model)
+        work = work_of(model, repeated_blocks(model).values(), workload.inputs(1, workload.sequence, dtype))
+    whole = replace(settings, split=None)
+    bubbles: dict[str, dict[int, float]] = {}
+    for schedule in SCHEDULES:
+        for parts in sorted({ranks, 2 * ranks, 4 * ranks, 8 * ranks, stages.parts}):
+            own = settings if schedule == settings.schedule else whole
+            with suppress(PreparationError):  # too few micro-batches, or blocks
+                cut = lay_out(model, replace(own, schedule=schedule, microbatches=parts), ranks)
+                bubbles.setdefault(schedule, {})[parts] = _timeline(cut, schedule, work, ranks, backward).bubble
+    even = cut_evenly(work, stages.count)
+    return PipelinePlan(
+        settings.schedule,
+        stages.parts,
+        tuple((stages.blocks[first], stages.blocks[end - 1]) for first, end in map(stages.span, range(stages.count))),
+        stages.ranks,
+        tuple(peak for peak, _ in found),
+        tuple(at_peak for _, at_peak in found),
+        tuple(_shares(stages.starts, work)),
+        tuple(stages.blocks[start] for start in even[1:]),
+        max(_shares(even, work)),
+        _timeline(stages, settings.schedule, work, ranks, backward),
+        bubbles,
+        tuple(_crossings(stages, flow)),
+        _holders(stages, flow),
+    )
+
+
+def _shares(starts: Sequence[int], work: Sequence[float]) -> list[float]:
+    return [sum(work[first:end]) for first, end in zip(starts, [*starts[1:], len(work)], strict=True)]
+
+
+def _timeline(stages: Stages, schedule: str, work: Sequence[float], ranks: int, backward: float) -> Timeline:
+    order = order_of(schedule, ranks, stages.parts, stages.count)
+    return timeline(order, _shares(stages.starts, work), backward)

@@ -1,0 +1,221 @@
+"""`accel plan --train` on the command line."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from accel_core.host.versions import is_torch_version
+from accel_plan.__main__ import main
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on"),
+]
+
+MODEL = ["plan", "--train", "test_prediction:Words", "--loss", "test_prediction:next_token", "--sequence", "32"]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find the models of the other file."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_layouts_are_compared_in_a_table_a_drawing_and_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Table, JSON and SVG tell the same of each layout, with and without checkpointing."""
+    files = ["--json", str(tmp_path / "plan.json"), "--svg", str(tmp_path / "plan.svg")]
+    assert main([*MODEL, "--batch", "4", "--layout", "single,dp2", "--device", "cpu", *files]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert [(row["layout"], row["checkpointing"]) for row in found["layouts"]] == [
+        ("single", False), ("single", True), ("dp2", False), ("dp2", True),
+    ]  # fmt: skip
+    assert [line.split("  ")[0] for line in out.splitlines()[4:-2]] == [
+        "single", "single, checkpointing", "dp2", "dp2, checkpointing",
+    ]  # fmt: skip
+    assert out.endswith(f"Wrote {files[3]}.\nWrote {files[1]}.\n")
+    for row in found["layouts"]:
+        assert f"{row['peak'] / 1024:.2f} KiB" in out
+        assert row["peak"] == sum(row["at_peak"].values())
+    drawn = ElementTree.fromstring((tmp_path / "plan.svg").read_text())
+    titles = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert f"weights: {found['layouts'][0]['at_peak']['weights'] / 1024:.2f} KiB" in titles
+
+
+def test_a_size_picks_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --fits the smallest layout is named; of layouts that were named, none may fit, and the status says so."""
+    file = tmp_path / "plan.json"
+    assert main([*MODEL, "--batch", "4", "--fits", "1GB", "--ranks", "2", "--json", str(file)]) == 0
+    assert "The smallest layout that fits is single (1 rank, " in capsys.readouterr().out
+    assert json.loads(file.read_text())["chosen"]["layout"] == "single"
+    assert main([*MODEL, "--layout", "single", "--fits", "1000", "--checkpointing", "no"]) == 1
+    assert "No layout of these fits in 1000 B." in capsys.readouterr().out
+
+
+def test_pipelines_are_planned_with_their_stages_schedules_and_a_drawing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What each rank holds, how long it waits under each schedule, and when it computes what: as text, JSON, SVG."""
+    files = ["--json", str(tmp_path / "plan.json"), "--timeline", str(tmp_path / "time.svg")]
+    arguments = ["--layout", "single,pp2", "--schedule", "gpipe,1f1b", "--microbatches", "4", "--checkpointing", "no"]
+    assert main([*MODEL, "--batch", "8", "--explain", *arguments, *files]) == 0
+    out = capsys.readouterr().out
+    single, *found = json.loads((tmp_path / "plan.json").read_text())["layouts"]
+    assert single["pipeline"] is None
+    assert [row["pipeline"]["schedule"] for row in found] == ["gpipe", "1f1b"]
+    for row in found:
+        plan = row["pipeline"]
+        assert plan["blocks"] == [["blocks.0", "blocks.0"], ["blocks.1", "blocks.1"]]
+        assert row["peak"] == max(plan["peaks"])
+        name = f"pp2, {plan['schedule']}"
+        assert f"{name}, 4 micro-batches: ranks wait for {plan['bubble']:.1%} of a step." in out
+        assert plan["bubbles"][plan["schedule"]]["4"] == plan["bubble"]
+        (crossing,) = plan["crossing"]
+        assert crossing == {
+            "before": "blocks.1", "made_by": "blocks.0", "place": 0, "shape": [2, 32, 16], "dtype": "float32",
+            "nbytes": 4 * 2 * 32 * 16,
+        }  # fmt: skip
+        assert plan["holders"] == {"embedding.weight": [0, 1]}, "the head's is the embedding's"
+        assert re.search(r"blocks.1 +output 0 of blocks.0 +2x32x16 +float32 +4.00 KiB\n", out)
+        assert re.search(r"embedding.weight +0, 1\n", out)
+    assert "dualpipev" not in found[0]["pipeline"]["bubbles"], "two blocks are no four stages"
+    drawn = ElementTree.fromstring((tmp_path / "time.svg").read_text())
+    titles = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles.count("forward 3, stage 1") == 2
+
+
+def test_options_of_stage_3_are_read(tmp_path: Path) -> None:
+    """With --zero3, what is dropped at once is gathered no more than the bucket and a module take."""
+    most = []
+    alone = "stage3_max_reuse_distance=0,stage3_param_persistence_threshold=0,stage3_prefetch_bucket_size=0"
+    for options in ([], ["--zero3", alone]):
+        file = tmp_path / "plan.json"
+        arguments = ["--batch", "4", "--layout", "zero3x2", "--reduce-bucket", "100", "--checkpointing", "no"]
+        assert main([*MODEL, *arguments, *options, "--json", str(file)]) == 0
+        most.append(json.loads(file.read_text())["layouts"][0]["most"]["communication"])
+    assert most[1] < most[0]
+
+
+def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Headers tell nothing of a forward pass."""
+    save_file({"w": torch.zeros(4)}, tmp_path / "model.safetensors")
+    assert main(["plan", "--train", str(tmp_path), "--sequence", "8"]) == 2
+    assert "Name the model as MODULE:NAME." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["test_prediction:Nothing", "--sequence", "8"],
+            "The name of the model cannot be imported; got 'test_prediction:No",
+        ),
+        (["test_prediction:no_model", "--sequence", "8"], "got a int of 'test_prediction:no_model'"),
+        (["test_prediction:NUMBERS", "--sequence", "8"], "got a TrainingWorkload of 'test_prediction:NUMBERS'. Name a"),
+        (["torch.nn:Linear", "--sample", "64"], "The model cannot be made; got 'torch.nn:Linear': Linear.__init__()"),
+        (
+            ["test_prediction:Mlp", "--sample", "16", "--fits", "1KB", "--ranks", "4"],
+            "got 1000 B a rank and up to 4 ranks",
+        ),
+        (["json:nothing", "--sequence", "8"], "has no attribute 'nothing'. Write MODULE:NAME"),
+        (["test_prediction:Words"], "got --sequence None and --sample None"),
+        (["test_prediction:Words", "--sequence", "long"], "--sequence takes a whole number; got 'long'"),
+        (["test_prediction:Mlp", "--sample", "3x?"], "got '3x?'"),
+        (["test_prediction:Mlp", "--sample", "16", "--layout", "fdsp2"], "Did you mean fsdp2"),
+        (["test_prediction:Mlp", "--sample", "16", "--layout", "dp2", "--batch", "3"], "got batch=3 for 2 of them"),
+        (["test_prediction:Mlp", "--sample", "16", "--fits", "much"], "got 'much'"),
+        (["test_prediction:Mlp", "--sample", "16", "--optimizer", "adamv"], "Did you mean Adam"),
+        (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:momentum"], "got 'momentum'"),
+        (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:speed=1"], "got {'foreach': True, 'speed': 1}"),
+        (["test_prediction:Mlp", "--sample", "16", "--schedule", "1f1b"], "got --schedule and --layout None"),
+        (["test_prediction:Mlp", "--sample", "16", "--layout", "pp2", "--microbatches", "x"], "--microbatches takes a"),
+        (["test_prediction:Mlp", "--sample", "16", "--zero3", "sub_group_size"], "got 'sub_group_size'"),
+        (["test_prediction:Mlp", "--sample", "16", "--zero3", "sub_group=3"], "got sub_group"),
+        (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "written as JSON; got '{'"),
+        (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[]"], "maps patterns of module names"),
+        (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[" * 10000], "written as JSON; got '["),
+        (["test_prediction:Mlp", "--sample", "9" * 5000], "sizes joined by x; got '9"),
+        (["test_prediction:Mlp", "--sample", "16", "--batch", "9" * 5000], "--batch takes a whole number; got '9"),
+        (["test_prediction:Mlp", "--sample", "16", "--fits", "9" * 5000], "neither a count of bytes"),
+        (["test_prediction:Mlp", "--sample", "16", "--json", "none/plan.json"], "gives: No such file or directory"),
+        (["test_prediction:Mlp", "--sample", "16", "--dtype", "int8"], "got --dtype int8"),
+        (
+            ["test_prediction:Mlp", "--sample", "16", "--loss", "json:nothing"],
+            "The name of the loss cannot be imported",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each wrong argument ends with status 2 and what was got."""
+    assert main(["plan", "--train", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["here", "--layout", "fsdp2", "--fits", "1GB"],
+            "got --layout, --fits without --train. Leave them out, or add",
+        ),
+        (
+            ["here", "--reduce-bucket", "100", "--zero3", "sub_group_size=3"],
+            "got --reduce-bucket, --zero3 without --train. Leave them out, or add",
+        ),
+        (["--train", "here", "--balanced"], "got --balanced beside --train. Leave it out, or leave --train out."),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of training need --train, and those of placing go without it."""
+    assert main(["plan", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_model_of_transformers_is_made_of_its_configuration(tmp_path: Path) -> None:
+    """A folder with a configuration is enough; the model computes its own loss."""
+    pytest.importorskip("transformers")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    file = tmp_path / "plan.json"
+    arguments = ["--sequence", "16", "--batch", "4", "--layout", "fsdp2", "--checkpointing", "no"]
+    assert main(["plan", "--train", str(tmp_path), *arguments, "--json", str(file)]) == 0
+    (found,) = json.loads(file.read_text())["layouts"]
+    layer = 4 * 32 * 32 + 3 * 32 * 64
+    norms = 5 * 32
+    assert found["most"]["gradients"] == 4 * (2 * 64 * 32 + 2 * layer + norms) // 2
+    assert found["most"]["logits"] == 4 * (2 * 16 * 64 + 1), "of two sequences, and the loss"
+
+
+def test_logits_that_are_not_made_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --chunk-logits a step has no whole logits, nor their gradients; a pipeline, which makes them, is refused."""
+    pytest.importorskip("transformers")
+    words, tokens = 4096, 2 * 64
+    (tmp_path / "worded.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        "def make():\n"
+        f"    sizes = dict(vocab_size={words}, hidden_size=16, intermediate_size=16, num_attention_heads=2)\n"
+        "    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked = ["plan", "--train", "worded:make", "--sequence", "64", "--batch", "2", "--checkpointing", "no"]
+    rows: list[list[dict[str, int]]] = []
+    for given in ([], ["--chunk-logits"]):
+        file = tmp_path / "plan.json"
+        assert main([*asked, "--layout", "single,tp2", "--device", "cpu", "--json", str(file), *given]) == 0
+        rows.append(json.loads(file.read_text())["layouts"])
+    for whole, chunked in zip(*rows, strict=True):
+        assert whole["peak"] - chunked["peak"] > 2 * tokens * words * torch.float32.itemsize
+    assert main([*asked, "--layout", "pp2", "--chunk-logits"]) == 1

@@ -1,0 +1,550 @@
+"""The memory of a training step, beside what shapes say and what real tensors take."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from accel_bigmodel.meta import init_empty_weights
+from accel_core.errors import ConfigurationError, DataError, EngineUnavailableError, PreparationError, StateError
+from accel_core.host.versions import is_torch_version
+from accel_core.mesh.spec import parse_layout
+from accel_plan.live_bytes import LiveBytes
+from accel_plan.training.prediction import TrainingMemory, predict
+from accel_plan.training.search import candidates, smallest
+from accel_plan.training.workload import TrainingWorkload
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on"),
+]
+
+
+class Block(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the layers make of it."""
+        return self.down(self.up(x).relu())
+
+
+class Mlp(nn.Module):
+    """Three blocks and a head, with a plan for tensor parallel."""
+
+    tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the head makes of it."""
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Words(nn.Module):
+    """A language model with attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.blocks = nn.Embedding(64, 16), nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return scores of the next tokens."""
+        x = self.embedding(tokens)
+        heads = x.unflatten(-1, (2, 8)).transpose(1, 2)
+        x = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
+        for block in self.blocks:
+            x = x + block(x)
+        return x @ self.embedding.weight.t()
+
+
+class Reading(nn.Linear):
+    """A layer that reads a value."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return its result, or zeros."""
+        return super().forward(x) if float(x.sum()) > 0 else x
+
+
+class Wandering(Mlp):
+    """A model that runs its blocks in another order each time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the head makes of it."""
+        self.blocks = nn.ModuleList([*self.blocks[1:], self.blocks[0]])
+        return super().forward(x)
+
+
+def next_token(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a language model."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
+
+
+def frozen() -> nn.Module:
+    """Return a model of which nothing is trained."""
+    return Mlp().requires_grad_(False)
+
+
+def no_model() -> int:
+    """Return something else."""
+    return 3
+
+
+NUMBERS = TrainingWorkload(batch=8, sample=(16,))
+TOKENS = TrainingWorkload(batch=8, sequence=32, loss=next_token)
+
+
+def meta(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Return what makes a model without weights."""
+
+    def made() -> nn.Module:
+        with init_empty_weights():
+            return make()
+
+    return made
+
+
+def of(layout: str, workload: TrainingWorkload = NUMBERS, make: Any = Mlp, **options: Any) -> TrainingMemory:
+    """Return the memory of a step on a layout."""
+    return predict(meta(make), parse_layout(layout), workload, **options)
+
+
+def elements(model: nn.Module, shards: int = 1, cut: int = 1) -> int:
+    """Return how many elements the first rank holds: rows are divided, and rounded up; weights of blocks are cut."""
+    count = 0
+    for name, parameter in model.named_parameters():
+        rows, rest = parameter.shape[0], math.prod(parameter.shape[1:])
+        if name.startswith("blocks") and name != "blocks.down.bias" and not name.endswith("down.bias"):
+            if "down" in name:
+                rest //= cut
+            else:
+                rows //= cut
+        count += -(-rows // shards) * rest
+    return count
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards", "cut"),
+    [("single", 1, 1), ("dp2", 1, 1), ("fsdp4", 4, 1), ("hsdp2x4", 4, 1), ("tp2", 1, 2), ("fsdp2xtp2", 2, 2)],
+)
+def test_weights_gradients_and_states_are_those_of_the_shapes(layout: str, shards: int, cut: int) -> None:
+    """Parameters and gradients take 4 bytes for each element that a rank holds, AdamW's states 8 and its counters."""
+    expected = elements(Mlp(), shards, cut)
+    found = of(layout)
+    parameters = len(list(Mlp().parameters()))
+    assert found.most["weights"] == 4 * expected
+    assert found.most["gradients"] == 4 * expected
+    assert found.most["optimizer"] == 8 * expected + 4 * parameters
+    assert found.ranks == parse_layout(layout).ranks
+    assert sum(found.at_peak.values()) == found.peak
+
+
+class Mixture(nn.Module):
+    """Experts that ranks may share out, and a router."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.weight = nn.Parameter(torch.randn(4, 16, 16))
+
+    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of what each token's experts make of it."""
+        return (torch.einsum("nw,nkwv->nkv", tokens, self.weight[numbers]) * weights[..., None]).sum(1)
+
+
+class Routed(nn.Module):
+    """A model of a router and its experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(16, 4), Mixture()
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the mean of what the experts make of each row."""
+        weights, numbers = self.router(values).softmax(-1).topk(2)
+        return self.experts(values, numbers, weights).mean()
+
+
+@pytest.mark.parametrize(("layout", "shards"), [("ep2", 1), ("ep4", 1), ("fsdp2xep2", 4)])
+def test_a_rank_holds_its_share_of_the_experts(layout: str, shards: int) -> None:
+    """Experts are divided by the size of their axis, and everything else by the number of shards."""
+    ranks = parse_layout(layout).size("ep")
+    found = predict(Routed, parse_layout(layout), TrainingWorkload(batch=8, sample=(16,)))
+    rest = -(-4 // shards) * 16 + -(-4 // shards)
+    assert found.most["weights"] == 4 * (4 * 16 * 16 // ranks + rest)
+    assert found.most["optimizer"] == 2 * found.most["weights"] + 4 * 3
+
+
+def test_other_optimizers_and_number_formats() -> None:
+    """SGD has no states and one with momentum has one; half-precision weights and their gradients take half."""
+    elements_ = elements(Mlp())
+    assert of("single", TrainingWorkload(batch=8, sample=(16,), optimizer="SGD")).most["optimizer"] == 0
+    momentum = TrainingWorkload(batch=8, sample=(16,), optimizer="sgd", optimizer_arguments={"momentum": 0.9})
+    assert of("single", momentum).most["optimizer"] == 4 * elements_
+    half = of("single", TrainingWorkload(batch=8, sample=(16,), dtype=torch.bfloat16))
+    assert (half.most["weights"], half.most["gradients"]) == (2 * elements_, 2 * elements_)
+    mixed = of("fsdp2", TrainingWorkload(batch=8, sample=(16,), precision="bf16"))
+    whole = of("fsdp2")
+    assert mixed.most["weights"] == whole.most["weights"], "masters are kept in 32 bits"
+    assert mixed.most["communication"] < whole.most["communication"], "what is gathered is not"
+
+
+def test_buckets_of_data_parallel_are_as_large_as_the_gradients() -> None:
+    """DistributedDataParallel reduces in buckets beside the gradients, as torch makes them by default."""
+    found = of("dp2")
+    assert found.at_peak["communication"] == 4 * elements(Mlp())
+
+
+def test_one_process_has_what_was_predicted() -> None:
+    """The bytes alive at once of a step of real tensors, one by one freed, are those of the prediction."""
+    model, rows = Mlp(), torch.zeros(8, 16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    counter = LiveBytes("any")
+    counter.note([*model.parameters(), rows], "any")
+    with counter:
+        for _ in range(2):
+            counter.forget_peak()
+            output = model(rows)
+            loss = output.float().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del output, loss
+    assert of("single").peak == counter.peak
+
+
+def test_convolutions_copy_what_they_read_on_cpus() -> None:
+    """For the gradient of a weight, oneDNN copies the rows and the gradient of the output into its own format."""
+
+    def conv() -> nn.Module:
+        return nn.Conv2d(16, 64, 3, padding=1)
+
+    cpu = TrainingWorkload(batch=2, sample=(16, 8, 8), optimizer="SGD")
+    accelerator = dataclasses.replace(cpu, foreach=True)
+    copied = 4 * (2 * 64 * 8 * 8 + 2 * 16 * 8 * 8)
+    assert of("single", cpu, conv).peak - of("single", accelerator, conv).peak == copied
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("zero1x1", 1), ("zero1x2", 2), ("zero2x2", 2), ("zero2x4", 4)])
+def test_zero_shares_what_the_optimizer_holds(layout: str, ranks: int) -> None:
+    """A rank has all weights, and of the copy, of AdamW's states and of the reduced gradients its part."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    count, found = elements(Mlp()), of(layout, workload)
+    part = -(-count // (2 * ranks)) * 2
+    assert found.most["weights"] == 4 * count
+    assert found.most["optimizer"] == 3 * 4 * part + 4
+    assert found.most["gradients"] >= (4 * count if layout.startswith("zero1") else 4 * part)
+    more = of(layout, dataclasses.replace(workload, reduce_bucket=100_000))
+    assert more.most["communication"] >= 400_000
+    assert more.peak > found.peak
+
+
+def test_a_full_bucket_lets_stage_2_drop_gradients() -> None:
+    """Stage 1 keeps the gradients of all ranks until the backward pass is over, stage 2 what waits in the bucket."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    assert of("zero2x4", workload).most["gradients"] < of("zero1x4", workload).most["gradients"]
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("zero1x2", 2), ("zero2x4", 4)])
+def test_zero_keeps_masters_of_weights_in_half_precision(layout: str, ranks: int) -> None:
+    """In bf16, weights, buckets and gradients take 2 bytes an element; the copy and states stay in 32 bits."""
+    workload = TrainingWorkload(batch=8, sample=(16,), precision="bf16", reduce_bucket=600)
+    count, found = elements(Mlp()), of(layout, workload)
+    part = -(-count // (2 * ranks)) * 2
+    assert found.most["weights"] == 2 * count
+    assert found.most["optimizer"] == 3 * 4 * part + 4
+    assert found.most["batch"] == 2 * 8 // ranks * 16
+    larger = of(layout, dataclasses.replace(workload, reduce_bucket=100_000))
+    assert 200_000 <= larger.most["communication"] < 400_000
+
+
+def test_zero_adds_up_gradients() -> None:
+    """Stage 1 adds up on the parameters, which takes nothing more; stage 2 adds each pass to this rank's part."""
+    once = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    thrice = dataclasses.replace(once, accumulation=3)
+    parameters, part = elements(Mlp()), -(-elements(Mlp()) // 4) * 2
+    assert of("zero1x2", thrice).most["gradients"] == of("zero1x2", once).most["gradients"]
+    single, several = of("zero2x2", once), of("zero2x2", thrice)
+    assert single.most["gradients"] + 4 * part <= several.most["gradients"] < 4 * (parameters + 2 * part)
+    assert several.most["optimizer"] == single.most["optimizer"]
+
+
+ALONE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
+"""Options with which stage 3 gathers what a module needs, and drops it at once."""
+
+
+def parts(model: nn.Module, ranks: int) -> int:
+    """Return how many elements of a model a rank of stage 3 has: of each parameter an equal part, rounded up."""
+    return sum(-(-parameter.numel() // ranks) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_stage_3_shares_all_that_a_rank_holds(ranks: int) -> None:
+    """Of weights, their copies, AdamW's states and gradients a rank has its part; a step adds a copy of gradients."""
+    workload = TrainingWorkload(batch=24, sample=(16,), reduce_bucket=600)
+    count, found = parts(Mlp(), ranks), of(f"zero3x{ranks}", workload)
+    assert found.most["weights"] == 4 * count
+    assert found.most["optimizer"] == 3 * 4 * count + 4
+    assert 2 * 4 * count <= found.most["gradients"] <= 2 * 4 * count + 4 * elements(Mlp())
+    assert found.most["communication"] >= 4 * 600 + (4 * elements(Mlp()) if ranks > 1 else 0)
+    assert sum(found.at_peak.values()) == found.peak
+    half = of(f"zero3x{ranks}", dataclasses.replace(workload, precision="bf16"))
+    assert half.most["weights"] == 2 * count
+    assert half.most["optimizer"] == found.most["optimizer"]
+
+
+def test_stage_3_gathers_a_module_alone_where_options_say_so() -> None:
+    """Gathered at once are the bucket, a module's parameters with the buffer they came in, and what is reduced."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    largest = 16 * 32 + 32
+    whole, alone = of("zero3x2", workload), of("zero3x2", dataclasses.replace(workload, zero3=ALONE))
+    assert whole.most["communication"] >= 4 * (600 + elements(Mlp()))
+    assert 4 * (600 + 2 * largest) <= alone.most["communication"] <= 4 * (600 + 4 * largest)
+    kept = of("zero3x2", dataclasses.replace(workload, zero3={**ALONE, "stage3_param_persistence_threshold": 40}))
+    biases = sum(parameter.numel() for parameter in Mlp().parameters() if parameter.numel() <= 40)
+    assert kept.most["communication"] >= alone.most["communication"] - 4 * largest + 4 * biases
+
+
+def test_stage_3_steps_on_groups_of_parts() -> None:
+    """Each group has a counter of steps; of gradients in 32 bits there are those of one group at a time."""
+    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    grouped = dataclasses.replace(workload, zero3={"sub_group_size": 1})
+    count, one, many = parts(Mlp(), 2), of("zero3x2", workload), of("zero3x2", grouped)
+    assert many.most["optimizer"] == 3 * 4 * count + 4 * len(list(Mlp().parameters()))
+    assert many.most["gradients"] < one.most["gradients"]
+
+
+def test_stage_3_adds_passes_up_in_place() -> None:
+    """Gradients of further passes are added to this rank's part, which is there anyway."""
+    once = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
+    thrice = dataclasses.replace(once, accumulation=3)
+    assert of("zero3x2", thrice).most["gradients"] == of("zero3x2", once).most["gradients"]
+
+
+def test_stage_3_takes_weights_that_are_read_elsewhere_and_frozen_ones() -> None:
+    """A weight that a model reads outside of its module is gathered there; a frozen one has no gradient and no copy."""
+    found, again = of("zero3x2", TOKENS, Words), of("zero3x2", TOKENS, Words, checkpointing=True)
+    assert found.most["weights"] == 4 * parts(Words(), 2)
+    assert again.most["activations"] < found.most["activations"]
+
+    def half_frozen() -> nn.Module:
+        model = Mlp()
+        model.blocks.requires_grad_(False)
+        return model
+
+    part = of("zero3x2", NUMBERS, half_frozen)
+    assert part.most["weights"] == 4 * parts(Mlp(), 2)
+    assert part.most["optimizer"] == 12 * parts(Mlp().head, 2) + 4
+
+
+def test_checkpointing_keeps_less_and_shares_keep_their_part() -> None:
+    """Recomputed activations are fewer; ranks that share sequences or samples hold their part of the activations."""
+    whole, again = of("single", TOKENS, Words), of("single", TOKENS, Words, checkpointing=True)
+    assert again.most["activations"] < whole.most["activations"]
+    parts = of("dp4", TOKENS, Words)
+    assert parts.most["activations"] == pytest.approx(whole.most["activations"] / 4, rel=0.01)
+    assert parts.most["logits"] * 4 == whole.most["logits"]
+    shared = of("cp2", TOKENS, Words)
+    assert shared.most["logits"] * 2 == whole.most["logits"]
+    assert shared.most["weights"] == whole.most["weights"]
+
+
+def test_a_gathered_block_counts_while_it_is_there() -> None:
+    """FSDP gathers a block at a time, freed afterwards: what travels is less than all weights and more than a block."""
+    large = elements(Mlp())
+    block = sum(parameter.numel() for parameter in Block().parameters())
+    found = of("fsdp2")
+    assert 4 * block < found.most["communication"]
+    assert found.most["communication"] < 4 * 4 * large
+
+
+@pytest.mark.parametrize("layout", ["fsdp2", "fsdp4", "hsdp2x2"])
+def test_a_head_in_slices_is_never_gathered(layout: str) -> None:
+    """Where a loss takes logits of some tokens at a time, FSDP2 gathers slices of the head and reduces no whole one."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16384, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, use_cache=False)
+    head = 4 * config.vocab_size * config.hidden_size
+    given = TrainingWorkload(batch=8, sequence=16)
+    found = [
+        of(layout, dataclasses.replace(given, chunk_logits=chunked), lambda: transformers.LlamaForCausalLM(config))
+        for chunked in (False, True)
+    ]
+    whole, slices = (each.most["communication"] for each in found)
+    assert whole > 2 * 2 * head, "the embedding, as large as the head, and the head are gathered, and copied on the way"
+    assert slices < 2.5 * head, "only the embedding is, besides slices"
+
+
+def test_accumulated_gradients_are_whole_under_fsdp() -> None:
+    """Ranks that hold shards keep whole gradients until the pass that reduces; copies need no more than before."""
+    whole = 4 * elements(Mlp())
+    twice = TrainingWorkload(batch=8, sample=(16,), accumulation=4)
+    shards, copies = of("fsdp4"), of("dp2")
+    assert of("fsdp4", twice).peak >= shards.peak + whole - 4 * elements(Mlp(), 4) - shards.most["workspace"]
+    assert of("fsdp4", twice).most["workspace"] >= whole
+    assert of("dp2", twice).most["gradients"] == copies.most["gradients"]
+
+
+def test_the_smallest_layout_that_fits_is_found() -> None:
+    """Fewer ranks come first and checkpointing comes after its absence; each smaller layout does not fit."""
+    tried: list[TrainingMemory] = []
+    least = of("fsdp2", TOKENS, Words).peak
+    found = smallest(meta(Words), TOKENS, least, ranks=4, report=tried.append)
+    assert found.peak <= least
+    assert found is tried[-1]
+    assert all(each.peak > least for each in tried[:-1])
+    assert [each.ranks for each in tried] == sorted(each.ranks for each in tried)
+    assert tried[0].layout == "single"
+    tried.clear()
+    with pytest.raises(ConfigurationError, match="at least"):
+        smallest(meta(Words), TOKENS, least // 2, ranks=2, report=tried.append)
+    assert {"zero3x2", "pp2"} <= {each.layout for each in tried}
+    with pytest.raises(ConfigurationError, match=r"got 10 B a rank and up to 2 ranks, and it needs more than that"):
+        smallest(meta(Words), TOKENS, 10, ranks=2)
+    assert not dist.is_initialized()
+
+
+def test_candidates_go_from_few_ranks_to_many() -> None:
+    """Every candidate is a layout, and none has fewer ranks than one before it."""
+    ranks = [spec.ranks for spec in candidates(64)]
+    assert ranks == sorted(ranks)
+    assert ranks[0] == 1
+    assert ranks[-1] == 64
+
+
+def test_a_rank_of_1024_has_its_part() -> None:
+    """On 1,024 ranks the first holds an eighth of the weights where eight share them, and one sample of the batch."""
+    found = of("hsdp128x8", TrainingWorkload(batch=1024, sample=(16,)))
+    assert found.ranks == 1024
+    assert found.most["weights"] == 4 * elements(Mlp(), 8)
+    assert found.most["batch"] == 4 * 16
+
+
+@pytest.mark.parametrize(
+    ("layout", "workload", "make", "error", "said"),
+    [
+        ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
+        ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
+        ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
+        ("pp2xtp2", NUMBERS, Mlp, EngineUnavailableError, "got pp and tp in pp2xtp2"),
+        ("pp4", NUMBERS, Mlp, PreparationError, "got 3 blocks in Mlp for 4 stages"),
+        ("pp2", dataclasses.replace(NUMBERS, split=["head"]), Mlp, PreparationError, "stages begin, in their order"),
+        ("pp2", dataclasses.replace(NUMBERS, microbatches=3), Mlp, DataError, "into 3 equal micro-batches"),
+        (
+            "pp2xfsdp2",
+            dataclasses.replace(NUMBERS, schedule="dualpipev"),
+            Mlp,
+            EngineUnavailableError,
+            "schedule='dualpipev' for pp2xf",
+        ),
+        ("pp2", dataclasses.replace(NUMBERS, schedule="fast"), Mlp, ConfigurationError, "got schedule='fast'"),
+        ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
+        ("zero3x2", NUMBERS, Wandering, EngineUnavailableError, "got a Block at another place in the second pass"),
+        ("zero3x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
+        ("zero2x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
+        (
+            "zero1x2",
+            TrainingWorkload(batch=8, sample=(16,), dtype=torch.bfloat16),
+            Mlp,
+            EngineUnavailableError,
+            "bfloat",
+        ),
+        ("fsdp1xtp2", NUMBERS, Mlp, ConfigurationError, "got fsdp1xtp2"),
+        ("tp2", TOKENS, Words, PreparationError, "got Words, which has none"),
+        ("tp3", NUMBERS, Mlp, PreparationError, "got out_features=32"),
+        ("single", NUMBERS, Reading, ConfigurationError, "a training step of Reading cannot be traced"),
+        ("single", TOKENS, Mlp, ConfigurationError, "a training step of Mlp cannot be traced"),
+        ("single", NUMBERS, frozen, ConfigurationError, "got a Mlp, none of whose parameters requires a gradient"),
+        ("zero2x2", NUMBERS, frozen, ConfigurationError, "got a Mlp, none of whose parameters requires a gradient"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    layout: str, workload: TrainingWorkload, make: Any, error: type[Exception], said: str
+) -> None:
+    """Each refusal says what it got, and leaves no process group behind."""
+    with pytest.raises(error, match=f"(?i){said}"):
+        of(layout, workload, make)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("layout", ["pp2", "pp2xdp2", "pp2xfsdp2"])
+def test_each_rank_of_a_pipeline_has_its_stage(layout: str) -> None:
+    """Weights, gradients and moments of the blocks that a rank runs, sharded where FSDP does; the head on the last."""
+    found = of(layout, dataclasses.replace(NUMBERS, microbatches=2, split=["blocks.2"]))
+    shards = 2 if "fsdp" in layout else 1
+    block, head = elements(Block(), shards), elements(nn.Linear(16, 8))
+    assert found.pipeline is not None
+    assert found.pipeline.blocks == (("blocks.0", "blocks.1"), ("blocks.2", "blocks.2"))
+    for at_peak, held in zip(found.pipeline.at_peak, (2 * block, block + head), strict=True):
+        assert at_peak["weights"] == pytest.approx(4 * held, rel=0.05)  # and an element for each that others hold
+        assert at_peak["optimizer"] == pytest.approx(8 * held, rel=0.05)
+    assert found.peak == max(found.pipeline.peaks)
+    assert found.pipeline.even == ("blocks.2",), "two blocks are more than one and the head, and three are more yet"
+    assert sum(found.pipeline.work) == pytest.approx(1)
+
+
+def test_fewer_activations_wait_where_backward_passes_begin_early() -> None:
+    """With eight micro-batches on four ranks, gpipe keeps eight on each rank, and 1f1b as many as stages follow."""
+
+    def deep() -> Mlp:
+        made = Mlp()
+        made.blocks = nn.ModuleList(Block() for _ in range(4))
+        return made
+
+    workload = dataclasses.replace(NUMBERS, batch=1024, microbatches=8)
+    kept = {}
+    for schedule in ("gpipe", "1f1b"):
+        plan = of("pp4", dataclasses.replace(workload, schedule=schedule), deep).pipeline
+        assert plan is not None
+        kept[schedule] = [each["activations"] for each in plan.at_peak]
+    part = 4 * (1024 // 8) * 32  # a block keeps what is in its middle; what it returns is on its way
+    assert kept["gpipe"][0] == pytest.approx(8 * part, rel=0.1)
+    assert kept["1f1b"][0] == pytest.approx(4 * part, rel=0.15)
+
+
+def test_checkpointing_needs_blocks() -> None:
+    """A model without blocks is not computed again in blocks."""
+    with pytest.raises(PreparationError, match="in which no block was found"):
+        of("single", NUMBERS, lambda: nn.Linear(16, 16), checkpointing=True)
+
+
+def test_a_process_of_a_group_is_no_place_to_plan() -> None:
+    """Within a process group nothing is planned, and the group stays."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(StateError, match="got one that is in a process group already"):
+            of("fsdp2")
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_workload_is_checked() -> None:
+    """Sizes below one, tokens beside numbers, and unknown formats are refused."""
+    for given, said in (
+        ({"batch": 0, "sequence": 4}, "got batch=0"),
+        ({"sequence": 0}, "sequence=0"),
+        ({"sequence": 4, "sample": (3,)}, r"sequence=4, sample=\(3,\)"),
+        ({}, "sequence=None, sample=None"),
+        ({"sequence": 4, "precision": "fp8"}, "got 'fp8'"),
+        ({"sequence": 4, "zero3": {"stage3_bucket": 3}}, "got stage3_bucket"),
+        ({"sequence": 4, "zero3": {"sub_group_size": -1}}, "got sub_group_size=-1"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            TrainingWorkload(**given)

@@ -142,7 +142,7 @@ class Parser(argparse.ArgumentParser):
         text = _FLAG.sub(lambda match: paint(match[1], "flag", True), text)
         return _HEADING.sub(lambda match: paint(match[1], "heading", True), text)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: object = None) -> tuple[Any, list[str]]:
         """Parse a command line; of a command with topics, note which options it says."""
         words = sys.argv[1:] if args is None else list(args)
         found, unknown = super().parse_known_args(words, namespace)
@@ -157,7 +157,7 @@ class Parser(argparse.ArgumentParser):
         setattr(found, GIVEN, set(vars(said)))
         return found, unknown
 
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: object = None) -> Any:
         """Parse a command line; for an unknown option, suggest the one that was probably meant."""
         found, unknown = self.parse_known_args(args, namespace)
         if not unknown:

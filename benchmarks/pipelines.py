@@ -6,9 +6,7 @@ Steps: a Llama of transformers, not modified, and two stages of the same layers 
 1F1B with as many micro-batches; steps (forward, backward, optimizer) take turns, and the median of paired ratios is
 shown. Memory: the most that tensors of a step have at a time, on the rank where that is worse, compared with what has
 to be there: weights and gradients of the stage by hand, what it keeps of each micro-batch in flight but one, and the
-peak of that one. Idle time: the order in which torch's schedules compute, on a clock on which a forward pass and each
-half of a backward pass take one; theory is (N - 1)(F + B) on N ranks, and (N - 1)F, with which the last rank waits for
-its first micro-batch, where schedules compute gradients of weights apart.
+peak of that one.
 """
 
 from __future__ import annotations
@@ -198,24 +196,7 @@ def row_of_memory():
     return f"| {title} | {ratio:.3f} | {ours:.1f} MiB | {needed:.1f} MiB | ≤ 1.05 |"
 
 
-def rows_of_waiting(size=4, parts=8):
-    """Return a row for each schedule: the part of a step in which ranks wait."""
-    from accel_parallel.pipeline.kwargs import SCHEDULES
-    from accel_parallel.pipeline.stages import SPLIT_BACKWARD
-    from accel_plan.training.timeline import order_of, timeline
-
-    rows = []
-    for schedule in SCHEDULES:
-        stages = size if schedule in ("gpipe", "1f1b") else 2 * size
-        found = timeline(order_of(schedule, size, parts, stages), [1.0] * stages).bubble
-        waits = (size - 1) * (1 if schedule in SPLIT_BACKWARD else 3)
-        theory = waits / (waits + 3 * parts * stages // size)
-        title = f"idle under {schedule}, {size} ranks, {parts} micro-batches, ÷ theory"
-        rows.append(f"| {title} | {found / theory:.3f} | {found:.1%} | {theory:.1%} | ≤ 1.02 |")
-    return "\n".join(rows)
-
-
-ROWS = {"steps": row_of_steps, "memory": row_of_memory, "idle": rows_of_waiting}
+ROWS = {"steps": row_of_steps, "memory": row_of_memory}
 
 
 def main() -> None:
@@ -228,7 +209,7 @@ def main() -> None:
     if args.work:
         report(WORK[json.loads(args.work)[0]])
         return
-    print("| pipelines | ratio | accel | by hand, or theory | target |\n|---|---|---|---|---|")
+    print("| pipelines | ratio | accel | by hand | target |\n|---|---|---|---|---|")
     for name in [args.only] if args.only else ROWS:
         print(ROWS[name](), flush=True)
 

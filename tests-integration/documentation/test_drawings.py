@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.host.versions import is_torch_version
-from accel_parallel.pipeline.kwargs import SCHEDULES
-from accel_plan.training import timeline
-
 sys.path.append(str(Path(__file__).resolve().parents[2] / "docs" / "site"))
 import diagrams
 import plots
@@ -109,15 +105,3 @@ def test_the_memory_of_training_is_drawn_as_the_page_says() -> None:
     for layout, ranks, peak in lines:
         assert layout in drawn
         assert any(text.startswith(f"{ranks} ranks, {peak} each") for text in drawn)
-
-
-@pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on")
-def test_the_schedules_of_pipelines_are_drawn_as_torch_runs_them() -> None:
-    """The picture in the guide is what `accel plan --train --timeline` draws of stages with equal work."""
-    drawn = (RESULTS.parents[1] / "docs" / "guides" / "pipeline-schedules.svg").read_text()
-    panels = {}
-    for schedule in SCHEDULES:
-        stages = 4 if schedule in ("gpipe", "1f1b") else 8
-        order = timeline.order_of(schedule, 4, 8, stages)
-        panels[f"{schedule}, 8 micro-batches"] = timeline.timeline(order, [1 / stages] * stages)
-    assert drawn == timeline.draw(panels), "write docs/guides/pipeline-schedules.svg again, with what is drawn here"

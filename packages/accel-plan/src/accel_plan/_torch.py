@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["PRIVATE_NAMES", "TorchDispatchMode", "fake_store", "schedule_order", "tree_leaves", "without_votes"]
+__all__ = ["PRIVATE_NAMES", "TorchDispatchMode", "fake_store", "tree_leaves", "without_votes"]
 
 
 def fake_store() -> Any:
@@ -20,29 +20,6 @@ def fake_store() -> Any:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
-
-
-def schedule_order(schedule: str, ranks: int, parts: int, stages: int) -> list[list[tuple[int, str, int]]]:
-    """Return what each rank of a pipeline computes one after the other: its stages, letters for what, micro-batches.
-
-    Args:
-        schedule: The name of a class of `torch.distributed.pipelining`.
-        ranks: The ranks of the pipeline.
-        parts: The micro-batches of a step.
-        stages: The stages of each rank.
-    """
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-
-    order = list[list[tuple[int, str, int]]]()
-    for actions in get_schedule_ops(schedule.removeprefix("Schedule"), ranks, parts, stages):
-        works = [one for each in actions if each for one in each.sub_actions or [each]]
-        own = [(one.stage_index, one.computation_type.value, one.microbatch_index or 0) for one in works]
-        # Torch 2.13 numbers the forward passes of the last stage from 1 in Schedule1F1B, and runs them from 0.
-        shift = {stage: part for stage, kind, part in reversed(own) if kind == "F"}
-        order.append(
-            [(stage, kind, part - shift[stage] * (kind == "F")) for stage, kind, part in own if kind in "FBIW"]
-        )
-    return order
 
 
 def without_votes(kind: type[Any]) -> type[Any]:
@@ -64,9 +41,6 @@ PRIVATE_NAMES = {
     "torch.testing._internal.distributed.fake_pg:FakeStore": (
         "One process stands for a rank of many: torch's fake process group, which it documents, needs this store."
     ),
-    "torch.distributed.pipelining._schedule_visualizer:get_schedule_ops": (
-        "What torch's schedules compute in which order, without stages and ranks; a schedule itself needs both."
-    ),
     "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result": (
         "Ranks ask one another whether shapes are known, and read the answer, which a rank among fakes has not."
     ),
@@ -77,7 +51,6 @@ PRIVATE_NAMES = {
 """Private names of torch, as `module:name`, each with the reason why it is needed."""
 
 ONLY_IN = {
-    "torch.distributed.pipelining._schedule_visualizer:get_schedule_ops": ("2.13", "99"),
     "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result": ("2.13", "99"),
 }
 """The first torch that a private name is used in and the first that no longer needs it, where not all do."""

@@ -20,7 +20,7 @@ _PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cach
 _TRAINING = (
     "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
     "checkpointing", "loss", "tp_plan", "reduce_bucket", "zero3", "device", "schedule", "microbatches", "split",
-    "timeline", "explain",
+    "explain",
 )  # fmt: skip
 """Options of the memory of training."""
 

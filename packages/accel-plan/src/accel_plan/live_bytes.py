@@ -67,6 +67,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             held.purpose = purpose
         self._sample()
 
+    def add(self, purpose: str, nbytes: int) -> None:
+        """Count bytes that no tensor stands for, or fewer than tensors have."""
+        self.live[purpose] += nbytes
+        self.total += nbytes
+
     def purpose_of(self, tensor: torch.Tensor) -> str | None:
         """Return what a tensor's memory is for; `None` where it does not count."""
         held = self._held.get(tensor.untyped_storage()._cdata)

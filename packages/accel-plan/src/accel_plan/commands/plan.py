@@ -113,7 +113,6 @@ def add_training(group: argparse._ActionsContainer) -> None:
         action="store_true",
         help="also show what crosses each cut of pp layouts, and which ranks hold what is outside of blocks",
     )
-    group.add_argument("--timeline", metavar="FILE", help="draw when each rank of pp layouts computes what, as SVG")
     group.add_argument(
         "--device",
         choices=("accelerator", "cpu"),

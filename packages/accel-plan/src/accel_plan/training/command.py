@@ -72,7 +72,7 @@ def _compared(
 ) -> list[TrainingMemory]:
     """Find the memory on each layout that was named; of pipelines, under each schedule."""
     specs = parse_layouts(args.layout or "single")
-    for option in ("schedule", "microbatches", "split", "timeline", "explain"):
+    for option in ("schedule", "microbatches", "split", "explain"):
         if getattr(args, option) and not any(spec.size("pp") > 1 for spec in specs):
             raise ConfigurationError(
                 f"Only pipelines have a schedule; got --{option} and --layout {args.layout}. Name a layout with pp, or "
@@ -132,7 +132,6 @@ def _show(
         lines += ["", text] if text else []
     sys.stdout.write("\n".join(lines) + "\n")
     write_output(args.svg, partial(report.svg, title, rows, limit))
-    write_output(args.timeline, partial(report.timelines, rows))
     write_output(args.json, partial(report.to_json, rows, limit, chosen))
 
 

@@ -1,7 +1,7 @@
 """A model on one rank of a pipeline: cut, run and torn down by the code that trains, with other ranks left out."""
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ from accel_parallel.fsdp2.in_place import arguments_of
 from accel_parallel.pipeline.flow import Flow, stage_in, trace
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.pipeline.run import Pipeline
-from accel_parallel.pipeline.stages import Stages, cut_evenly, lay_out
+from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, cut_evenly, lay_out
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.mesh import sharding_part
 from accel_parallel.sharding.recomputing import recompute
@@ -32,10 +32,9 @@ from accel_parallel.sharding.wrapping import repeated_blocks
 from accel_plan._torch import tree_leaves, without_votes
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.sharing import SharedModel, weights_dtype
-from accel_plan.training.timeline import Timeline, order_of, timeline
 from accel_plan.training.workload import TrainingWorkload, call_of
 
-__all__ = ["Crossing", "PipelinePlan", "PipelinedModel", "plan_of_pipeline"]
+__all__ = ["Crossing", "PipelinePlan", "PipelinedModel", "bubble_of", "plan_of_pipeline"]
 
 _CPU = torch.device("cpu")
 
@@ -64,8 +63,8 @@ class PipelinePlan:
         work: For each stage, its part of the operations of a forward pass, from 0 to 1.
         even: The first blocks of stages, but for the first, of which the largest has as little work as it can.
         even_work: The part of the operations that the largest of those stages has.
-        timeline: When each rank computes what, by the work of stages.
-        bubbles: For each schedule and number of micro-batches that it can run, the part of a step in which ranks wait.
+        bubble: The part of a step in which ranks wait, from 0 to 1.
+        bubbles: The same for each schedule and number of micro-batches that it can run.
         crossing: What crosses each cut; gradients of the same sizes come back.
         holders: For each parameter outside of blocks, the ranks along the axis that hold it.
     """
@@ -79,17 +78,14 @@ class PipelinePlan:
     work: tuple[float, ...]
     even: tuple[str, ...]
     even_work: float
-    timeline: Timeline
+    bubble: float
     bubbles: dict[str, dict[int, float]]
     crossing: tuple[Crossing, ...]
     holders: dict[str, tuple[int, ...]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it; of the timeline, the part in which ranks wait."""
-        crossing = [vars(each) for each in self.crossing]
-        found = {**vars(self), "bubble": self.timeline.bubble, "crossing": crossing}
-        del found["timeline"]
-        return found
+        """Return all of it as JSON can hold it."""
+        return {**vars(self), "crossing": [vars(each) for each in self.crossing]}
 
 
 class _CountedPipeline(Pipeline):
@@ -111,7 +107,7 @@ class PipelinedModel(SharedModel):
     ) -> None:
         self.model, self.zero = model, None
         self._spec, self._mesh = spec, mesh
-        self._sharded, self._copies = spec.engine == "fsdp", []
+        self._sharded, self.buckets = spec.engine == "fsdp", []
         settings = settings_of(model, workload)
         stages = lay_out(model, settings, spec.size("pp"))
         self.pipeline = _CountedPipeline(model, stages, settings, mesh.get_group("pp"), _CPU)
@@ -272,7 +268,6 @@ def plan_of_pipeline(
     spec: LayoutSpec,
     workload: TrainingWorkload,
     found: Sequence[tuple[int, dict[str, int]]],
-    backward: float,
 ) -> PipelinePlan:
     """Find how long ranks wait, and how the work is shared out.
 
@@ -282,7 +277,6 @@ def plan_of_pipeline(
         spec: The layout.
         workload: The training step.
         found: For each rank along the axis, the most bytes alive at once, and what they are for.
-        backward: What a backward pass takes, in forward passes.
     """
     settings, ranks = settings_of(model, workload), spec.size("pp")
     stages = lay_out(model, settings, ranks)
@@ -298,7 +292,7 @@ def plan_of_pipeline(
             own = settings if schedule == settings.schedule else whole
             with suppress(PreparationError):  # too few micro-batches, or blocks
                 cut = lay_out(model, replace(own, schedule=schedule, microbatches=parts), ranks)
-                bubbles.setdefault(schedule, {})[parts] = _timeline(cut, schedule, work, ranks, backward).bubble
+                bubbles.setdefault(schedule, {})[parts] = bubble_of(cut, schedule, work)
     even = cut_evenly(work, stages.count)
     return PipelinePlan(
         settings.schedule,
@@ -310,7 +304,7 @@ def plan_of_pipeline(
         tuple(_shares(stages.starts, work)),
         tuple(stages.blocks[start] for start in even[1:]),
         max(_shares(even, work)),
-        _timeline(stages, settings.schedule, work, ranks, backward),
+        bubble_of(stages, settings.schedule, work),
         bubbles,
         tuple(_crossings(stages, flow)),
         _holders(stages, flow),
@@ -321,6 +315,17 @@ def _shares(starts: Sequence[int], work: Sequence[float]) -> list[float]:
     return [sum(work[first:end]) for first, end in zip(starts, [*starts[1:], len(work)], strict=True)]
 
 
-def _timeline(stages: Stages, schedule: str, work: Sequence[float], ranks: int, backward: float) -> Timeline:
-    order = order_of(schedule, ranks, stages.parts, stages.count)
-    return timeline(order, _shares(stages.starts, work), backward)
+def bubble_of(stages: Stages, schedule: str, work: Sequence[float]) -> float:
+    """Return the part of a step in which ranks wait, from 0 to 1, by the formulas of the schedules' papers.
+
+    Of p ranks with m micro-batches and v stages each it is (p - 1) / (v m + p - 1): Huang et al., "GPipe" (2019), and
+    Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters" (2021). A third of the first and
+    last micro-batch is left to wait for where gradients of weights fill the gaps: Qi et al., "Zero Bubble Pipeline
+    Parallelism" (2024). Ranks with less work than others wait for the one that has most.
+    """
+    own = defaultdict[int, float](float)
+    for rank, share in zip(stages.ranks, _shares(stages.starts, work), strict=True):
+        own[rank] += share
+    ends = (len(own) - 1) * (1 if schedule in SPLIT_BACKWARD else 3)
+    busy = 3 * stages.parts * stages.count // len(own)
+    return 1 - busy / (busy + ends) / (len(own) * max(own.values()))

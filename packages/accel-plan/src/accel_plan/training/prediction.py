@@ -35,8 +35,6 @@ PURPOSES = (
 """What the memory of training is used for; see `TrainingMemory`."""
 
 _SUMMED = torch.float32.itemsize
-_BACKWARD, _RECOMPUTED = 2.0, 3.0
-"""What a backward pass takes, in forward passes, and where it repeats one."""
 
 
 @record(frozen=True)
@@ -99,7 +97,6 @@ def predict(
             spec,
             workload,
             [(each.peak, each.at_peak) for each in found],
-            _RECOMPUTED if checkpointing else _BACKWARD,
         )
     return replace(largest, pipeline=plan)
 
@@ -219,13 +216,11 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
         for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
             shared.reduce_gradients(last)
             _pass(shared, spec, workload, counter, kept)
-            counter.purpose = "communication"
-            shared.end_pass(last)
-            counter.note(shared.gradients(), "gradients")
+        counter.purpose = "communication"
         shared.average()
         counter.note(shared.gradients(), "gradients")
         counter.purpose = "workspace"
-        shared.step(optimizer)
+        shared.step(optimizer, counter.note)
         states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]
         counter.note(states, "optimizer")
         optimizer.zero_grad()
@@ -247,7 +242,7 @@ def _pass(
     if isinstance(shared, PipelinedModel):
         shared.run(inputs, counter)
         return
-    with shared.attend(sequence):
+    with shared.attend(sequence, counter):
         counter.purpose = "activations"
         args, kwargs = call_of(shared.model, inputs)
         kept["output"] = output = shared.model(*args, **kwargs)

@@ -7,9 +7,8 @@ from accel_core.modules.sizes import written_size
 from accel_plan.drawing import Bar, Segment, draw_bars
 from accel_plan.training.pipelined import PipelinePlan
 from accel_plan.training.prediction import PURPOSES, TrainingMemory
-from accel_plan.training.timeline import draw
 
-__all__ = ["described", "explained", "pipelines", "svg", "table", "timelines", "to_json"]
+__all__ = ["described", "explained", "pipelines", "svg", "table", "to_json"]
 
 
 def described(found: TrainingMemory) -> str:
@@ -56,7 +55,7 @@ def _stages(name: str, plan: PipelinePlan) -> str:
         work = sum(plan.work[stage] for stage in stages)
         lines.append([str(rank), blocks, f"{work:.1%}", *(written_size(at_peak[each]) for each in shown)])
         lines[-1].append(written_size(peak))
-    text = f"{name}, {plan.microbatches} micro-batches: ranks wait for {plan.timeline.bubble:.1%} of a step.\n\n"
+    text = f"{name}, {plan.microbatches} micro-batches: ranks wait for {plan.bubble:.1%} of a step.\n\n"
     text += _drawn(lines)
     if plan.even_work < max(plan.work) - 0.0005:
         split = ",".join(plan.even)
@@ -95,17 +94,6 @@ def _explained(name: str, plan: PipelinePlan) -> str:
     held += [[parameter, ", ".join(map(str, ranks))] for parameter, ranks in plan.holders.items()]
     text = f"{name}: what crosses each cut, for each micro-batch; gradients come back:\n\n{_drawn(lines)}"
     return f"{text}\n\n{_drawn(held)}" if plan.holders else text
-
-
-def timelines(rows: Sequence[TrainingMemory]) -> str:
-    """Draw when each rank of each pipeline computes what."""
-    return draw(
-        {
-            f"{described(row)}, {row.pipeline.microbatches} micro-batches": row.pipeline.timeline
-            for row in rows
-            if row.pipeline is not None
-        }
-    )
 
 
 def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: TrainingMemory | None = None) -> str:

@@ -38,16 +38,14 @@ from accel_parallel.sharding.strategy import keep_masters
 from accel_parallel.tensor.plan import plan_of
 from accel_parallel.tensor.split import cut
 from accel_plan._torch import fake_store
+from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.limits import ZeroLimits
 from accel_plan.training.workload import TrainingWorkload
-from accel_plan.training.zero import ZeroEngine
-from accel_plan.training.zero3 import ShardedZeroEngine
+from accel_plan.training.zero import ZeroShare
 
 __all__ = ["SharedModel", "check_layout", "laid_out", "weights_dtype"]
 
 _CPU = torch.device("cpu")
-_WEIGHTS_STAGE = 3
-"""The stage of ZeRO that shards weights."""
 
 
 @contextmanager
@@ -179,8 +177,9 @@ class SharedModel:
         if head is not None:
             slice_heads(model, plugin.mixed_precision_policy)
         apply_where_asked(model)
-        self._copies = self._make_buckets()
-        self.zero = self._engine(workload)
+        self.buckets = self._make_buckets()
+        limits, stage = ZeroLimits.written(workload.zero3), spec.zero_stage
+        self.zero = None if stage is None else ZeroShare(model, stage, spec.ranks, workload.reduce_bucket, limits)
 
     @staticmethod
     def _plugin(precision: str) -> FullyShardedDataParallelPlugin:
@@ -197,40 +196,23 @@ class SharedModel:
         for block in (*(block for _, block in (*plan.blocks, *plan.heads)), self.model):
             fully_shard(block, **arguments)
 
-    def _engine(self, workload: TrainingWorkload) -> ZeroEngine | ShardedZeroEngine | None:
-        """Return what DeepSpeed's engine has beside the model; `None` without that engine."""
-        stage, ranks, bucket = self._spec.zero_stage, self._spec.ranks, workload.reduce_bucket
-        if stage == _WEIGHTS_STAGE:
-            return ShardedZeroEngine(self.model, ranks, bucket, ZeroLimits.written(workload.zero3))
-        return None if stage is None else ZeroEngine(self.model, stage, ranks, bucket)
-
     def _make_buckets(self) -> list[torch.Tensor]:
         """Make what `DistributedDataParallel` makes: buckets for all gradients, beside the gradients."""
         if self._spec.engine != "ddp":
             return []
         return [torch.empty_like(parameter) for parameter in self._whole if parameter.requires_grad]
 
-    @property
-    def buckets(self) -> list[torch.Tensor]:
-        """What gradients are reduced in, beside them."""
-        bucket = None if self.zero is None else self.zero.bucket
-        return self._copies if bucket is None else [bucket]
-
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """Return this rank's part of the gradients, but for those that lie in a bucket."""
-        zero = self.zero
-        found: list[torch.Tensor] = []
-        if parameters is None:
-            parameters = [*self.model.parameters(), *([] if zero is None else zero.masters)]
-            found += [] if zero is None else zero.sums
-        found += [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        return found if zero is None else [gradient for gradient in found if not zero.in_bucket(gradient)]
+        """Return this rank's part of the gradients."""
+        found = self.model.parameters() if parameters is None else parameters
+        sums = [] if self.zero is None else self.zero.sums
+        return [*sums, *(local_part(parameter.grad) for parameter in found if parameter.grad is not None)]
 
-    def attend(self, sequence: int | None) -> AbstractContextManager[None]:
+    def attend(self, sequence: int | None, counter: LiveBytes) -> AbstractContextManager[None]:
         """Return the context of a forward and backward pass."""
         size = self._spec.size("cp")
         if self.zero is not None:
-            return self.zero.passing()
+            return self.zero.passing(counter)
         if size == 1 or self._mesh is None or sequence is None:
             return nullcontext()
         return attending(_Attention(self._mesh.get_group("cp"), Share(sequence, 0, size)))
@@ -241,16 +223,9 @@ class SharedModel:
             sharded: Any = self.model
             sharded.set_requires_gradient_sync(wanted)
 
-    def end_pass(self, last: bool) -> None:
-        """Reduce what an engine reduces after a backward pass."""
-        if self.zero is not None:
-            self.zero.end_pass(last)
-
     @torch.no_grad()
     def average(self) -> None:
         """Average the gradients that no engine averages in the backward pass."""
-        if self.zero is not None:
-            self.zero.finish()
         if self._spec.engine not in ("fsdp", "mesh") or self._mesh is None:
             return
         groups = [self._mesh.get_group(axis) for axis in GROUPS["dp_cp"] if self._spec.size(axis) > 1]
@@ -259,23 +234,19 @@ class SharedModel:
             average(found, groups)
 
     def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
-        """Say what an engine has, and from then on what it gathers."""
-        if isinstance(self.zero, ShardedZeroEngine):
-            self.zero.note = note
+        """Say what an engine has."""
         for purpose, tensors in ({} if self.zero is None else self.zero.held).items():
             note(tensors, purpose)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
+    def step(self, optimizer: torch.optim.Optimizer, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
         """Let an optimizer step."""
         if self.zero is None:
             optimizer.step()
         else:
-            self.zero.step(optimizer)
+            self.zero.step(optimizer, note)
 
     def adapt(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer step as it does on this layout."""
-        if self.zero is not None:
-            optimizer.param_groups[0]["params"] = self.zero.masters
         step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
 
 

@@ -1,142 +1,123 @@
-"""What DeepSpeed's engine holds beside a model for stages 1 and 2 of ZeRO, laid out as the engine does it.
+"""What DeepSpeed's engine holds on a rank beside the model, by the formulas of ZeRO.
 
-Each rank keeps a flat copy of its part of the weights in 32 bits, which the optimizer steps on. Gradients have the
-dtype of the weights. They go through one bucket, in which they are reduced, into the part of this rank. Stage 1 adds
-them up on the parameters, and reduces after the last backward pass of a step. Stage 2 reduces in each pass, whenever
-the bucket is full, drops the gradients of other ranks, and adds up the parts of this rank.
+Of P parameters on N ranks, in elements:
+
+| stage | weights | gradients | in 32 bits |
+|---|---|---|---|
+| 1 | P | P | P / N each of a copy of weights, of each state of the optimizer, and of gradients while it steps |
+| 2 | P | P / N | the same |
+| 3 | P / N, and the gathered ones | P / N | the same |
+
+The table is that of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (2020),
+section 5. DeepSpeed's own estimates (`estimate_zero2_model_states_mem_needs` in `deepspeed.runtime.zero.stage_1_and_2`
+and `estimate_zero3_model_states_mem_needs` in `stage3`) have the same numbers for Adam and 16 bits, and add the
+gradients in 32 bits. What else the engine allocates is not counted, but for its bucket and what stage 3 gathers.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-__all__ = ["ZeroEngine"]
+from accel_plan.live_bytes import LiveBytes
+from accel_plan.training.limits import ZeroLimits
+
+__all__ = ["ZeroShare"]
+
+_GRADIENTS, _WEIGHTS = 2, 3
+"""The stages from which on gradients and weights are shared."""
 
 
-class ZeroEngine:
-    """The first rank's part of what stages 1 and 2 share.
+class ZeroShare:
+    """The part of one rank.
 
     Attributes:
-        master: The copy of this rank's part of the weights.
-        bucket: What gradients are reduced in; `None` between backward passes.
+        masters: The copies of this rank's weights on which the optimizer steps, one after the other.
+        held: What this rank has between steps beside the model, by what it is for.
+        sums: Its part of the gradients, where the model has not all of them.
     """
 
-    def __init__(self, model: nn.Module, stage: int, ranks: int, bucket: int) -> None:
-        self._stage, self._size = stage, bucket
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        total = sum(parameter.numel() for parameter in self._trained)
-        self._part = -(-total // (2 * ranks)) * 2
-        self._begins: dict[nn.Parameter, int] = {}
-        begin = 0
-        for parameter in self._trained:
-            self._begins[parameter] = begin
-            begin += parameter.numel()
-            parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
-        self._own = [parameter for parameter in self._trained if self._begins[parameter] < self._part]
-        self.master = nn.Parameter(self._trained[0].detach().new_empty(self._part, dtype=torch.float32))
-        self.bucket: torch.Tensor | None = None
-        self._waiting: list[nn.Parameter] = []
-        self._partition: torch.Tensor | None = None
-        self._sums: dict[int, torch.Tensor] = {}
-
-    @torch.no_grad()
-    def end_pass(self, last: bool) -> None:
-        """Reduce what a backward pass left, and add it to what passes before it left."""
-        if self._stage == 1 and not last:
-            return
-        if self._stage == 1:
+    def __init__(self, model: nn.Module, stage: int, ranks: int, bucket: int, limits: ZeroLimits) -> None:
+        self._parameters = list(model.parameters())
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        self._like, self._bucket, self._stage = self._trained[0].detach(), bucket, stage
+        part = _part(self._trained, ranks)
+        group = min(limits.group or part, part)
+        sizes = [min(group, part - begin) for begin in range(0, part, group)]
+        self.masters = [nn.Parameter(self._like.new_empty(size, dtype=torch.float32)) for size in sizes]
+        self.held = {"optimizer": list[torch.Tensor](self.masters)}
+        self.sums: list[torch.Tensor] = []
+        self._part, self._reduced = part, False
+        if stage >= _GRADIENTS:
             for parameter in self._trained:
-                self._put(parameter)
-        self._reduce()
-        for parameter in self._own:
-            if parameter.grad is None:
-                continue
-            total = self._sums.setdefault(self._begins[parameter], parameter.grad)
-            if total is not parameter.grad:
-                total.add_(parameter.grad)
-        for parameter in self._trained:
-            parameter.grad = None
-        self.bucket, self._partition = None, None
+                parameter.register_post_accumulate_grad_hook(self._reduce)  # type: ignore[no-untyped-call]
+        self._excess = 0  # bytes that the model has in a pass, and a rank has not
+        self._coming = 0  # elements of the buffer in which parameters come
+        if stage == _WEIGHTS:
+            self.held["weights"] = [self._like.new_empty(_part(self._parameters, ranks))]
+            here, self._coming = gathered(model, limits) if ranks > 1 else (0, 0)
+            self._excess = sum(each.nbytes for each in self._parameters) - here * self._like.itemsize
+            self._empty()
 
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Give the optimizer the sum of the gradients of this rank's part, in 32 bits."""
-        pieces = [total.flatten()[: self._part - begin] for begin, total in self._sums.items()]
-        missing = self._part - sum(piece.numel() for piece in pieces)
-        if missing > 0:
-            pieces.append(self._trained[0].new_zeros(missing))
-        self.master.grad = torch.cat(pieces).to(self.master.dtype)
-        self._sums = {}
+    @contextmanager
+    def passing(self, counter: LiveBytes) -> Iterator[None]:
+        """Have the bucket, and at stage 3 what is gathered, for a forward and backward pass."""
+        self._reduced = self._stage == _WEIGHTS and bool(self.sums)  # stage 3 adds passes up in place
+        counter.purpose = "communication"
+        counter.add("communication", -self._excess)
+        traveling = [self._like.new_empty(self._bucket)]
+        if self._stage == _WEIGHTS:
+            for parameter, shape in zip(self._parameters, self._shapes, strict=True):
+                parameter.data = parameter.new_empty(shape)
+            traveling += self._parameters
+        counter.note(traveling, "communication")
+        self._like.new_empty(self._coming)  # the first parameters are copied out of it, and it is gone
+        yield
+        del self.sums[1:]  # stage 2 adds what a pass left to what passes before it left
+        if self._stage == _WEIGHTS:
+            self._empty()
+        counter.add("communication", self._excess)
 
-    @property
-    def masters(self) -> list[nn.Parameter]:
-        """What the optimizer steps on."""
-        return [self.master]
+    def _reduce(self, parameter: torch.Tensor) -> None:
+        """Let go of a gradient, which is reduced into this rank's part."""
+        if not self._reduced:
+            self._reduced = True
+            self.sums.append(self._like.new_empty(self._part))
+        parameter.grad = None
 
-    @property
-    def held(self) -> dict[str, list[torch.Tensor]]:
-        """What this rank has between steps beside the model, by what it is for."""
-        return {"optimizer": [self.master]}
+    def _empty(self) -> None:
+        """Let parameters of which a rank has a part have no elements of their own."""
+        for parameter in self._parameters:
+            parameter.data = parameter.new_empty(0)
 
-    def passing(self) -> AbstractContextManager[None]:
-        """Return the context of a forward and backward pass."""
-        return nullcontext()
+    def step(self, optimizer: torch.optim.Optimizer, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
+        """Step on one group of parts after the other, each with its gradients in 32 bits."""
+        for number, master in enumerate(self.masters):
+            master.grad = torch.empty_like(master)
+            note([master.grad], "gradients")
+            if number == 0 and self._stage < _WEIGHTS:  # what they are a copy of is there until then, or always
+                self.sums.clear()
+                for parameter in self._trained:
+                    parameter.grad = None
+            optimizer.param_groups[0]["params"] = [master]
+            optimizer.step()
+            master.grad = None
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step on this rank's part."""
-        optimizer.step()
 
-    @property
-    def sums(self) -> list[torch.Tensor]:
-        """The gradients of this rank's part that backward passes have left."""
-        return list(self._sums.values())
+def gathered(model: nn.Module, limits: ZeroLimits) -> tuple[int, int]:
+    """Return how many elements stage 3 has gathered at once, and how many come at once.
 
-    def in_bucket(self, gradient: torch.Tensor) -> bool:
-        """Return whether a gradient lies in the bucket."""
-        bucket = self.bucket
-        return bucket is not None and gradient.untyped_storage()._cdata == bucket.untyped_storage()._cdata
+    By DeepSpeed's documentation of the options: small parameters, those of the module that runs, those gathered ahead,
+    and those that are used again soon. Without any room, those that are needed are there.
+    """
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    largest = max(sum(each.numel() for each in module.parameters(recurse=False)) for module in model.modules())
+    needed = largest + sum(size for size in sizes if size <= limits.kept)
+    there = min(needed + limits.ahead + limits.soon, max(limits.alive, needed))
+    return min(there, sum(sizes)), min(max(limits.ahead, largest), sum(sizes))
 
-    def _made(self, parameter: nn.Parameter) -> None:
-        """Take a gradient that the backward pass has made."""
-        if self.bucket is None:
-            self.bucket = parameter.detach().new_empty(self._size)
-        if self._stage == 2:
-            with torch.no_grad():
-                self._put(parameter)
 
-    def _put(self, parameter: nn.Parameter) -> None:
-        """Move a gradient into the bucket, which is reduced first where it is full."""
-        if parameter.grad is None or self.bucket is None:
-            return
-        used = sum(each.numel() for each in self._waiting)
-        if used + parameter.numel() > self._size:
-            self._reduce()
-            used = 0
-        if parameter.numel() <= self._size:  # a larger one is reduced where it is
-            place = self.bucket.narrow(0, used, parameter.numel()).view_as(parameter)
-            parameter.grad = place.copy_(parameter.grad)
-        self._waiting.append(parameter)
-
-    def _reduce(self) -> None:
-        """Reduce the bucket; keep what belongs to this rank."""
-        if len({part for parameter in self._waiting for part in self._parts(parameter)}) > 1:
-            # Slices of several ranks are reduced in a copy.
-            torch.cat([parameter.grad.flatten() for parameter in self._waiting if parameter.grad is not None])
-        for parameter in self._waiting:
-            if self._begins[parameter] < self._part:
-                self._keep(parameter)
-            elif self._stage == 2:
-                parameter.grad = None
-        self._waiting = []
-
-    def _parts(self, parameter: nn.Parameter) -> range:
-        begin = self._begins[parameter]
-        return range(begin // self._part, (begin + parameter.numel() - 1) // self._part + 1)
-
-    def _keep(self, parameter: nn.Parameter) -> None:
-        if self._partition is None:
-            self._partition = parameter.detach().new_empty(sum(each.numel() for each in self._own))
-        assert parameter.grad is not None
-        place = self._partition.narrow(0, self._begins[parameter], parameter.numel()).view_as(parameter)
-        parameter.grad = place.copy_(parameter.grad)
+def _part(parameters: Iterable[torch.Tensor], ranks: int) -> int:
+    return -(-sum(parameter.numel() for parameter in parameters) // ranks)

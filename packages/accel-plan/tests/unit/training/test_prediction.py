@@ -82,15 +82,6 @@ class Reading(nn.Linear):
         return super().forward(x) if float(x.sum()) > 0 else x
 
 
-class Wandering(Mlp):
-    """A model that runs its blocks in another order each time."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the head makes of it."""
-        self.blocks = nn.ModuleList([*self.blocks[1:], self.blocks[0]])
-        return super().forward(x)
-
-
 def next_token(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return the loss of a language model."""
     return nn.functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
@@ -246,19 +237,20 @@ def test_zero_shares_what_the_optimizer_holds(layout: str, ranks: int) -> None:
     """A rank has all weights, and of the copy, of AdamW's states and of the reduced gradients its part."""
     workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
     count, found = elements(Mlp()), of(layout, workload)
-    part = -(-count // (2 * ranks)) * 2
+    part = -(-count // ranks)
     assert found.most["weights"] == 4 * count
     assert found.most["optimizer"] == 3 * 4 * part + 4
     assert found.most["gradients"] >= (4 * count if layout.startswith("zero1") else 4 * part)
+    assert found.most["communication"] == 4 * 600
     more = of(layout, dataclasses.replace(workload, reduce_bucket=100_000))
-    assert more.most["communication"] >= 400_000
+    assert more.most["communication"] == 400_000
     assert more.peak > found.peak
 
 
-def test_a_full_bucket_lets_stage_2_drop_gradients() -> None:
-    """Stage 1 keeps the gradients of all ranks until the backward pass is over, stage 2 what waits in the bucket."""
+def test_stage_2_has_its_part_of_the_gradients() -> None:
+    """Stage 1 keeps the gradients of all ranks until the optimizer steps, stage 2 those of this rank."""
     workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
-    assert of("zero2x4", workload).most["gradients"] < of("zero1x4", workload).most["gradients"]
+    assert of("zero2x4", workload).most["gradients"] < of("zero1x4", workload).most["gradients"] / 2
 
 
 @pytest.mark.parametrize(("layout", "ranks"), [("zero1x2", 2), ("zero2x4", 4)])
@@ -266,23 +258,21 @@ def test_zero_keeps_masters_of_weights_in_half_precision(layout: str, ranks: int
     """In bf16, weights, buckets and gradients take 2 bytes an element; the copy and states stay in 32 bits."""
     workload = TrainingWorkload(batch=8, sample=(16,), precision="bf16", reduce_bucket=600)
     count, found = elements(Mlp()), of(layout, workload)
-    part = -(-count // (2 * ranks)) * 2
+    part = -(-count // ranks)
     assert found.most["weights"] == 2 * count
     assert found.most["optimizer"] == 3 * 4 * part + 4
     assert found.most["batch"] == 2 * 8 // ranks * 16
     larger = of(layout, dataclasses.replace(workload, reduce_bucket=100_000))
-    assert 200_000 <= larger.most["communication"] < 400_000
+    assert larger.most["communication"] == 200_000
 
 
-def test_zero_adds_up_gradients() -> None:
-    """Stage 1 adds up on the parameters, which takes nothing more; stage 2 adds each pass to this rank's part."""
+@pytest.mark.parametrize("layout", ["zero1x2", "zero2x2", "zero3x2"])
+def test_zero_adds_passes_up(layout: str) -> None:
+    """Stages 1 and 3 add passes up in place; stage 2 has a second part in a pass, and one in 32 bits at the step."""
     once = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
-    thrice = dataclasses.replace(once, accumulation=3)
-    parameters, part = elements(Mlp()), -(-elements(Mlp()) // 4) * 2
-    assert of("zero1x2", thrice).most["gradients"] == of("zero1x2", once).most["gradients"]
-    single, several = of("zero2x2", once), of("zero2x2", thrice)
-    assert single.most["gradients"] + 4 * part <= several.most["gradients"] < 4 * (parameters + 2 * part)
-    assert several.most["optimizer"] == single.most["optimizer"]
+    single, thrice = of(layout, once), of(layout, dataclasses.replace(once, accumulation=3))
+    assert thrice.most["gradients"] == single.most["gradients"]
+    assert thrice.most["optimizer"] == single.most["optimizer"]
 
 
 ALONE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
@@ -290,8 +280,8 @@ ALONE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0
 
 
 def parts(model: nn.Module, ranks: int) -> int:
-    """Return how many elements of a model a rank of stage 3 has: of each parameter an equal part, rounded up."""
-    return sum(-(-parameter.numel() // ranks) for parameter in model.parameters())
+    """Return how many elements of a model a rank of stage 3 has: an equal part, rounded up."""
+    return -(-sum(parameter.numel() for parameter in model.parameters()) // ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -301,8 +291,8 @@ def test_stage_3_shares_all_that_a_rank_holds(ranks: int) -> None:
     count, found = parts(Mlp(), ranks), of(f"zero3x{ranks}", workload)
     assert found.most["weights"] == 4 * count
     assert found.most["optimizer"] == 3 * 4 * count + 4
-    assert 2 * 4 * count <= found.most["gradients"] <= 2 * 4 * count + 4 * elements(Mlp())
-    assert found.most["communication"] >= 4 * 600 + (4 * elements(Mlp()) if ranks > 1 else 0)
+    assert found.most["gradients"] == 2 * 4 * count
+    assert found.most["communication"] == 4 * (600 + (2 * elements(Mlp()) if ranks > 1 else 0))
     assert sum(found.at_peak.values()) == found.peak
     half = of(f"zero3x{ranks}", dataclasses.replace(workload, precision="bf16"))
     assert half.most["weights"] == 2 * count
@@ -310,31 +300,25 @@ def test_stage_3_shares_all_that_a_rank_holds(ranks: int) -> None:
 
 
 def test_stage_3_gathers_a_module_alone_where_options_say_so() -> None:
-    """Gathered at once are the bucket, a module's parameters with the buffer they came in, and what is reduced."""
+    """Gathered at once are the bucket, a module's parameters with the buffer they came in, and what stays."""
     workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
     largest = 16 * 32 + 32
-    whole, alone = of("zero3x2", workload), of("zero3x2", dataclasses.replace(workload, zero3=ALONE))
-    assert whole.most["communication"] >= 4 * (600 + elements(Mlp()))
-    assert 4 * (600 + 2 * largest) <= alone.most["communication"] <= 4 * (600 + 4 * largest)
+    alone = of("zero3x2", dataclasses.replace(workload, zero3=ALONE))
+    assert alone.most["communication"] == 4 * (600 + 2 * largest)
     kept = of("zero3x2", dataclasses.replace(workload, zero3={**ALONE, "stage3_param_persistence_threshold": 40}))
     biases = sum(parameter.numel() for parameter in Mlp().parameters() if parameter.numel() <= 40)
-    assert kept.most["communication"] >= alone.most["communication"] - 4 * largest + 4 * biases
+    assert kept.most["communication"] == alone.most["communication"] + 4 * biases
+    few = {"stage3_max_live_parameters": 0, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
+    assert of("zero3x2", dataclasses.replace(workload, zero3=few)).most["communication"] == 4 * (600 + 2 * largest)
 
 
 def test_stage_3_steps_on_groups_of_parts() -> None:
     """Each group has a counter of steps; of gradients in 32 bits there are those of one group at a time."""
     workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
-    grouped = dataclasses.replace(workload, zero3={"sub_group_size": 1})
+    grouped = dataclasses.replace(workload, zero3={"sub_group_size": 100})
     count, one, many = parts(Mlp(), 2), of("zero3x2", workload), of("zero3x2", grouped)
-    assert many.most["optimizer"] == 3 * 4 * count + 4 * len(list(Mlp().parameters()))
-    assert many.most["gradients"] < one.most["gradients"]
-
-
-def test_stage_3_adds_passes_up_in_place() -> None:
-    """Gradients of further passes are added to this rank's part, which is there anyway."""
-    once = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
-    thrice = dataclasses.replace(once, accumulation=3)
-    assert of("zero3x2", thrice).most["gradients"] == of("zero3x2", once).most["gradients"]
+    assert many.most["optimizer"] == 3 * 4 * count + 4 * -(-count // 100)
+    assert many.most["gradients"] == 4 * (count + 100) < one.most["gradients"]
 
 
 def test_stage_3_takes_weights_that_are_read_elsewhere_and_frozen_ones() -> None:
@@ -455,7 +439,6 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ),
         ("pp2", dataclasses.replace(NUMBERS, schedule="fast"), Mlp, ConfigurationError, "got schedule='fast'"),
         ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
-        ("zero3x2", NUMBERS, Wandering, EngineUnavailableError, "got a Block at another place in the second pass"),
         ("zero3x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
         ("zero2x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
         (

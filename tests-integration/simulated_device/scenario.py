@@ -27,7 +27,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
 )
-from accel_bigmodel.hooks.attach import _residencies
+from accel_bigmodel.hooks.residency import residencies_of
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.host.environ import patch_environment
@@ -129,7 +129,12 @@ def budget(sim: Any, folder: Path) -> dict[str, Any]:
             "peak": sim.max_memory_allocated(0) - before,
             "left": sim.memory_allocated(0) - before,
             "prefetches": len(
-                {id(part.binding.schedule) for part, _ in _residencies(model) if part.binding is not None}
+                {
+                    id(part.binding.schedule)
+                    for module in model.modules()
+                    for part in residencies_of(module)
+                    if part.binding is not None
+                }
             ),
         }
     return {"layer": LAYER, "runs": results}

@@ -364,9 +364,8 @@ def _extra_in_memory(placement: Placement, weights: OffloadedWeightsLoader) -> d
 def _tied_copies(placement: Placement, weights: OffloadedWeightsLoader | None) -> TiedTensors:
     """Return, by the address of every offloaded tied weight, where its copies on devices will be noted."""
     copies: TiedTensors = {}
-    away = [name for name, is_away in placement.away.items() if is_away]
     for name in (name for group in placement.tied for name in group):
-        if weights is not None and name in weights.all_keys and _below(name, away):
+        if weights is not None and name in weights.all_keys and device_of(name, placement.away):
             value = weights[name]
             # Tensors without elements all have the address 0, and would look like one tensor.
             if value.numel():
@@ -375,10 +374,6 @@ def _tied_copies(placement: Placement, weights: OffloadedWeightsLoader | None) -
                     place[0].hold(place[1])
                 copies[value.data_ptr()] = {}
     return copies
-
-
-def _below(name: str, modules: list[str]) -> bool:
-    return any(not module or name == module or name.startswith(f"{module}.") for module in modules)
 
 
 class _Refusal:

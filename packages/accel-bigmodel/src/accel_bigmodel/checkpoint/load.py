@@ -225,19 +225,14 @@ def load(
     source = open_on_rank0(checkpoint, model, share=from_rank0, packed=not options.dequantize)
     with together("compare a checkpoint with the model", share=from_rank0):
         plan = _checked_plan(placement, source, options)
-    kept = [
-        (store, name, tensor, tensor.data)
-        for module in model.modules()
-        for store in (cast("dict[str, Any]", module._parameters), module._buffers)
-        for name, tensor in store.items()
-        if tensor is not None and not tensor.is_meta
-    ]
+    kept = [(name, tensor, tensor.data) for name, tensor in _tensors(model) if not tensor.is_meta]
     try:
         with together("load a checkpoint", share=from_rank0):
             index = _fill(model, plan, options)
     except BaseException:  # a disk is full, say
-        for store, name, tensor, data in kept:
-            store[name] = tensor
+        for name, tensor, data in kept:
+            store, key = _place_of(model, name)
+            store[key] = tensor
             if type(tensor) is nn.Parameter:
                 tensor.data = data
         raise
@@ -462,27 +457,29 @@ def _put_in_memory(model: nn.Module, shard: Shard, target: _Target, form: packed
     if form is not None and device == "cpu":
         made = form.pack(target.tensor, value, torch.device("cpu"))
         for alias in target.names:
-            owner, key = owner_of(model, alias)
-            owner._parameters[key] = made
+            store, key = _place_of(model, alias)
+            store[key] = made
         return
     if isinstance(shard, PickledShard) and str(device) == "cpu":
         value = shard.own(target.stored)
     is_packed = packed.find(target.tensor) is not None
     for alias in target.names if is_packed else target.names[:1]:
         set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)
-    made = _tensor_at(model, target.names[0])
+    store, key = _place_of(model, target.names[0])
+    made = store[key]
     if not is_packed:
         made = _taken_over(target.tensor, made)
         for alias in target.names:  # what was one tensor stays one
-            owner, key = owner_of(model, alias)
-            (owner._buffers if key in owner._buffers else cast(Any, owner._parameters))[key] = made
+            store, key = _place_of(model, alias)
+            store[key] = made
     if _is_copied(made, value):
         shard.done_with(target.stored)
 
 
-def _tensor_at(model: nn.Module, name: str) -> Any:
+def _place_of(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return the dictionary that holds a tensor of a model, and its key there."""
     owner, key = owner_of(model, name)
-    return owner._parameters.get(key, owner._buffers.get(key))
+    return owner._buffers if key in owner._buffers else cast(Any, owner._parameters), key
 
 
 def _taken_over(old: torch.Tensor, made: Any) -> Any:
@@ -507,17 +504,16 @@ def _is_copied(tensor: Any, value: torch.Tensor) -> bool:
 
 def _recast(model: nn.Module, name: str, dtype: torch.dtype | None, weight: torch.Tensor | None) -> None:
     """Replace a weight on disk by an empty tensor, in the dtype that the weight will have, packed if it will be."""
-    owner, key = owner_of(model, name)
-    tensor: Any = owner._parameters[key] if key in owner._parameters else owner._buffers[key]
+    store, key = _place_of(model, name)
+    tensor = store[key]
     dtype = tensor.dtype if dtype is None else dtype
     if weight is not None:
-        owner._parameters[key] = GGUF.move(weight.to(dtype), torch.device("meta"))
+        store[key] = GGUF.move(weight.to(dtype), torch.device("meta"))
         return
     if tensor.is_meta and tensor.dtype == dtype:
         return
-    set_module_tensor_to_device(
-        owner, key, "meta", value=torch.empty_like(tensor, dtype=dtype, device="meta"), dtype=dtype
-    )
+    value = torch.empty_like(tensor, dtype=dtype, device="meta")
+    set_module_tensor_to_device(model, name, "meta", value=value, dtype=dtype)
 
 
 def load_offloaded_weights(

@@ -224,11 +224,9 @@ class AlignDevicesHook(ModelHook):
         """Return the residency of a module's weights; None when this hook offloads nothing."""
         if not self.offload:
             return None
-        residency = residency_of(module, self)
-        if residency is None:  # the hook was set without `add_hook_to_module`
+        if residency_of(module, self) is None:  # the hook was set without `add_hook_to_module`
             self.init_hook(module)
-            residency = residency_of(module, self)
-        return residency
+        return residency_of(module, self)
 
     def move_inputs(
         self,

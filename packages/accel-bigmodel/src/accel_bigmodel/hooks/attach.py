@@ -330,37 +330,25 @@ def attach_prefetch(
     """Prefetch the offloaded weights of a dispatched model."""
     if prefetch is False:
         return ()
-    groups: dict[torch.device, list[tuple[Residency, AlignDevicesHook, OffloadedWeightsLoader, str]]] = {}
-    for residency, hook in _residencies(model):
-        found = _store_of(residency, hook)
-        device = hook.device
-        if found is not None and device is not None:
-            groups.setdefault(device, []).append((residency, hook, *found))
+    groups: dict[torch.device, list[tuple[Residency, Block[Weights]]]] = {}
+    for residency in (each for module in model.modules() for each in residencies_of(module)):
+        block, device = _block_of(residency), residency.hook.device
+        if block is not None and device is not None:
+            groups.setdefault(device, []).append((residency, block))
     schedules = []
     for device, members in groups.items():
-        blocks = []
-        for residency, hook, store, prefix in members:
-            spec = TransferSpec(
-                [prefix + slot.name for slot in residency.slots],
-                [slot.placeholder.dtype for slot in residency.slots],
-                store,
-            )
-            count = sum(slot.placeholder.numel() * slot.placeholder.dtype.itemsize for slot in residency.slots)
-            blocks.append((residency, hook, Block[Weights](prefix.rstrip("."), count, spec), store, prefix))
-        largest = max(block.nbytes for _, _, block, _, _ in blocks)
-        budget = _budget(device, largest, prefetch)
-        if budget is None and device.type != "cpu":  # no room for two blocks, without which nothing is gained
+        blocks = [block for _, block in members]
+        budget = _budget(device, max(block.nbytes for block in blocks), prefetch)
+        transport: Transport[Weights]
+        if device.type == "cpu":
+            transport, has_room = MapTransport(sum(block.nbytes for block in blocks), keep_pages), None
+        elif budget is not None:
+            transport, has_room = StreamTransport(device, budget), functools.partial(_has_room, device)
+        else:  # no room for two blocks, without which nothing is gained
             continue
-        transport: Transport[Weights] = (
-            MapTransport(sum(block.nbytes for _, _, block, _, _ in blocks), keep_pages)
-            if budget is None or device.type == "cpu"
-            else StreamTransport(device, budget)
-        )
-        has_room = None if device.type == "cpu" else functools.partial(_has_room, device)
-        schedule = Schedule(transport, budget, has_room, [block for _, _, block, _, _ in blocks])
-        for residency, hook, block, store, prefix in blocks:
-            assert hook.weights_map is not None
-            residency.binding = PrefetchBinding(schedule, block, store, prefix, hook.weights_map, device)
+        schedule = Schedule(transport, budget, has_room, blocks)
+        for residency, block in members:
+            residency.binding = PrefetchBinding(schedule, block, residency.weights(), device)
         schedules.append(schedule)
     root = model.__dict__.get("_hf_hook")
     for member in root.hooks if isinstance(root, SequentialHook) else (root,):
@@ -369,38 +357,31 @@ def attach_prefetch(
     return tuple(schedules)
 
 
-def _residencies(model: nn.Module) -> Iterator[tuple[Residency, AlignDevicesHook]]:
-    for module in model.modules():
-        for residency in residencies_of(module):
-            hook = residency.hook
-            if residency.slots and isinstance(hook, AlignDevicesHook) and hook.is_prefetched:
-                yield residency, hook
-
-
-def _store_of(residency: Residency, hook: AlignDevicesHook) -> tuple[OffloadedWeightsLoader, str] | None:
-    """Find the store of weights that can be prefetched: plain ones, not tied, and for the CPU in files."""
+def _block_of(residency: Residency) -> Block[Weights] | None:
+    """Return weights that can be prefetched as a block: plain ones, not tied, and for the CPU in files."""
+    hook, slots = residency.hook, residency.slots
     view = hook.weights_map
-    if not isinstance(view, PrefixedDataset):
+    if not slots or not hook.is_prefetched or not isinstance(view, PrefixedDataset):
         return None
-    prefix = view.prefix
     if isinstance(view.dataset, OffloadedWeightsLoader):
         store = view.dataset
     elif isinstance(view.dataset, dict):
         store = OffloadedWeightsLoader(state_dict=view.dataset)
     else:
         return None
-    tied = hook.tied_params_map or {}
-    for slot in residency.slots:
-        name = prefix + slot.name
+    names = [view.prefix + slot.name for slot in slots]
+    for name, slot in zip(names, slots, strict=True):
         if packed.find(slot.placeholder) is not None or name not in store:
             return None
         place = store.file_of(name)
         if hook.device is not None and hook.device.type == "cpu" and place is None:
             return None
         # Modules share one copy of a tied weight; the schedule would make one for each. Its address was held.
+        tied = hook.tied_params_map
         if tied and (place is None or place[0].is_mapped(place[1])) and store.stored(name).data_ptr() in tied:
             return None
-    return store, prefix
+    count = sum(slot.shape.numel() * slot.dtype.itemsize for slot in slots)
+    return Block(view.prefix.rstrip("."), count, TransferSpec(names, [slot.dtype for slot in slots], store))
 
 
 def _has_room(device: torch.device, count: int) -> bool:

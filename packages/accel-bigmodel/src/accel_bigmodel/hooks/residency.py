@@ -19,14 +19,13 @@ from torch import nn
 
 from accel_bigmodel.hooks.slot import Slot, Store, drop_tied, keep_written, load_tied, packed_key, share_memory
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forget, is_placeholder
-from accel_bigmodel.offload.prefetch import Weights
+from accel_bigmodel.offload.prefetch import TransferSpec, Weights
 from accel_bigmodel.offload.schedule import Block, Schedule
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 from accel_bigmodel.placement import TiedTensors, normal_tensors
 from accel_core._records import record
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
-from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 
 __all__ = [
     "OffloadingHook", "OwnWeights", "PrefetchBinding", "Residency", "forget_loaded", "packed_key", "residencies_of",
@@ -47,6 +46,7 @@ class OffloadingHook(Protocol):
     tied_params_map: TiedTensors | None
     offload_buffers: bool
     place_submodules: bool
+    is_prefetched: bool
 
     @property
     def device(self) -> torch.device | None:
@@ -82,8 +82,6 @@ class PrefetchBinding:
 
     schedule: Schedule[Weights]
     block: Block[Weights]
-    store: OffloadedWeightsLoader
-    prefix: str  # what is put before a slot's name in the store
     weights_map: Mapping[str, torch.Tensor]  # the hook's when this was set up; with another one the schedule is left
     device: torch.device
     acquired: bool = False
@@ -319,7 +317,7 @@ class Residency:
             if not slot.is_ours:
                 continue
             slot.refresh()
-            if content is not None and self._is_current(slot, content.sources[number]):
+            if content is not None and self._is_current(content, number):
                 value = content.sources[number]
                 made = slot.adopted(content.tensors[number], value)
             else:
@@ -329,10 +327,11 @@ class Residency:
                 made = slot.copied(made, value)
             slot.place(made, value, device)
 
-    def _is_current(self, slot: Slot, source: torch.Tensor) -> bool:
+    def _is_current(self, content: Weights, number: int) -> bool:
         """Return whether what was prefetched was made of a weight that was not replaced since."""
-        binding = self.binding
-        return binding is not None and binding.store.stored(binding.prefix + slot.name) is source
+        assert self.binding is not None
+        spec: TransferSpec = self.binding.block.source
+        return spec.store.stored(spec.names[number]) is content.sources[number]
 
     def _looked_up(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         try:
@@ -439,17 +438,13 @@ class Residency:
             del self.module.__dict__[_KEY]
 
 
-def _places(module: nn.Module, include_buffers: bool, recurse: bool) -> list[tuple[str, Store, str]]:
-    """List where the offloaded tensors sit: name, holding dict, key; non-persistent buffers are in no map and stay."""
-    left_out = get_non_persistent_buffers(module, recurse=recurse, fqns=recurse)
-    names = [name for name, _ in module.named_parameters(recurse=recurse, remove_duplicate=False)]
-    places: list[tuple[str, Store, str]] = []
-    for name in names:
-        owner, key = owner_of(module, name)
-        places.append((name, cast(Store, owner._parameters), key))
-    if include_buffers:
-        for name, _ in module.named_buffers(recurse=recurse, remove_duplicate=False):
-            if name not in left_out:
-                owner, key = owner_of(module, name)
-                places.append((name, owner._buffers, key))
-    return places
+def _places(module: nn.Module, include_buffers: bool, recurse: bool) -> Iterator[tuple[str, Store, str]]:
+    """Yield where the offloaded tensors sit: name, holding dict, key; non-persistent buffers are in no map and stay."""
+    for path, owner in module.named_modules(remove_duplicate=False) if recurse else (("", module),):
+        prefix = f"{path}." if path else ""
+        away = [(cast(Store, owner._parameters), key) for key in owner._parameters]
+        if include_buffers:
+            away += [(owner._buffers, key) for key in owner._buffers if key not in owner._non_persistent_buffers_set]
+        for store, key in away:
+            if store[key] is not None:
+                yield prefix + key, store, key

@@ -21,7 +21,7 @@ from torch import nn
 from accel_bigmodel._torch import make_subclass
 from accel_bigmodel.memory import used_here
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forbid_gradient, is_placeholder, placeholder_for
-from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset, differ
 from accel_bigmodel.placement import TiedTensors, as_device, normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
@@ -46,11 +46,6 @@ class Slot:
         placed: The tensor that was put in its place, while the weights are in memory.
         tied_to: The name, in the whole model's weights, of the weight that somebody tied it to by assignment.
     """
-
-    __slots__ = (
-        "cached", "cached_for", "changes", "cls", "device", "dtype", "in_file", "is_parameter", "key", "name",
-        "original", "placed", "placeholder", "requires_grad", "shape", "source", "store", "tied_to", "value", "version",
-    )  # fmt: skip
 
     def __init__(self, name: str, store: Store, key: str, block: str) -> None:
         tensor = store[key]
@@ -77,10 +72,9 @@ class Slot:
         self.tied_to: str | None = None
         self._read_placeholder()
 
-    def __getstate__(self) -> tuple[None, dict[str, object]]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out what a copy finds again by itself."""
-        state = {name: getattr(self, name) for name in self.__slots__}
-        return None, {**state, "source": None, "cached": None, "cached_for": None, "value": None, "version": None}
+        return {**self.__dict__, "source": None, "cached": None, "cached_for": None, "value": None, "version": None}
 
     def _read_placeholder(self) -> None:
         """Take over what the placeholder says of the weight: it may have been frozen or cast while it was away."""
@@ -274,11 +268,11 @@ def keep_written(
         return
     # Batch normalization updates its statistics without counting it as a write.
     compare = compare or (module.training and not slot.is_parameter)
-    if placed._version == slot.version and not (compare and _differ(placed, value)):
+    if placed._version == slot.version and not (compare and differ(placed, value)):
         return
     with normal_tensors():
         now = weights.get(slot.name) if slot.tied_to is None else slot.stored_in(weights)
-        if now is None or (now is not value and _differ(now, value)):
+        if now is None or (now is not value and differ(now, value)):
             return  # the map was given a newer value meanwhile, which counts
         dataset = weights.dataset if isinstance(weights, PrefixedDataset) else weights
         target = dataset.state_dict if isinstance(dataset, OffloadedWeightsLoader) else dataset
@@ -295,12 +289,3 @@ def keep_written(
                     target[name] = kept
         else:
             target[slot.name] = kept
-
-
-def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors differ in any bit, once they are of one dtype."""
-    if one.shape != other.shape:
-        return True
-    first = one.detach().to("cpu").contiguous()
-    second = other.detach().to(device="cpu", dtype=one.dtype).contiguous()
-    return not torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))

@@ -60,14 +60,14 @@ class OffloadedTensor(torch.Tensor):
             raise _written_while_offloaded(args[0])
         with DisableTorchFunctionSubclass():
             mixed = any(not each.is_meta and each.dim() for each in tensors)
-            before = [each._version for each in away]
+            before = [_writes(each) for each in away]
             failure = result = None
             try:
                 result = func(*args, **(kwargs or {}))
             except (NotImplementedError, RuntimeError, TypeError) as raised:
                 failure = raised
             # Torch counts writes, whatever the operation is called; to an empty tensor nothing was written.
-            written = [each for each, version in zip(away, before, strict=True) if each._version != version]
+            written = [each for each, version in zip(away, before, strict=True) if _writes(each) != version]
         if written and func != _SET_DATA:
             raise _written_while_offloaded(written[0]) from failure
         if away and (mixed or "meta" in str(failure).lower()):
@@ -100,6 +100,11 @@ class OffloadedTensor(torch.Tensor):
         return _make, (plain, dict(self.__dict__))
 
 
+def _writes(tensor: torch.Tensor) -> int:
+    # What is computed in inference mode has no count; weights' own placeholders are made outside of it.
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _is_cast(target: OffloadedTensor, value: object) -> bool:
     """Return whether setting a placeholder's data to a value only changes its dtype, as `nn.Module.to` does."""
     return (
@@ -128,7 +133,7 @@ def _written_while_offloaded(placeholder: OffloadedTensor) -> OffloadError:
 
 def _make(tensor: torch.Tensor, attributes: Mapping[str, Any]) -> OffloadedTensor:
     """Make a placeholder of a tensor's form."""
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass(), torch.inference_mode(False):
         empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         made: OffloadedTensor = make_subclass(OffloadedTensor, empty, tensor.requires_grad)
     made.__dict__.update(attributes)

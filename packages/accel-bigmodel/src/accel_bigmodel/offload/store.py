@@ -21,6 +21,7 @@ from accel_core.modules.sizes import as_dtype
 __all__ = [
     "OffloadedWeightsLoader",
     "PrefixedDataset",
+    "differ",
     "extract_submodules_state_dict",
     "load_offloaded_weight",
     "offload_once",
@@ -498,12 +499,17 @@ def offload_once(
 
 def _holds(stored: OffloadedWeightsLoader, name: str, tensor: torch.Tensor) -> bool:
     """Return whether a folder's weight, as it would be loaded, is a tensor bit for bit."""
-    weight = stored[name]
-    if weight.shape != tensor.shape:
-        return False
-    ours, theirs = tensor.detach().to("cpu").contiguous(), weight.to(tensor.dtype)
-    equal = torch.equal(ours.view(-1).view(torch.uint8), theirs.view(-1).view(torch.uint8))
+    equal = not differ(tensor, stored[name])
     place = stored.file_of(name)
     if place is not None:
         place[0].done_with(place[1])  # so that a large model is not in memory twice
     return equal
+
+
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors differ in any bit, once they are of one dtype."""
+    if one.shape != other.shape:
+        return True
+    first = one.detach().to("cpu").contiguous()
+    second = other.detach().to(device="cpu", dtype=one.dtype).contiguous()
+    return not torch.equal(first.view(-1).view(torch.uint8), second.view(-1).view(torch.uint8))

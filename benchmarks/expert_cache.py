@@ -184,6 +184,8 @@ def run_clock(folder: Path) -> dict[str, float]:
     """A decode step of the production cache under a virtual clock, over max(copy of misses, compute) + first miss."""
     from dataclasses import dataclass
 
+    import torch
+
     from accel_bigmodel.experts.cache import ExpertCache
     from accel_bigmodel.experts.source import Brought
 
@@ -209,7 +211,7 @@ def run_clock(folder: Path) -> dict[str, float]:
 
         def read(self, number: int) -> Brought:
             self.link.free = max(self.link.free, self.link.now) + 1.0
-            return Brought({"came": self.link.free}, from_disk=100)  # type: ignore[dict-item]
+            return Brought({"came": torch.tensor(self.link.free, dtype=torch.float64)}, from_disk=100)
 
     def worst(depth: int) -> float:
         found = 0.0
@@ -226,7 +228,7 @@ def run_clock(folder: Path) -> dict[str, float]:
                     ahead = (layers[number + 1], wanted) if number + 1 < depth else None
                     brought = cache.bring(layer, wanted, 1, present_first=True, guess=lambda ahead=ahead: ahead)
                     for _, weights in brought:
-                        link.now = max(link.now, weights["came"]) + compute  # type: ignore[call-overload]
+                        link.now = max(link.now, float(weights["came"])) + compute
                 misses = depth * (8 - present)
                 least = max(misses * 1.0, depth * 8 * compute) + (1.0 if misses else 0.0)
                 found = max(found, (link.now - 100.0) / least)

@@ -293,6 +293,35 @@ def prepared(sim: Any, folder: Path) -> dict[str, Any]:
     }
 
 
+def pinned(sim: Any, folder: Path) -> dict[str, Any]:
+    """Weights that wait on the CPU are pinned within a budget, in place; the rest comes through a buffer."""
+    device, found = torch.device(simulated.NAME, 0), {}
+    for budget in (None, 4 * 2**14, 0):
+        plain, file, expected = reference(folder)
+        places = {"embed": 0, "head": 0, "layers": "cpu"}
+        loaded = load_checkpoint_and_dispatch(empty(), file, device_map=places, pinned=budget)
+        before = dict(plain.named_parameters())
+        offloaded = cpu_offload(plain, device, pinned=budget)
+        runs = []
+        for model in (offloaded, loaded):
+            held = [value for _, value in get_weights(model)]
+            runs.append(
+                {
+                    "pinned": sum(value.is_pinned() and value.numel() == 64 * 64 for value in held),
+                    "equal": all(torch.equal(model(TOKENS.to(device)).cpu(), expected) for _ in range(2)),
+                }
+            )
+        remove_hook_from_submodules(plain)
+        same = all(parameter is before[name] for name, parameter in plain.named_parameters())
+        found[str(budget)] = {"offloaded": runs[0], "loaded": runs[1], "same": same}
+    return found
+
+
+def get_weights(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return the weights that hooks keep away, as they are stored."""
+    return [each for module in model.modules() for one in residencies_of(module) for each in one.values()]
+
+
 def unshared(sim: Any, folder: Path) -> dict[str, Any]:
     """FSDP1 is asked to offload parameters that one process holds whole."""
     simulated.make_known()
@@ -380,6 +409,7 @@ SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
         gradients,
         back,
         mixed,
+        pinned,
         prepared,
         unshared,
         experts,

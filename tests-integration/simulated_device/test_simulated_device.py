@@ -29,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
     for names in (
         ("mixed", "spread", "budget"),
-        ("refused", "gradients", "back", "prepared", "unshared"),
+        ("refused", "gradients", "back", "pinned", "prepared", "unshared"),
         ("full", "experts", "exhausted"),
         ("tight",),
     ):
@@ -119,6 +119,13 @@ def test_gradients_through_offloaded_weights_are_exact(results: dict[str, Any]) 
 def test_removing_hooks_gives_the_model_back(results: dict[str, Any]) -> None:
     """Weights, ties and outputs are those of before, and the device is empty."""
     assert results["back"] == {"equal": True, "weights": True, "tied": True, "left": 0}
+
+
+@pytest.mark.parametrize(("budget", "count"), [("None", 12), (str(4 * 2**14), 3), ("0", 0)])
+def test_weights_that_wait_on_the_cpu_are_pinned(results: dict[str, Any], budget: str, count: int) -> None:
+    """As many as a budget has room for, offloaded or loaded, with the same outputs; parameters stay what they are."""
+    wanted = {"pinned": count, "equal": True}
+    assert results["pinned"][budget] == {"offloaded": wanted, "loaded": wanted, "same": True}
 
 
 def test_prepare_moves_what_no_map_spreads(results: dict[str, Any]) -> None:

@@ -6,19 +6,21 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import field
 from typing import Any
 
 import torch
+from torch import nn
 
 from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.schedule import Block
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_core._records import record
+from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights"]
+__all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights", "pin_in_place"]
 
 
 @record
@@ -110,6 +112,26 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 def _waited() -> int:
     """Return how many pages this process had to wait for: when some were taken back, others may have been."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def pin_in_place(parameters: Iterable[nn.Parameter], device: torch.device, budget: int | str | None) -> None:
+    """Put parameters that wait on the CPU for an accelerator into pinned memory, as far as a budget of bytes goes.
+
+    Copies to the device begin there; what is left over goes through a pinned buffer. By default the budget is a quarter
+    of the machine's memory.
+    """
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or device.type != accelerator.type or device.type == "mps":
+        return
+    import psutil  # here, because every import of the drop-in would wait for it
+
+    left = psutil.virtual_memory().total // 4 if budget is None else convert_file_size_to_int(budget)
+    for parameter in parameters:
+        taken = 1 << (parameter.nbytes - 1).bit_length()  # torch's allocator takes powers of two
+        plain = type(parameter) is nn.Parameter and parameter.device.type == "cpu" and not parameter.is_inference()
+        if plain and parameter.numel() and taken <= left and not parameter.is_pinned():
+            parameter.data = parameter.data.pin_memory()  # the same parameter, so that ordinary memory is free now
+            left -= taken
 
 
 class _Staging:

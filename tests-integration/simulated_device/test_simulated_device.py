@@ -28,8 +28,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     gathered: dict[str, Any] = {}
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
     for names in (
-        ("mixed", "spread", "budget"),
-        ("refused", "gradients", "back", "pinned", "prepared", "unshared"),
+        ("mixed", "spread", "budget", "pinned"),
+        ("refused", "gradients", "back", "prepared", "unshared"),
         ("full", "experts", "exhausted"),
         ("tight",),
     ):

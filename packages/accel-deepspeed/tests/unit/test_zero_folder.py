@@ -167,7 +167,7 @@ PART = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
         (
             lambda folder: (folder.parent / "model_1.safetensors").touch(),
             CheckpointMismatchError,
-            "got pytorch_model, model_1.safetensors in",
+            "got model_1.safetensors, pytorch_model in",
         ),
     ],
 )

@@ -160,8 +160,8 @@ def _restoration(engine: MegatronEngine, source: Source, rank: int) -> Restorati
     try:
         shards = stored_models.shards_of(source, _FOLDER)
         common = pickles.read_object(source.folder, f"{_FOLDER}/{_COMMON}")
-        for name in shards.metadata.objects:  # megatron-core will unpickle these: refuse code
-            shards.read_object(name)
+        for name in shards.objects:  # megatron-core will unpickle these: refuse code
+            shards.read(name)
         states = _random_states(engine, source, common, rank)
         findings = [*_differences(engine, shards, component, rank)]
     except (CheckpointError, OSError) as error:

@@ -1,37 +1,30 @@
-"""A pickle of which everything that it names is on a closed list of records, of which the attributes are kept."""
+"""A pickle of which everything that it names is on a closed list, and of which nothing is run but what is on it."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ForeignNameError", "Record", "load_closed", "record_of"]
+__all__ = ["ForeignNameError", "Opaque", "load_closed"]
 
 
 class ForeignNameError(ValueError):
     """A pickle names something that is not on the list."""
 
 
-class Record:
-    """An object of which a pickle says the arguments and the attributes; nothing of its class is run."""
+class Opaque:
+    """What stands for a class of which nothing is made but the state that the pickle gives it."""
 
-    state: Any = None
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments = arguments
+    def __init__(self, *_: object) -> None:
+        self.state: Any = None
 
 
-def record_of(name: str) -> type[Record]:
-    """Return a class of records."""
-    return type(name, (Record,), {})
-
-
-def load_closed(raw: bytes, known: Mapping[str, Any], persistent: Callable[[Any], Any] | None = None) -> Any:
-    """Return what a pickle holds."""
+def load_closed(raw: bytes, known: Mapping[str, Any], records: tuple[type, ...]) -> Any:
+    """Return what a pickle holds; `known` has what stands for each name, and only `records` are given attributes."""
     reader = _Reader(io.BytesIO(raw))
-    reader.known, reader.persistent = known, persistent
+    reader.known, reader.records = known, (Opaque, *records)
     return reader.load()
 
 
@@ -39,7 +32,7 @@ def load_closed(raw: bytes, known: Mapping[str, Any], persistent: Callable[[Any]
 class _Reader(pickle._Unpickler):
     stack: list[Any]
     known: Mapping[str, Any]
-    persistent: Callable[[Any], Any] | None
+    records: tuple[type, ...]
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what stands for a name."""
@@ -47,17 +40,11 @@ class _Reader(pickle._Unpickler):
             raise ForeignNameError(f"{module}.{name}")
         return self.known[f"{module}.{name}"]
 
-    def persistent_load(self, pid: Any) -> Any:
-        """Return what stands for something that lies outside the pickle."""
-        if self.persistent is None:
-            raise pickle.UnpicklingError("a pickle that refers to something outside of it")
-        return self.persistent(pid)
-
     def load_build(self) -> None:
-        """Keep the attributes of a record; nothing else has any."""
-        state = self.stack.pop()
-        if not isinstance(self.stack[-1], Record):
+        """Give a record its attributes, without a method of its own."""
+        state, made = self.stack.pop(), self.stack[-1]
+        if not isinstance(made, self.records):
             raise pickle.UnpicklingError("attributes of what is not a record")
-        self.stack[-1].state = state
+        vars(made).update({"state": state} if isinstance(made, Opaque) else state)
 
     dispatch = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore[dict-item]

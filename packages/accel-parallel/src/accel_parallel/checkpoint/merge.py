@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
+from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.checkpoint.shards import open_weights
@@ -30,7 +31,7 @@ from accel_core.errors import (
 from accel_core.modules.sizes import convert_file_size_to_int
 from accel_core.options.engines import absent, engines, load, require
 from accel_core.process import world
-from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, StoredTensor
+from accel_parallel.checkpoint.metadata import METADATA_NAME
 from accel_parallel.checkpoint.reader import ShardFolder
 
 __all__ = ["merge_command", "merge_folder", "merge_weights"]
@@ -44,7 +45,7 @@ _SHOWN = 8
 def merge_weights(
     source: Path, target: Path, *, max_shard_size: int | str = "10GB", safe_serialization: bool = True
 ) -> None:
-    """Write the weights that lie in a folder in pieces as whole ones, with the dtypes that they have.
+    """Write the weights that lie in a folder in pieces, or in the one such folder in it, as whole ones in their dtypes.
 
     All files come to their places together, or none of them. Safetensors are written piece by piece, so memory holds
     the largest tensor at most; torch's format needs a whole file. Matrices of floating-point numbers that are equal in
@@ -52,8 +53,8 @@ def merge_weights(
 
     Raises:
         CheckpointDamagedError: A shard is missing, cut off, or of another save.
-        CheckpointMismatchError: The folder holds the state of an optimizer, or only folders in it hold shards; layers
-            are split over ranks by tensor parallel.
+        CheckpointMismatchError: The folder holds the state of an optimizer, or several models; layers are split over
+            ranks by tensor parallel.
         CheckpointNotFoundError: There are no weights.
         MissingDependencyError: The package of the engine that wrote the folder is not installed.
         CheckpointError: A value has no place in safetensors, or writing failed.
@@ -61,8 +62,7 @@ def merge_weights(
         ValueError: `max_shard_size` cannot be read.
     """
     limit = convert_file_size_to_int(max_shard_size)
-    source = _engine_in(Path(os.path.realpath(source)))
-    _refuse_parent(source)
+    source = _parts_in(Path(os.path.realpath(source)))
     reader = _reader_of(source)
     if reader is not None:
         state = reader()
@@ -107,36 +107,22 @@ def _reader_of(folder: Path) -> Callable[[], Mapping[str, object]] | None:
     return next(filter(None, (reader_of(folder) for reader_of in known)), None)
 
 
-def _engine_in(source: Path) -> Path:
-    """Return the folder of an engine in that of a checkpoint; anything else as it is."""
-    if not source.is_dir() or _reader_of(source) is not None:
+def _parts_in(source: Path) -> Path:
+    """Return the folder that holds a model in parts: this one, or the one in that of a checkpoint."""
+    if not source.is_dir() or _holds_parts(source):
         return source
-    entries = sorted(os.scandir(source), key=lambda entry: entry.name)
-    found = [entry.name for entry in entries if entry.is_dir() and _reader_of(Path(entry.path)) is not None]
-    if not found:
-        return source
-    whole = [entry.name for entry in entries if names.is_model(entry.name)]
-    if len(found) > 1 or whole:
+    inside = sorted(entry.name for entry in source.iterdir() if _holds_parts(entry) or names.is_model(entry.name))
+    found = [name for name in inside if not name.startswith(names.OPTIMIZER_NAME)]
+    if len(found) > 1:
         raise CheckpointMismatchError(
-            f"Weights of one model are merged; got {', '.join([*found, *whole])} in {str(source)!r}. "
+            f"Weights of one model are merged; got {', '.join(found)} in {str(source)!r}. "
             f"Pass {' or '.join(str(source / name) for name in found)}."
         )
-    return source / found[0]
+    return source / found[0] if found and _holds_parts(source / found[0]) else source
 
 
-def _refuse_parent(source: Path) -> None:
-    """Refuse a folder that holds no shards where folders in it do, and name those."""
-    if not source.is_dir() or (source / METADATA_NAME).exists():
-        return
-    inside = sorted(entry.name for entry in os.scandir(source) if os.path.exists(Path(entry.path) / METADATA_NAME))
-    models = [name for name in inside if not name.startswith(names.OPTIMIZER_NAME)]
-    if not inside:
-        return
-    advice = f"Pass {' or '.join(str(source / name) for name in models)}." if models else "Pass the folder of a model."
-    raise CheckpointMismatchError(
-        f"Weights are merged from the folder that holds the shards; got {str(source)!r}, which holds shards in "
-        f"{', '.join(inside)}. {advice}"
-    )
+def _holds_parts(folder: Path) -> bool:
+    return (folder / METADATA_NAME).exists() or _reader_of(folder) is not None
 
 
 def _in_files(source: Path) -> dict[str, SpreadWeight]:
@@ -165,11 +151,9 @@ def _in_shards(source: Path) -> dict[str, object]:
     chosen = _names(folder)
     _refuse_mixture(folder)
     state: dict[str, object] = {
-        bare: SpreadWeight(
-            tuple(stored.shape), stored.dtype, partial(folder.read, name), partial(_pieces, folder, name, stored)
-        )
+        bare: SpreadWeight(tuple(stored.shape), stored.dtype, partial(folder.read, name), partial(folder.pieces, name))
         if (stored := folder.tensors.get(name)) is not None
-        else folder.read_object(name)
+        else folder.read(name)
         for bare, name in chosen.items()
     }
     for alias, first in _ties(folder, chosen).items():
@@ -179,7 +163,7 @@ def _in_shards(source: Path) -> dict[str, object]:
 
 def _names(folder: ShardFolder) -> dict[str, str]:
     """Return the names of a model's weights, and under which names they lie."""
-    paths = {name: folder.metadata.path_of(name) for name in (*folder.tensors, *sorted(folder.metadata.objects))}
+    paths = folder.paths()
     roots = {str(path[0]) for path in paths.values() if len(path) > 1}
     if _MODEL in roots:
         inside = {name: path[1:] for name, path in paths.items() if path[0] == _MODEL and len(path) > 1}
@@ -208,74 +192,30 @@ def _refuse_mixture(folder: ShardFolder) -> None:
             f"The shards in {str(folder.path)!r} are not those of one save; got {'; '.join(problems[:_SHOWN])}"
             f"{' …' if len(problems) > _SHOWN else ''}. Bring all of its shards, and only these, into the folder."
         )
-    _warn_of_newer(folder.path, listed)
-
-
-def _warn_of_newer(folder: Path, listed: Mapping[str, object]) -> None:
-    """Warn where some shards, but not all, are newer than their list, which is written last."""
-    written = os.stat(folder / METADATA_NAME).st_mtime_ns
-    newer = [name for name in sorted(listed) if os.stat(folder / name).st_mtime_ns > written]
-    if newer and len(newer) < len(listed):
-        _logger.warning(
-            "Some shards in %s are newer than their list: %s. If nobody copied them one by one, they are of a save "
-            "that did not finish; load another checkpoint then.",
-            folder,
-            ", ".join(newer[:_SHOWN]),
-        )
-
-
-def _pieces(folder: ShardFolder, name: str, stored: StoredTensor) -> Iterator[Tensor]:
-    """Yield the values of a tensor in their order: pieces of whole rows as they lie there, of others runs of rows."""
-    if not stored.shape:
-        yield folder.read(name)
-        return
-    edges = sorted({edge for box in stored.boxes for edge in (box.offsets[0], box.offsets[0] + box.sizes[0])})
-    for first, last in itertools.pairwise(edges):
-        run = Box((first, *(0 for _ in stored.shape[1:])), (last - first, *stored.shape[1:]))
-        if run in stored.boxes and run.numel:
-            yield from folder.stream(name, run)
-        else:
-            yield folder.read_part(name, run)
 
 
 def _ties(folder: ShardFolder, chosen: Mapping[str, str]) -> dict[str, str]:
     """Return the names of matrices whose values lie under an earlier name too, and that name."""
-    same: dict[object, list[str]] = {}
+    alike: dict[object, list[str]] = {}
     for bare, name in chosen.items():
         stored = folder.tensors.get(name)
-        if stored is not None and stored.dtype.is_floating_point and len(stored.shape) > 1:
-            key = (stored.dtype, stored.shape, tuple(sorted((box.offsets, box.sizes) for box in stored.boxes)))
-            same.setdefault(key, []).append(bare)
+        if stored is not None and stored.dtype.is_floating_point and stored.dim() > 1 and stored.numel():
+            beginning = digest_of_bytes(next(folder.bytes_of(name)))
+            alike.setdefault((stored.dtype, stored.shape, beginning), []).append(bare)
     found: dict[str, str] = {}
-    for group in same.values():
-        by_sample: dict[bytes, list[str]] = {}
-        for bare in group if len(group) > 1 else ():
-            by_sample.setdefault(folder.sample(chosen[bare]), []).append(bare)
-        for first, *others in by_sample.values():
-            if others and not _is_constant(folder, chosen[first]):
-                found |= {other: first for other in others if _are_equal(folder, chosen[first], chosen[other])}
+    for first, *others in alike.values():
+        # Many weights begin as zeros or ones without being tied.
+        if others and not _is_constant(folder.read(chosen[first])):
+            found |= {other: first for other in others if _are_equal(folder, chosen[first], chosen[other])}
     for alias, first in found.items():
         _logger.info("%s has the values of %s, and is written as another name for it.", alias, first)
     return found
 
 
-def _is_constant(folder: ShardFolder, name: str) -> bool:
-    """Return whether all values of a tensor are one: many weights begin as zeros or ones without being tied."""
-    first: Tensor | None = None
-    for piece in _bits_of(folder, name):
-        first = piece[:1] if first is None else first
-        if bool((piece != first).any()):
-            return False
-    return True
+def _is_constant(tensor: Tensor) -> bool:
+    bits = tensor.contiguous().view(torch.uint8).reshape(tensor.numel(), -1)
+    return bool((bits == bits[:1]).all())
 
 
 def _are_equal(folder: ShardFolder, one: str, other: str) -> bool:
-    return all(torch.equal(*pair) for pair in zip(_bits_of(folder, one), _bits_of(folder, other), strict=True))
-
-
-def _bits_of(folder: ShardFolder, name: str) -> Iterator[Tensor]:
-    """Yield the pieces of a tensor as rows of one value each, in bits, so that equal means the same memory."""
-    stored = folder.tensors[name]
-    for box in sorted(stored.boxes, key=lambda box: box.offsets):
-        if box.numel:
-            yield folder.read_part(name, box).contiguous().view(torch.uint8).reshape(box.numel, -1)
+    return all(mine == theirs for mine, theirs in zip_longest(folder.bytes_of(one), folder.bytes_of(other)))

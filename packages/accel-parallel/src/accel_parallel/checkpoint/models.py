@@ -26,23 +26,12 @@ class ShardedModel:
 
     def __init__(self, shards: ShardFolder) -> None:
         self.path, self.shards = shards.path, shards
-        stored = [*shards.tensors, *sorted(shards.metadata.objects)]
-        self.stored = {str(path[-1]): name for name in stored if len(path := shards.metadata.path_of(name)) == 2}
-        self._objects: dict[str, Any] = {
-            name: shards.read_object(own) for name, own in self.stored.items() if own in shards.metadata.objects
-        }
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Something with a `shape` and a `dtype` for each name; what is not a tensor as it is."""
-        return {
-            name: self._objects[name] if name in self._objects else self.shards.tensors[own]
-            for name, own in self.stored.items()
-        }
+        self.stored = {str(path[-1]): name for name, path in shards.paths().items() if len(path) == 2}
+        self.tensors: Mapping[str, Any] = {name: shards.like(own) for name, own in self.stored.items()}
 
     def read(self, name: str) -> Tensor:
         """Return one tensor in new memory on the CPU; a value that is not a tensor is returned unchanged."""
-        value: Tensor = self._objects[name] if name in self._objects else self.shards.read(self.stored[name])
+        value: Tensor = self.shards.read(self.stored[name])
         return value
 
     def read_into(self, name: str, destination: Tensor) -> None:
@@ -95,9 +84,9 @@ def damages(shards: ShardFolder, source: Source, component: str, rank: int) -> l
     if source.manifest is not None or found:
         return found
     try:
-        for name, stored in shards.tensors.items():
-            for box in stored.boxes:
-                shards.read_part(name, box)
+        for name in shards.tensors:
+            for _ in shards.pieces(name):
+                pass
     except CheckpointError as error:
         return [finding_of(error, component, rank)]
     return []

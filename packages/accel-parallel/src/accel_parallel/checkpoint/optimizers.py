@@ -7,14 +7,12 @@ from dataclasses import field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from accel_core._records import record
 from accel_core.checkpoint import names, optimizer
 from accel_core.checkpoint.format import Source
-from accel_core.checkpoint.report import Finding, Restoration, finding_of
-from accel_core.checkpoint.tensor_file import storage_key
+from accel_core.checkpoint.report import Finding, Restoration, finding_of, listed
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError
 from accel_core.mesh.tensor import empty_like, is_spread, local_part, spread_alike
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
@@ -94,15 +92,16 @@ def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> R
     try:
         shards = shards_of(source, folder)
         stored = _Stored.of(shards)
-        groups = [stored.group(number) for number in range(len(stored.of_groups))]
+        groups = _mapped(shards.read, stored.groups)
+        # Tensors by shape and dtype, anything else as it is.
+        described = _mapped(lambda name: shards.like(name), stored.parameters)
     except (CheckpointError, OSError) as error:
         return Restoration(component, findings=[finding_of(error, component, rank)])
     found = Restoration(component, files=frozenset(shards.files()))
     found.holds = {shards.file(file): held for file, held in shards.contents().items()}
     found.findings = damages(shards, source, component, rank)
     groups, problems = optimizer.ordered(groups, own.names)
-    described = {"state": stored.described(), "param_groups": groups}
-    problems = problems or optimizer.differences(described, own)
+    problems = problems or optimizer.differences({"state": described, "param_groups": groups}, own)
     found.findings += [Finding(component, "mismatch", problem, rank) for problem in problems]
     found.apply = partial(_apply, own, stored, groups)
     return found
@@ -110,34 +109,8 @@ def restoration(own: NamedOptimizer, index: int, source: Source, rank: int) -> R
 
 def _apply(own: NamedOptimizer, stored: _Stored, groups: list[dict[str, Any]]) -> None:
     held = [name for group in groups for name in group["params"] if own.held is None or name in own.held]
-    memory = _Memory(own)
-    state = {name: stored.entries(name, own.like[name], memory) for name in held if name in stored.of_parameters}
+    state = {name: stored.entries(name, own) for name in held if name in stored.parameters}
     own.load_state_dict({"state": state, "param_groups": groups})
-
-
-class _Memory:
-    """The memory of an optimizer's state, which what is read takes again: fresh memory costs more than reading."""
-
-    def __init__(self, own: NamedOptimizer) -> None:
-        self._state = own.state
-        self._taken = set[tuple[Any, ...]]()
-
-    def of(self, path: _Path, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return memory for an entry of the state of a parameter, spread as the parameter is."""
-        held = self._state.get(like, {}).get(path[0]) if len(path) == 1 else None
-        if isinstance(held, Tensor) and held.dtype == dtype and _is_laid_out_as(held, like):
-            key = storage_key(held)
-            if key not in self._taken:  # entries that share memory would get the values of the last one
-                self._taken.add(key)
-                return held
-        return empty_like(like, dtype)
-
-
-def _is_laid_out_as(tensor: Tensor, like: Tensor) -> bool:
-    """Return whether two tensors have the same shape, device and strides, and are spread over ranks alike."""
-    if type(local_part(tensor)) is not Tensor or tensor.device != like.device:
-        return False
-    return (tensor.shape, tensor.stride()) == (like.shape, like.stride()) and spread_alike(tensor, like)
 
 
 _Path = tuple[str | int, ...]
@@ -145,83 +118,68 @@ _Path = tuple[str | int, ...]
 
 @record(frozen=True)
 class _Stored:
-    """The state of an optimizer in a folder of shards."""
+    """The state of an optimizer in a folder of shards, with the names of values in place of them."""
 
     shards: ShardFolder
-    # for each parameter, the names under which the entries of its state are stored, by their paths
-    of_parameters: dict[str, dict[_Path, str]]
-    of_groups: dict[int, dict[_Path, str]]
+    parameters: dict[str, Any]  # the entries of each parameter's state
+    groups: list[dict[str, Any]]
 
     @classmethod
     def of(cls, shards: ShardFolder) -> _Stored:
         """Look for the state in a folder."""
-        parameters: dict[str, dict[_Path, str]] = {}
-        groups: dict[int, dict[_Path, str]] = {}
-        for name in [*shards.tensors, *sorted(shards.metadata.objects)]:
-            match shards.metadata.path_of(name)[1:]:
-                case ("state", str(parameter), *path) if path:
-                    parameters.setdefault(parameter, {})[tuple(path)] = name
-                case ("param_groups", int(number), *path) if path:
-                    groups.setdefault(number, {})[tuple(path)] = name
-                case ("state", *_):
-                    continue  # an optimizer, or a parameter, without a state is an empty dict
-                case (str(own),) if own.startswith(("state.", "param_groups.")):
-                    raise CheckpointMismatchError(
-                        f"The state in {str(shards.path)!r} is flattened, as transformers' save_optimizer_distributed "
-                        f"writes it; got {name}. Load it with load_optimizer_distributed, or save with "
-                        "accelerator.save_state."
-                    )
-                case _:
-                    raise CheckpointDamagedError(
-                        f"The shards {str(shards.path)!r} hold no state of an optimizer; got {name}. Load another "
-                        "checkpoint."
-                    )
-        if sorted(groups) != list(range(len(groups))) or any(("params",) not in group for group in groups.values()):
-            raise CheckpointDamagedError(
-                f"The shards {str(shards.path)!r} hold no groups of parameters; got the groups {sorted(groups)}. Load "
-                "another checkpoint."
+        paths = {path[1:] or ("",): name for name, path in shards.paths().items()}
+        flat = [name for (first, *_), name in paths.items() if str(first).startswith(("state.", "param_groups."))]
+        if flat:
+            raise CheckpointMismatchError(
+                f"The state in {str(shards.path)!r} is flattened, as transformers' save_optimizer_distributed writes "
+                f"it; got {flat[0]}. Load it with load_optimizer_distributed, or save with accelerator.save_state."
             )
-        return cls(shards, parameters, groups)
+        match _nested(paths):
+            case {"param_groups": [*groups], **rest} if not rest.keys() - {"state"}:
+                if all(isinstance(group, dict) and "params" in group for group in groups):
+                    return cls(shards, _dicts(rest.get("state")), groups)
+        raise CheckpointDamagedError(
+            f"The shards {str(shards.path)!r} hold no state of an optimizer; got {listed([*paths.values()])}. Load "
+            "another checkpoint."
+        )
 
-    def group(self, number: int) -> dict[str, Any]:
-        """Return one group, with the names of its parameters."""
-        return self._built({path: self._value(name) for path, name in self.of_groups[number].items()})
-
-    def described(self) -> dict[str, dict[str, Any]]:
-        """Return the state of each parameter with tensors that have shapes and no values."""
-        tensors = self.shards.tensors
+    def entries(self, parameter: str, own: NamedOptimizer) -> dict[str, Any]:
+        """Return the state of one parameter; of an entry of its shape, this rank's part if the parameter is spread."""
+        like = own.like[parameter]
+        held = own.state.get(like, {})
         return {
-            parameter: self._built(
-                {
-                    path: torch.empty(tensors[name].shape, dtype=tensors[name].dtype, device="meta")
-                    if name in tensors
-                    else self._value(name)
-                    for path, name in entries.items()
-                }
-            )
-            for parameter, entries in self.of_parameters.items()
+            entry: _mapped(partial(self._value_like, like, held.get(entry)), stored)
+            for entry, stored in self.parameters[parameter].items()
         }
 
-    def entries(self, parameter: str, like: Tensor, memory: _Memory) -> dict[str, Any]:
-        """Return the state of one parameter; of an entry of its shape, this rank's part if the parameter is spread."""
-        stored = self.of_parameters[parameter]
-        return self._built({path: self._value_like(name, path, like, memory) for path, name in stored.items()})
-
-    @staticmethod
-    def _built(values: Mapping[_Path, Any]) -> dict[str, Any]:
-        built: dict[str, Any] = _nested(values)
-        return built
-
-    def _value(self, name: str) -> Any:
-        return self.shards.read(name) if name in self.shards.tensors else self.shards.read_object(name)
-
-    def _value_like(self, name: str, path: _Path, like: Tensor, memory: _Memory) -> Any:
+    def _value_like(self, like: Tensor, held: object, name: str) -> object:
         stored = self.shards.tensors.get(name)
-        if stored is None or not is_spread(like) or not stored.shape or stored.shape != like.shape:
-            return self._value(name)
-        made = memory.of(path, like, stored.dtype)
+        if stored is None or not is_spread(like) or not stored.dim() or stored.shape != like.shape:
+            return self.shards.read(name)
+        # Memory that is there is taken again: on a device there may be none for a second state.
+        made = held if isinstance(held, Tensor) and held.dtype == stored.dtype and _is_laid_out_as(held, like) else None
+        made = empty_like(like, stored.dtype) if made is None else made
         self.shards.read_into(name, made)
         return made
+
+
+def _dicts(nested: object) -> dict[str, Any]:
+    """Return the dicts in a dict: without a state, an optimizer or a parameter has an empty one, stored as a value."""
+    held = nested if isinstance(nested, dict) else {}
+    return {name: value for name, value in held.items() if isinstance(value, dict)}
+
+
+def _is_laid_out_as(tensor: Tensor, like: Tensor) -> bool:
+    """Return whether two tensors have the same shape and device, and are spread over ranks alike."""
+    plain = type(local_part(tensor)) is Tensor and tensor.device == like.device
+    return plain and tensor.shape == like.shape and spread_alike(tensor, like)
+
+
+def _mapped(read: Callable[[str], object], nested: Any) -> Any:
+    """Return nested dicts and lists with what `read` returns in place of each name."""
+    if isinstance(nested, dict):
+        return {key: _mapped(read, value) for key, value in nested.items()}
+    return [_mapped(read, value) for value in nested] if isinstance(nested, list) else read(nested)
 
 
 def _nested(values: Mapping[_Path, Any]) -> Any:

@@ -1,29 +1,33 @@
-"""Reading a folder of shards: whole tensors, or the part of them that this rank holds."""
+"""Reading a folder of shards: whole tensors, or the part of them that this rank holds.
+
+torch plans which pieces a part of a tensor is read from. Its `FileSystemReader` is not used: it unpickles `.metadata`
+and values without a list of what is allowed, follows links out of the folder, and does not name a damaged file.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import open_member
 from accel_core.checkpoint.report import listed
-from accel_core.checkpoint.tensor_file import buffer_of, lies_open
 from accel_core.checkpoint.window import Window
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.mesh.tensor import local_parts
-from accel_parallel.checkpoint.located import locate_tensor
-from accel_parallel.checkpoint.metadata import METADATA_NAME, Box, Metadata, Place, StoredTensor, decode, overlap
+from accel_parallel.checkpoint.metadata import METADATA_NAME, decode, like_of, places_of
 
 __all__ = ["ShardFolder"]
 
-_SAMPLE = 4096
 _PART = 1 << 20
 
 
@@ -44,12 +48,26 @@ class ShardFolder:
                 f"The list of shards {str(self.path / METADATA_NAME)!r} does not exist; got nothing to read. Pass a "
                 "folder that holds .metadata and .distcp files."
             ) from error
-        self.metadata: Metadata = decode(raw, self.path / METADATA_NAME)
+        self.metadata = decode(raw, self.path / METADATA_NAME)
+        self._places = places_of(self.metadata)
+        # Without values: each has the shape and the dtype of what is stored under its name.
+        self.tensors = {
+            name: like_of(stored)
+            for name, stored in self.metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata)
+        }
+        self._sizes = {
+            MetadataIndex(name, box.offsets): box.sizes
+            for name in self.tensors
+            for box in self._stored(name).chunks
+            if 0 not in box.sizes
+        }
+        self.objects = sorted(self.metadata.state_dict_metadata.keys() - self.tensors.keys())
 
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """The tensors by name, such as `model.body.weight`, each with `shape` and `dtype`."""
-        return self.metadata.tensors
+    def paths(self) -> dict[str, tuple[str | int, ...]]:
+        """Return where in nested dicts and lists each value belongs, by its name."""
+        noted = self.metadata.planner_data or {}
+        return {name: noted.get(name, tuple(name.split(".", 1))) for name in (*self.tensors, *self.objects)}
 
     def file(self, name: str) -> str:
         """Return the path of a shard relative to the checkpoint."""
@@ -61,13 +79,16 @@ class ShardFolder:
 
     def contents(self) -> dict[str, list[str]]:
         """Return the names of the values of which something lies in each shard; shards by their names here."""
-        return self.metadata.contents()
+        found: dict[str, dict[str, None]] = {}
+        for index, place in self._places.items():
+            found.setdefault(place.relative_path, {})[index.fqn] = None
+        return {file: list(names) for file, names in found.items()}
 
     def check(self) -> dict[str, str]:
         """Return what is wrong with each shard that is missing or shorter than the list says, with what it held."""
         contents, ends = self.contents(), dict[str, int]()
-        for place in self.metadata.places.values():
-            ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
+        for place in self._places.values():
+            ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
         wrong: dict[str, str] = {}
         for name in sorted(ends):
             try:
@@ -81,148 +102,92 @@ class ShardFolder:
                 wrong[name] = f"has {size} bytes instead of {ends[name]}; it holds {listed(contents[name])}"
         return wrong
 
-    def read(self, name: str) -> Tensor:
-        """Return one tensor, whole, in new memory on the CPU."""
-        stored = self.tensors[name]
-        return self.read_part(name, Box((0,) * len(stored.shape), tuple(stored.shape)))
+    def like(self, name: str) -> object:
+        """Return something with the `shape` and `dtype` of a stored tensor, or a value that is no tensor."""
+        return self.tensors[name] if name in self.tensors else self.read(name)
 
-    @torch.no_grad()
-    def read_part(self, name: str, part: Box) -> Tensor:
-        """Return a part of one tensor in new memory on the CPU; only pieces that overlap it are read."""
-        stored = self.tensors[name]
-        if part in stored.boxes and part.numel:
-            return self._piece(name, stored, part)
-        made = torch.empty(part.sizes, dtype=stored.dtype, device="cpu")
-        self._fill(name, part, made)
+    def read(self, name: str) -> Any:
+        """Return one tensor, whole, in new memory on the CPU, or a value that is no tensor."""
+        if name not in self.tensors:
+            return self._read(MetadataIndex(name))
+        pieces = self._pieces_of(name)
+        if len(pieces) == 1:
+            return self._piece(pieces[0])
+        made = torch.empty_like(self.tensors[name], device="cpu")
+        self.read_into(name, made)
         return made
-
-    def stream(self, name: str, box: Box) -> Iterator[Tensor]:
-        """Yield the values of one piece in their order, a part at a time; each is good until the next is asked for."""
-        stored = self.tensors[name]
-        place = self.metadata.places[name, box.offsets]
-        with self._opened(name, place) as window:
-            found = locate_tensor(cast(BinaryIO, window))
-            if found is not None and stored.dtype != torch.bool:
-                piece, start = found
-                self._check_piece(piece, name, stored, box)
-                # Small memory that is used again stays at hand in the processor; fresh memory costs more than reading.
-                memory = torch.empty(min(_PART, piece.nbytes), dtype=torch.uint8, device="cpu")
-                left = piece.nbytes
-                window.seek(start)
-                while left:
-                    part = memory[: min(_PART, left)]
-                    self._read_bytes(window, place, part)
-                    yield part
-                    left -= len(part)
-                return
-        yield self._piece(name, stored, box)
 
     @torch.no_grad()
     def read_into(self, name: str, destination: Tensor) -> None:
         """Copy one tensor into another; of a sharded one, only this rank's part is read."""
-        for (offsets, sizes), memory in local_parts(destination):
-            self._fill(name, Box(offsets, sizes), memory)
+        parts = list(local_parts(destination))
+        wanted = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for (offsets, sizes), _ in parts]
+        items = create_read_items_for_chunk_list(name, self._stored(name), wanted)
+        items.sort(key=lambda item: item.storage_index.offset or ())
+        for index, of_piece in itertools.groupby(items, key=lambda item: item.storage_index):
+            piece = self._piece(index)
+            for item in of_piece:
+                memory = parts[item.dest_index.index or 0][1]
+                part = _narrowed(piece, item.storage_offsets, item.lengths)
+                _narrowed(memory, item.dest_offsets, item.lengths).copy_(part)
 
-    def sample(self, name: str) -> bytes:
-        """Return some bytes from the middle of each piece of one tensor, which are equal for equal values."""
-        found = b""
-        for box in sorted(self.tensors[name].boxes, key=lambda box: box.offsets):
-            place = self.metadata.places[name, box.offsets]
-            descriptor = self._open(name, place)
-            try:
-                found += os.pread(descriptor, min(_SAMPLE, place.length // 2), place.offset + place.length // 2)
-            finally:
-                os.close(descriptor)
-        return found
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """Yield the values of a tensor in their order: piece by piece if these are whole rows, or all at once."""
+        shape = self.tensors[name].shape
+        if all(box.sizes[1:] == shape[1:] for box in self._stored(name).chunks):
+            yield from map(self._piece, self._pieces_of(name))
+        else:
+            yield self.read(name)
 
-    def read_object(self, name: str) -> object:
-        """Return a value that is no tensor."""
-        return self._read(name, None)
+    def bytes_of(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of the pieces of a tensor as they lie in their shards, equal for tensors of equal bits."""
+        for index in self._pieces_of(name):
+            with self._opened(index) as window:
+                while part := window.read(_PART):
+                    yield part
 
-    def _fill(self, name: str, part: Box, destination: Tensor) -> None:
-        """Copy a part of one tensor, piece by piece, into memory of its shape."""
-        stored = self.tensors[name]
-        for box in stored.boxes:
-            common = overlap(box, part)
-            if common is None:
-                continue
-            target = _narrowed(destination, common, part)
-            if not self._read_rows(name, stored, box, common, target):
-                target.copy_(_narrowed(self._piece(name, stored, box), common, box))
+    def _stored(self, name: str) -> TensorStorageMetadata:
+        return cast(TensorStorageMetadata, self.metadata.state_dict_metadata[name])
 
-    def _read_rows(self, name: str, stored: StoredTensor, box: Box, part: Box, target: Tensor) -> bool:
-        """Read whole rows of a piece straight into their place; return False where they have to be read otherwise."""
-        fits = target.dtype == stored.dtype != torch.bool and part.sizes[1:] == box.sizes[1:]
-        if not fits or not lies_open(target):
-            return False
-        place = self.metadata.places[name, box.offsets]
-        with self._opened(name, place) as window:
-            found = locate_tensor(cast(BinaryIO, window))
-            if found is None:
-                return False
-            piece, start = found
-            self._check_piece(piece, name, stored, box)
-            skipped = (part.offsets[0] - box.offsets[0]) * (piece.nbytes // box.sizes[0]) if part.sizes else 0
-            window.seek(start + skipped)
-            self._read_bytes(window, place, target)
-        return True
+    def _pieces_of(self, name: str) -> list[MetadataIndex]:
+        """Return which pieces of a tensor hold any values, in their order."""
+        indices = (
+            MetadataIndex(name, box.offsets) for box in sorted(self._stored(name).chunks, key=lambda b: b.offsets)
+        )
+        return [index for index in indices if index in self._sizes]
 
-    def _read_bytes(self, window: Window, place: Place, target: Tensor) -> None:
-        if window.readinto(buffer_of(target)) < target.nbytes:
-            raise CheckpointDamagedError(
-                f"The shard {str(self.path / place.file)!r} is damaged; got one that became shorter while it was read. "
-                "Load another checkpoint."
-            )
+    def _piece(self, index: MetadataIndex) -> Tensor:
+        """Return a piece of a tensor, which is as the list says."""
+        piece, like, sizes = self._read(index), self.tensors[index.fqn], self._sizes[index]
+        if isinstance(piece, Tensor) and piece.dtype == like.dtype and piece.shape == sizes:
+            return piece
+        found = f"{tuple(piece.shape)} of {piece.dtype}" if isinstance(piece, Tensor) else f"a {type(piece).__name__}"
+        raise CheckpointDamagedError(
+            f"The shard {str(self.path / self._places[index].relative_path)!r} is not the one that its list describes; "
+            f"got {found} where {index.fqn} has {tuple(sizes)} of {like.dtype}. Load another checkpoint."
+        )
 
-    def _piece(self, name: str, stored: StoredTensor, box: Box) -> Tensor:
-        return self._check_piece(self._read(name, box), name, stored, box)
-
-    def _check_piece(self, piece: object, name: str, stored: StoredTensor, box: Box) -> Tensor:
-        if not isinstance(piece, Tensor) or piece.dtype != stored.dtype or tuple(piece.shape) != box.sizes:
-            place = self.metadata.places[name, box.offsets]
-            got = (
-                f"a tensor of shape {tuple(piece.shape)} and dtype {piece.dtype}"
-                if isinstance(piece, Tensor)
-                else f"a {type(piece).__name__}"
-            )
-            raise CheckpointDamagedError(
-                f"The shard {str(self.path / place.file)!r} is not the one that its list describes; got {got} where "
-                f"{name} has {box.sizes} of {stored.dtype}. Load another checkpoint."
-            )
-        return piece
-
-    def _read(self, name: str, box: Box | None) -> object:
-        place = self.metadata.places[name, None if box is None else box.offsets]
-        with self._opened(name, place) as window:
-            return pickles.load_object(cast(BinaryIO, window), self.path / place.file)
+    def _read(self, index: MetadataIndex) -> object:
+        with self._opened(index) as window:
+            return pickles.load_object(cast(BinaryIO, window), self.path / self._places[index].relative_path)
 
     @contextmanager
-    def _opened(self, name: str, place: Place) -> Iterator[Window]:
-        path = self.path / place.file
-        descriptor = self._open(name, place)
+    def _opened(self, index: MetadataIndex) -> Iterator[Window]:
+        place = self._places[index]
         try:
-            size = os.fstat(descriptor).st_size
-            if place.offset + place.length > size:
-                raise CheckpointDamagedError(
-                    f"The shard {str(path)!r} is cut off; got {size} bytes, and {name} ends at byte "
-                    f"{place.offset + place.length}. Load another checkpoint."
-                )
+            descriptor = open_member(self._checkpoint, self.file(place.relative_path), links=self._links)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CheckpointDamagedError(
+                f"The shard {str(self.path / place.relative_path)!r} is not there; got nothing to read {index.fqn} "
+                "from. Load another checkpoint."
+            ) from error
+        try:
             yield Window(descriptor, place.offset, place.length)
         finally:
             os.close(descriptor)
 
-    def _open(self, name: str, place: Place) -> int:
-        try:
-            return open_member(self._checkpoint, self.file(place.file), links=self._links)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise CheckpointDamagedError(
-                f"The shard {str(self.path / place.file)!r} is not there; got nothing to read {name} from. "
-                "Load another checkpoint."
-            ) from error
 
-
-def _narrowed(tensor: Tensor, part: Box, of: Box) -> Tensor:
-    """Return the view of a part in the memory of a part that contains it."""
-    for dimension, (start, size, begin) in enumerate(zip(part.offsets, part.sizes, of.offsets, strict=True)):
-        tensor = tensor.narrow(dimension, start - begin, size)
+def _narrowed(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    for dimension, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
+        tensor = tensor.narrow(dimension, start, length)
     return tensor

@@ -93,19 +93,23 @@ def test_weights_without_a_root_and_beside_an_optimizer(tmp_path: Path) -> None:
         torch.testing.assert_close(load_file(tmp_path / f"whole{number}" / "model.safetensors"), state, rtol=0, atol=0)
 
 
-def test_an_optimizer_and_a_parent_are_refused(tmp_path: Path) -> None:
-    """The folder of an optimizer is refused, and of a checkpoint the folder to pass is named; nothing is written."""
-    model = write(tmp_path / NAME, {"model": {"a": torch.ones(2)}})
-    optimizer = write(tmp_path / "optimizer_0", {"optimizer": {"state": {"a": {"exp_avg": torch.ones(2)}}}})
+def test_an_optimizer_is_refused_and_a_parent_leads_to_its_model(tmp_path: Path) -> None:
+    """The folder of an optimizer is refused; of a checkpoint its one model is merged, and several are named."""
+    ones = {"a": torch.ones(2)}
+    model = write(tmp_path / "run" / NAME, {"model": ones})
+    optimizer = write(tmp_path / "run" / "optimizer_0", {"optimizer": {"state": {"a": {"exp_avg": torch.ones(2)}}}})
     with pytest.raises(CheckpointMismatchError, match=r"got the state of an optimizer\. Pass .*pytorch_model_fsdp_0"):
         merge_weights(optimizer, tmp_path / "whole")
-    with pytest.raises(CheckpointMismatchError, match=rf"optimizer_0, {NAME}\. Pass {model}\."):
-        merge_weights(tmp_path, tmp_path / "whole")
+    merge_weights(tmp_path / "run", tmp_path / "merged")
+    torch.testing.assert_close(load_file(tmp_path / "merged" / "model.safetensors"), ones, rtol=0, atol=0)
+    other = write(tmp_path / "run" / "pytorch_model_fsdp_1", {"model": ones})
+    with pytest.raises(CheckpointMismatchError, match=rf"of one model are merged; .* Pass {model} or {other}\."):
+        merge_weights(tmp_path / "run", tmp_path / "whole")
     shutil.rmtree(model)
-    with pytest.raises(CheckpointMismatchError, match=r"Pass the folder of a model"):
-        merge_weights(tmp_path, tmp_path / "whole")
-    with pytest.raises(CheckpointNotFoundError):
-        merge_weights(tmp_path / "nowhere", tmp_path / "whole")
+    shutil.rmtree(other)
+    for nothing in ("run", "nowhere"):
+        with pytest.raises(CheckpointNotFoundError):
+            merge_weights(tmp_path / nothing, tmp_path / "whole")
     assert not (tmp_path / "whole").exists()
 
 
@@ -132,22 +136,6 @@ def test_shards_of_several_saves_are_refused(tmp_path: Path, change: Any, found:
     with pytest.raises(CheckpointDamagedError, match=found):
         merge_weights(folder, tmp_path / "whole")
     assert everything(tmp_path / "whole") == before
-
-
-def test_shards_newer_than_their_list_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A shard that was written after the list, where others were not, may be of a save that did not finish."""
-    state = {f"w{number}": torch.randn(4, 4) for number in range(4)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save({"model": state}, storage_writer=dcp.FileSystemWriter(tmp_path / NAME, thread_count=2))
-    shards = sorted((tmp_path / NAME).glob("*.distcp"))
-    assert len(shards) == 2
-    for shard, moved in zip(shards, (-1, 1), strict=True):
-        listed = os.stat(tmp_path / NAME / ".metadata").st_mtime
-        os.utime(shard, (listed + moved, listed + moved))
-    merge_weights(tmp_path / NAME, tmp_path / "whole")
-    assert shards[1].name in caplog.text
-    assert shards[0].name not in caplog.text
 
 
 def test_nothing_runs_and_what_is_no_tensor_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from accel_core.errors import (
 )
 from accel_parallel.checkpoint import optimizers
 from accel_parallel.checkpoint.closed_pickle import load_closed
-from accel_parallel.checkpoint.metadata import Box, covers, decode
+from accel_parallel.checkpoint.metadata import covers, decode, places_of
 from accel_parallel.checkpoint.reader import ShardFolder
 
 CONTENT = {
@@ -42,20 +42,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_torch_wrote_is_read(saved: Path) -> None:
-    """Tensors whole, in parts and into memory; objects; where each belongs; and which file holds what."""
+    """Tensors whole and into memory; objects; where each belongs; and which file holds what."""
     shards = ShardFolder(saved)
     assert torch.equal(shards.read("model.weight"), CONTENT["model"]["weight"])  # type: ignore[call-overload]
-    assert torch.equal(shards.read_part("model.weight", Box((1, 1), (2, 1))), torch.tensor([[3.0], [5.0]]))
     into = torch.zeros(3, 2)
     shards.read_into("model.weight", into)
     assert torch.equal(into, CONTENT["model"]["weight"])  # type: ignore[call-overload]
     assert shards.tensors["model.scale"].dtype == torch.bfloat16
-    assert shards.read_object("groups.0.params") == ["weight"]
-    assert shards.metadata.path_of("groups.0.lr") == ("groups", 0, "lr")
+    assert shards.read("groups.0.params") == ["weight"]
+    assert shards.paths()["groups.0.lr"] == ("groups", 0, "lr")
     assert shards.check() == {}
-    assert sorted(shards.contents()["__0_0.distcp"]) == sorted(
-        ["model.weight", "model.scale", *shards.metadata.objects]
-    )
+    assert sorted(shards.contents()["__0_0.distcp"]) == sorted(["model.weight", "model.scale", *shards.objects])
 
 
 def test_a_tensor_that_torch_negates_when_it_is_used_gets_the_values_of_the_folder(saved: Path) -> None:
@@ -66,16 +63,13 @@ def test_a_tensor_that_torch_negates_when_it_is_used_gets_the_values_of_the_fold
 
 
 def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(saved: Path) -> None:
-    """Bytes of a file reach memory of the CPU, also of a part that lies in no piece by itself, or in pieces."""
+    """Bytes of a file reach memory of the CPU, whether a tensor is read at once or piece by piece."""
     weight = torch.arange(6.0).reshape(3, 2)
     with torch.device("meta"):
         shards = ShardFolder(saved)
-        found = shards.read("model.weight"), shards.read_part("model.weight", Box((1, 1), (2, 1)))
-        (box,) = shards.tensors["model.weight"].boxes
-        streamed = torch.cat([part.clone() for part in shards.stream("model.weight", box)])
+        found = shards.read("model.weight"), *shards.pieces("model.weight")
     assert torch.equal(found[0], weight)
-    assert torch.equal(found[1], weight[1:, 1:])
-    assert torch.equal(streamed.view(torch.float32), weight.flatten())
+    assert torch.equal(found[1], weight)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -83,7 +77,10 @@ def test_every_protocol_of_pickle_is_read(saved: Path, protocol: int) -> None:
     """A list of shards that a newer or older Python wrote says the same."""
     raw = (saved / ".metadata").read_bytes()
     other = pickle.dumps(pickle.loads(raw), protocol=protocol)
-    assert decode(other, saved) == decode(raw, saved)
+    ours, theirs = decode(raw, saved), decode(other, saved)
+    assert repr(places_of(ours)) == repr(places_of(theirs))
+    assert places_of(ours).keys() == pickle.loads(raw).storage_data.keys()
+    assert ours.planner_data == theirs.planner_data == pickle.loads(raw).planner_data
 
 
 class Evil:
@@ -103,13 +100,13 @@ def test_nothing_is_run_from_a_list_of_shards(saved: Path, tmp_path: Path) -> No
         decode(pickle.dumps(listed), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "folder/file"])
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd"])
 def test_a_shard_outside_the_folder_is_refused(saved: Path, name: str) -> None:
     """A list that names a file elsewhere is unsafe."""
     listed = pickle.loads((saved / ".metadata").read_bytes())
     for place in listed.storage_data.values():
         place.relative_path = name
-    with pytest.raises(UnsafeCheckpointError, match=r"outside|next to it"):
+    with pytest.raises(UnsafeCheckpointError, match=r"outside"):
         decode(pickle.dumps(listed), saved)
 
 
@@ -120,15 +117,12 @@ def test_pieces_that_make_no_tensor_are_refused(saved: Path) -> None:
         (lambda stored: stored.chunks.clear(), "do not make a tensor of shape"),
         (lambda stored: stored.chunks.append(stored.chunks[0]), "do not make a tensor of shape"),
         (lambda stored: setattr(stored.chunks[0], "sizes", torch.Size([1 << 40, 2])), "larger than its place"),
-        (lambda stored: setattr(stored.chunks[0], "offsets", torch.Size([1, 0])), "no place of a piece"),
+        (lambda stored: setattr(stored.chunks[0], "offsets", torch.Size([1, 0])), "offset=torch.Size"),
     ):
         listed = pickle.loads((saved / ".metadata").read_bytes())
         change(listed.state_dict_metadata["model.weight"])  # type: ignore[no-untyped-call]
         with pytest.raises(CheckpointDamagedError, match=words):
             decode(pickle.dumps(listed), saved)
-    assert not covers((4,), [Box((0,), (3,)), Box((2,), (1,))])
-    assert covers((0, 3), [])
-    assert covers((), [Box((), ())])
     assert isinstance(listed, torchs.Metadata)
 
 
@@ -142,8 +136,8 @@ def test_a_missing_or_foreign_shard_is_named_with_its_tensors(saved: Path, tmp_p
     raw = (saved / place.name).read_bytes()
     place.write_bytes(raw[:-1])
     assert f"has {len(raw) - 1} bytes instead of {len(raw)}; it holds" in shards.check()[place.name]
-    last = max(shards.metadata.places.items(), key=lambda item: item[1].offset)[0][0]
-    with pytest.raises(CheckpointDamagedError, match=r"is cut off; got"):
+    last = max(places_of(shards.metadata).items(), key=lambda item: item[1].offset)[0].fqn
+    with pytest.raises(CheckpointDamagedError, match=rf"{place.name}' is damaged"):
         shards.read(last)
     other = tmp_path / "other"
     with warnings.catch_warnings():
@@ -170,14 +164,17 @@ def test_a_damaged_list_is_an_error_of_ours(saved: Path) -> None:
             found = decode(bytes(harmed), saved)
         except CheckpointError:
             continue
-        assert all(covers(stored.shape, stored.boxes) for stored in found.tensors.values())
+        tensors = [
+            each for each in found.state_dict_metadata.values() if isinstance(each, torchs.TensorStorageMetadata)
+        ]
+        assert all(map(covers, tensors))
 
 
 def test_a_large_number_of_a_memo_takes_no_memory() -> None:
     """An instruction that would make Python's own reader reserve gigabytes is only a key here."""
-    assert load_closed(b"\x80\x02Nr\xff\xff\xff\xff.", {}) is None
+    assert load_closed(b"\x80\x02Nr\xff\xff\xff\xff.", {}, ()) is None
     with pytest.raises((pickle.UnpicklingError, MemoryError)):
-        load_closed(b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.", {})
+        load_closed(b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.", {}, ())
 
 
 def test_the_state_of_an_optimizer_that_transformers_flattens_is_refused_by_name(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ class ForeignNameError(ValueError):
 
 
 class Opaque:
-    """What stands for a class of which nothing is made but the state that the pickle gives it."""
+    """What stands for a class or function of which nothing is run: what the pickle gives it."""
 
-    def __init__(self, *_: object) -> None:
-        self.state: Any = None
+    state: Any = None
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
 
 
 def load_closed(raw: bytes, known: Mapping[str, Any], records: tuple[type, ...]) -> Any:
@@ -39,6 +41,10 @@ class _Reader(pickle._Unpickler):
         if f"{module}.{name}" not in self.known:
             raise ForeignNameError(f"{module}.{name}")
         return self.known[f"{module}.{name}"]
+
+    def persistent_load(self, pid: object) -> object:
+        """Return the name of something that lies outside of the pickle."""
+        return pid
 
     def load_build(self) -> None:
         """Give a record its attributes, without a method of its own."""

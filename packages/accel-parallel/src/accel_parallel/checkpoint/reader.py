@@ -7,6 +7,7 @@ and values without a list of what is allowed, follows links out of the folder, a
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from accel_core.checkpoint import pickles
-from accel_core.checkpoint.manifest import open_member
+from accel_core.checkpoint.manifest import damaged_file, open_member
 from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.window import Window
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.mesh.tensor import local_parts
+from accel_parallel.checkpoint.located import locate_values
 from accel_parallel.checkpoint.metadata import METADATA_NAME, decode, like_of, places_of
 
 __all__ = ["ShardFolder"]
@@ -132,12 +134,26 @@ class ShardFolder:
                 _narrowed(memory, item.dest_offsets, item.lengths).copy_(part)
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """Yield the values of a tensor in their order: piece by piece if these are whole rows, or all at once."""
-        shape = self.tensors[name].shape
-        if all(box.sizes[1:] == shape[1:] for box in self._stored(name).chunks):
-            yield from map(self._piece, self._pieces_of(name))
-        else:
+        """Yield the values of a tensor in their order, a part at a time; each is good until the next is asked for."""
+        like = self.tensors[name]
+        if any(box.sizes[1:] != like.shape[1:] for box in self._stored(name).chunks):
             yield self.read(name)
+            return
+        for index in self._pieces_of(name):
+            with self._opened(index) as window:
+                start = locate_values(cast(BinaryIO, window), like.new_empty(self._sizes[index]))
+                if start is None:
+                    yield self._piece(index)
+                    continue
+                # Small memory that is used again stays at hand in the processor; fresh memory costs more than reading.
+                nbytes = math.prod(self._sizes[index]) * like.itemsize
+                memory = bytearray(min(_PART, nbytes))
+                window.seek(start)
+                for done in range(0, nbytes, _PART):
+                    part = memoryview(memory)[: nbytes - done]
+                    if window.readinto(part) < len(part):
+                        raise damaged_file(self._path_of(index), "one that became shorter while it was read")
+                    yield torch.frombuffer(part, dtype=torch.uint8)
 
     def bytes_of(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of the pieces of a tensor as they lie in their shards, equal for tensors of equal bits."""
@@ -156,6 +172,9 @@ class ShardFolder:
         )
         return [index for index in indices if index in self._sizes]
 
+    def _path_of(self, index: MetadataIndex) -> Path:
+        return self.path / str(self._places[index].relative_path)
+
     def _piece(self, index: MetadataIndex) -> Tensor:
         """Return a piece of a tensor, which is as the list says."""
         piece, like, sizes = self._read(index), self.tensors[index.fqn], self._sizes[index]
@@ -163,13 +182,13 @@ class ShardFolder:
             return piece
         found = f"{tuple(piece.shape)} of {piece.dtype}" if isinstance(piece, Tensor) else f"a {type(piece).__name__}"
         raise CheckpointDamagedError(
-            f"The shard {str(self.path / self._places[index].relative_path)!r} is not the one that its list describes; "
+            f"The shard {str(self._path_of(index))!r} is not the one that its list describes; "
             f"got {found} where {index.fqn} has {tuple(sizes)} of {like.dtype}. Load another checkpoint."
         )
 
     def _read(self, index: MetadataIndex) -> object:
         with self._opened(index) as window:
-            return pickles.load_object(cast(BinaryIO, window), self.path / self._places[index].relative_path)
+            return pickles.load_object(cast(BinaryIO, window), self._path_of(index))
 
     @contextmanager
     def _opened(self, index: MetadataIndex) -> Iterator[Window]:
@@ -178,7 +197,7 @@ class ShardFolder:
             descriptor = open_member(self._checkpoint, self.file(place.relative_path), links=self._links)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CheckpointDamagedError(
-                f"The shard {str(self.path / place.relative_path)!r} is not there; got nothing to read {index.fqn} "
+                f"The shard {str(self._path_of(index))!r} is not there; got nothing to read {index.fqn} "
                 "from. Load another checkpoint."
             ) from error
         try:

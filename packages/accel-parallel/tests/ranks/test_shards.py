@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.ranks import Ranks
 from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import local_part
@@ -243,23 +244,29 @@ def test_torch_reads_what_is_written_and_saves_run_in_the_background(kind: str, 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
 @world(2)
 def test_ranks_send_their_plans_again_only_when_one_changed(kind: str, tmp_path: Path) -> None:
-    """Later saves write the values of now, and after a change on one rank alone both agree anew."""
-    own, planned = Trained(kind), list[bool]()
-    create = DefaultSavePlanner.create_global_plan
+    """Later saves write the values of now; after a change on one rank alone both agree anew, and say what is where."""
+    own, planned, told = Trained(kind), list[bool](), list[bool]()
+    create, gather = DefaultSavePlanner.create_global_plan, Ranks.gather
 
     def noted(planner: DefaultSavePlanner, plans: Any) -> Any:
         planned.append(True)
         return create(planner, plans)
 
+    def gathered(ranks: Ranks, value: Any) -> Any:
+        told.append(True)
+        return gather(ranks, value)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DefaultSavePlanner, "create_global_plan", noted)
+        patch.setattr(Ranks, "gather", gathered)
 
         def saved(again: int) -> dict[str, Any]:
             own.train(1)
             found = own.everything()
             own.accelerator.save_state(str(tmp_path / "ckpt"))
-            assert len(planned) == again
+            assert (len(planned), len(told)) == (again, again > 0)
             planned.clear()
+            told.clear()
             return found
 
         for again in (2, 0, 0):  # the plans of a model and of an optimizer
@@ -271,7 +278,13 @@ def test_ranks_send_their_plans_again_only_when_one_changed(kind: str, tmp_path:
         saved(0)
         if own.accelerator.process_index:
             own.accelerator._runtime.strategy.format._plans.local = {}  # as a rank whose parts are others now
-        before = saved(2)
+        saved(2)
+        if own.accelerator.process_index:
+            own.accelerator._runtime.strategy.format._plans.notes.clear()  # as a rank whose values lie elsewhere now
+        own.train(1)
+        before = own.everything()
+        own.accelerator.save_state(str(tmp_path / "ckpt"))
+        assert (len(planned), len(told)) == (0, 1)
     own.accelerator.load_state(str(tmp_path / "ckpt"))
     assert_equal(own.everything(), before)
 

@@ -177,9 +177,8 @@ class SaveRequest:
 class SharedPart(Part, Protocol):
     """A part that every rank has, under one name, and that one of them concludes when all have written theirs."""
 
-    @property
-    def name(self) -> str:
-        """What it is called among the parts of a rank."""
+    name: str  # what it is called among the parts of a rank
+    is_known: bool  # whether the rank that concludes knows `note` from the save before; if all are, none is sent
 
     @property
     def note(self) -> object:
@@ -194,7 +193,7 @@ class SharedPart(Part, Protocol):
         Args:
             folder: Where the checkpoint is staged.
             rank: This rank.
-            notes: `note` of each rank.
+            notes: `note` of each rank; none where all are known.
         """
 
 

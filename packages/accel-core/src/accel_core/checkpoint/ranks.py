@@ -13,7 +13,7 @@ from accel_core.checkpoint.format import Exchange
 from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import listed_failures
 from accel_core.comm.transport import known_to_all, ranks_know
-from accel_core.errors import AccelError, CheckpointError, RankDisagreementError, RemoteRankError
+from accel_core.errors import AccelError, CheckpointError, RemoteRankError
 from accel_core.process.world import World
 
 __all__ = ["ADVICE", "Ranks", "described"]
@@ -59,8 +59,6 @@ class Ranks:
     def _meeting(self) -> Iterator[None]:
         try:
             yield
-        except RankDisagreementError:
-            raise
         except RemoteRankError as error:
             raise RemoteRankError(
                 f"Rank {self.rank} lost another rank during a checkpoint operation; got {error} "

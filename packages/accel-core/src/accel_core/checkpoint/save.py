@@ -256,10 +256,13 @@ class Transaction:
 
     def _notes(self, parts: Sequence[Part], ranks: Ranks) -> list[dict[str, object]]:
         """Return what the ranks have to say of parts that they share, by rank, where a rank leads."""
-        mine = {part.name: part.note for part in parts if isinstance(part, SharedPart)}
-        if not mine:
-            return []
-        return ranks.exchange(mine) if self.run.project.save_on_each_node else ranks.gather(mine)
+        shared = [part for part in parts if isinstance(part, SharedPart)]
+        mine = {part.name: part.note for part in shared}
+        if mine and self.run.project.save_on_each_node:
+            return ranks.exchange(mine)
+        # Where every value lies as in the save before, as it mostly does, nothing is sent.
+        news = bool(mine) and any(ranks.total([sum(not part.is_known for part in shared)]))
+        return ranks.gather(mine) if news else []
 
     def _conclude(self, parts: Sequence[Part], notes: Sequence[Mapping[str, object]]) -> list[Entry]:
         """Write what can only be written when all ranks have written theirs."""

@@ -1,8 +1,9 @@
 """Writing shards as `torch.distributed.checkpoint` lays them, inside a save of accel.
 
 torch's planner decides which rank writes which piece; the ranks tell each other their plans once, before anything is
-written. Then every rank writes its shard alone, also in the background, and tells with its list of files where each
-piece came to lie. The rank that completes the folder (the committer) writes the list of shards, and then the manifest.
+written. Then every rank writes its shard alone, also in the background, and tells the rank that completes the folder
+(the committer) where each piece came to lie; nobody does where all lie as in the save before. The committer writes the
+list of shards, and then the manifest. torch's own writer is not used: it writes no digests, and commits by itself.
 
 Shards add nothing to the states that a crash can leave (see `commit`): they lie in the folder that a save is staged
 in, and are placed like every other file. Where a save of two ranks is stopped, what is left is one of these:
@@ -27,7 +28,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.format import Exchange
 from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.staging import Buffers
-from accel_core.checkpoint.tensor_file import buffer_of
 from accel_parallel.checkpoint.metadata import METADATA_NAME
 
 __all__ = ["Plans", "ShardPart", "plan"]
@@ -59,9 +59,11 @@ class Plans:
     """What ranks agreed on when they saved last, for as long as no rank's own part of it changes."""
 
     def __init__(self) -> None:
-        self.agreements = 0  # the same on all ranks that took part in the last one
         self.local: dict[str, SavePlan] = {}
-        self.agreed: dict[str, tuple[SavePlan, bytes]] = {}  # what this rank writes, and the list of all shards
+        self.agreed: dict[str, SavePlan] = {}  # what this rank writes
+        # The list of all shards, as bytes, which take little memory until the next save.
+        self.lists: dict[str, bytes] = {}
+        self.notes: dict[str, list[Placed]] = {}  # what the rank that completes a save knows of this rank's values
 
 
 def plan(
@@ -80,21 +82,20 @@ def plan(
     for folder, planner in planners.items():
         planner.set_up_planner(dict(states[folder]), is_coordinator=rank == 0)
     local = {folder: planner.create_local_plan() for folder, planner in planners.items()}
-    known = exchange((kept.agreements, local == kept.local)) if plans else [(0, False)]
-    if len(set(known)) > 1 or not known[0][1]:
+    if plans is None or not all(exchange(local == kept.local)):
+        kept.local = {}  # until all is agreed: a rank that fails in between asks for it again
         everybody = exchange(local)
         for folder, planner in planners.items():
             # Every rank derives the same global plan from the same local ones, so one exchange is enough.
             globally, listed = planner.create_global_plan([each[folder] for each in everybody])
-            # As bytes, which take little memory until the next save, and only the committer needs more.
-            kept.agreed[folder] = globally[rank], pickle.dumps(listed)
-        kept.local, kept.agreements = local, max(known)[0] + 1
+            kept.agreed[folder], kept.lists[folder] = globally[rank], pickle.dumps(listed)
+        kept.local, kept.notes = local, {}
     parts = []
     for folder, planner in planners.items():
-        own, metadata = kept.agreed[folder]
-        values = {item.index: planner.resolve_data(item) for item in planner.finish_plan(own).items}
+        items = planner.finish_plan(kept.agreed[folder]).items
+        values = {item.index: planner.resolve_data(item) for item in items}
         plain = {index: one.getvalue() if isinstance(one, io.BytesIO) else one for index, one in values.items()}
-        parts.append(ShardPart(folder, metadata, plain))
+        parts.append(ShardPart(folder, kept, plain))
     return parts
 
 
@@ -103,18 +104,23 @@ class ShardPart:
     """What one rank writes into a folder of shards, and the list of all of them on the rank that completes the save."""
 
     name: str
-    metadata: bytes  # what all ranks write together, without the places: torch's `Metadata`, pickled
+    plans: Plans
     # what this rank writes: tensors, and other values as `torch.save` wrote them
     values: dict[MetadataIndex, Tensor | bytes]
-    note: list[Placed] | None = None  # where `write` put each value; the other ranks are told
+    note: list[Placed] = field(default_factory=list)  # where `write` put each value
+    is_known: bool = False  # whether the note is that of the save before
 
     def write(self, folder: Path, rank: int) -> list[Entry]:
         """Write this rank's shard and flush it to disk."""
-        self.note = []
-        if not self.values:
-            return []
+        self.note, before = [], self.plans.notes.pop(self.name, None)
+        entries = self._write_values(folder / self.name, rank) if self.values else []
+        self.is_known = self.note == before
+        if rank:  # the one that completes the save knows all notes when it has written the list
+            self.plans.notes[self.name] = self.note
+        return entries
+
+    def _write_values(self, place: Path, rank: int) -> list[Entry]:
         name = _shard_of(rank)
-        place = folder / self.name
         place.mkdir(parents=True, exist_ok=True)
         with HashingFile(place / name) as file:
             for index, value in self.values.items():
@@ -127,17 +133,20 @@ class ShardPart:
         return [Entry(f"{self.name}/{name}", file.size, file.digest, rank)]
 
     def conclude(self, folder: Path, rank: int, notes: Sequence[object]) -> list[Entry]:
-        """Write the list of shards, after every rank has written its own."""
-        storage: dict[MetadataIndex, Any] = {}
-        for other, placed in enumerate(notes):
-            for index, start, length in placed or ():  # type: ignore[attr-defined]
-                storage[index] = storage_info(_shard_of(other), start, length)
-        complete: Metadata = replace(pickle.loads(self.metadata), storage_data=storage)
-        if hasattr(complete, "version"):  # older ones write none: 2.8 does not, 2.11 does
-            complete.version = _VERSION
+        """Write the list of shards, after every rank has written its own; without notes it is that of the last save."""
+        if notes:
+            storage: dict[MetadataIndex, Any] = {}
+            for other, placed in enumerate(notes):
+                for index, start, length in placed or ():  # type: ignore[attr-defined]
+                    storage[index] = storage_info(_shard_of(other), start, length)
+            complete: Metadata = replace(pickle.loads(self.plans.lists[self.name]), storage_data=storage)
+            if hasattr(complete, "version"):  # older ones write none: 2.8 does not, 2.11 does
+                complete.version = _VERSION
+            self.plans.lists[self.name] = pickle.dumps(complete)
         (folder / self.name).mkdir(exist_ok=True)
         with HashingFile(folder / self.name / METADATA_NAME) as file:
-            file.write(pickle.dumps(complete))
+            file.write(self.plans.lists[self.name])
+        self.plans.notes[self.name] = self.note
         return [Entry(f"{self.name}/{METADATA_NAME}", file.size, file.digest, rank)]
 
     def snapshot(self, buffers: Buffers) -> ShardPart:
@@ -154,10 +163,4 @@ def _shard_of(rank: int) -> str:
 def _own_memory(tensor: Tensor) -> Tensor:
     """Return a tensor on the CPU in memory of its own size: `torch.save` writes all the memory that it looks into."""
     tensor = tensor.detach().cpu()
-    if tensor.untyped_storage().size() == tensor.nbytes:
-        return tensor
-    seen_as_stored = not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
-    if type(tensor) is not Tensor or not tensor.numel() or not tensor.is_contiguous() or not seen_as_stored:
-        return tensor.clone()
-    # The same memory, good for as long as the tensor is: fresh memory costs more than writing.
-    return torch.frombuffer(buffer_of(tensor), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+    return tensor if tensor.untyped_storage().size() == tensor.nbytes else tensor.clone()

@@ -226,6 +226,11 @@ class AcceleratorState(SharedState, ProcessControl):
         return _precision
 
     @property
+    def fork_launched(self) -> bool:
+        """Whether a notebook launcher forked this process."""
+        return bool(PartialState().fork_launched)
+
+    @property
     def is_fsdp2(self) -> bool:
         """Whether models are sharded in place (FSDP version 2)."""
         return self.fsdp_plugin is not None and getattr(self.fsdp_plugin, "fsdp_version", 1) == 2

@@ -178,7 +178,7 @@ def test_other_versions_underneath_are_named(monkeypatch: pytest.MonkeyPatch, tm
 
     for name in ("accelerate", "accel-all"):
         install(name, "0.1.5", importlib.metadata.requires(name) or ())
-    for name in ("accel-bigmodel", "accel-launch", "accel-parallel", "accel-trackers"):
+    for name in ("accel-bigmodel", "accel-launch", "accel-parallel", "accel-plan", "accel-trackers"):
         install(name, "0.1.5")
     install("accel-core", "0.2.0")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

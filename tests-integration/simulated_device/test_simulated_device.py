@@ -145,8 +145,10 @@ def test_chosen_experts_come_to_the_device_within_the_cache(results: dict[str, A
     one, plain, ahead = results["experts"]["one"], *(results["experts"]["runs"][f"{away} {k}"] for k in (False, True))
     for found in (plain, ahead):
         assert found["off"] == 0
-        assert (found["held"], found["beyond"] < one) == (6 * one, True)
+        assert found["held"] <= 6 * one
+        assert found["beyond"] < one
         assert found["brought"][other] == 0
+    assert plain["held"] == 6 * one  # a guess that is called off leaves its room free
     assert plain["brought"][away] == plain["missed"] > 0
     assert ahead["guessed"] > 0
     assert ahead["missed"] < ahead["brought"][away]

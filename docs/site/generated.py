@@ -267,12 +267,7 @@ TASKS = {
     "Plan": ["accel_plan.device_map", "accel_plan.headroom"],
     "Quantize": ["accel_quant.config", "accel_quant.load"],
     "Errors": ["accel_core.errors"],
-    "Hooks and offloaded weights": [
-        "accel_bigmodel.hooks",
-        "accel_bigmodel.offload",
-        "accel_bigmodel.experts",
-        "accel_bigmodel.placement",
-    ],
+    "Hooks and offloaded weights": ["accel_bigmodel.hooks", "accel_bigmodel.offload", "accel_bigmodel.placement"],
     "Environment": ["accel_core.host"],
 }
 """The parts of the packages that `accel` exports names of, by what users do with them."""

@@ -121,14 +121,24 @@ class ExpertSource(ABC):
 
     @abstractmethod
     def made(self, number: int, part: Part, found: Brought) -> torch.Tensor:
-        """Return what an expert computes with of one of them."""
+        """Return a weight of an expert, as it computes with it.
+
+        Args:
+            number: The expert.
+            part: The weight.
+            found: Notes what was read for it.
+        """
 
     def state(self) -> tuple[object, ...]:
         """Return objects that are the same ones as long as weights that were read would be read again."""
         return tuple(each for part in self.parts() for each in part.state())
 
     def read(self, number: int) -> Brought:
-        """Return an expert's weights on the device that computes: pages of the file where that is the CPU."""
+        """Return an expert's weights on the device that computes: pages of the file where that is the CPU.
+
+        Args:
+            number: The expert.
+        """
         found = Brought()
         with normal_tensors():
             for part in self.parts():

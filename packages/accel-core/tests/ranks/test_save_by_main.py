@@ -108,6 +108,24 @@ def test_ranks_that_save_apart_keep_their_random_states(tmp_path: Path) -> None:
 
 
 @world(2)
+def test_pruning_takes_what_ranks_put_there_themselves(tmp_path: Path) -> None:
+    """With total_limit nothing of an older checkpoint stays, as the list of another rank's random states."""
+    as_the_drop_in()
+    config = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=1)
+    own = Training(project_config=config)
+    for _ in range(2):
+        own.step()
+        dist.barrier()
+        if not own.accelerator.is_main_process:
+            own.accelerator.save_state()
+        dist.barrier()
+        if own.accelerator.is_main_process:
+            own.accelerator.save_state()
+    dist.barrier()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint_1"]
+
+
+@world(2)
 def test_random_states_of_another_step_are_not_taken(tmp_path: Path) -> None:
     """A rank that saved at an earlier step only is seeded anew, and a warning says so."""
     as_the_drop_in()

@@ -169,7 +169,8 @@ class Manifest:
 
     def files(self) -> list[str]:
         """Return the names of all files that are known, of all lists, and of the manifest."""
-        lists = map(names.list_name, self.listing())
+        apart = {entry.rank for entry in self.entries if 0 < entry.rank <= self.absent}  # who saved for themselves
+        lists = map(names.list_name, sorted({*self.listing(), *apart}))
         return [*(entry.name for entry in self.entries), *lists, names.MANIFEST_NAME]
 
     def damages(self, folder: Path, only: Iterable[str] | None = None, *, contents: bool = True) -> dict[str, str]:

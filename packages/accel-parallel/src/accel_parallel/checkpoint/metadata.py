@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -78,8 +78,7 @@ def like_of(stored: TensorStorageMetadata) -> torch.Tensor:
 
 def places_of(metadata: Metadata) -> dict[MetadataIndex, Any]:
     """Return where each piece and each object lies: `relative_path`, `offset` and `length`."""
-    places: dict[MetadataIndex, Any] = metadata.storage_data
-    return places
+    return cast(dict[MetadataIndex, Any], metadata.storage_data)
 
 
 def _check(found: Metadata, path: Path) -> None:

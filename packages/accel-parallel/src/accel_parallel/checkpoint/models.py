@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -31,8 +31,7 @@ class ShardedModel:
 
     def read(self, name: str) -> Tensor:
         """Return one tensor in new memory on the CPU; a value that is not a tensor is returned unchanged."""
-        value: Tensor = self.shards.read(self.stored[name])
-        return value
+        return cast(Tensor, self.shards.read(self.stored[name]))
 
     def read_into(self, name: str, destination: Tensor) -> None:
         """Copy one tensor into another; of a sharded one, only this rank's part is read."""
@@ -84,9 +83,7 @@ def damages(shards: ShardFolder, source: Source, component: str, rank: int) -> l
     if source.manifest is not None or found:
         return found
     try:
-        for name in shards.tensors:
-            for _ in shards.pieces(name):
-                pass
+        shards.read_once()
     except CheckpointError as error:
         return [finding_of(error, component, rank)]
     return []

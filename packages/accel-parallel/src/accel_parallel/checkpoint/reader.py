@@ -155,6 +155,11 @@ class ShardFolder:
                         raise damaged_file(self._path_of(index), "one that became shorter while it was read")
                     yield torch.frombuffer(part, dtype=torch.uint8)
 
+    def read_once(self) -> None:
+        """Read every piece of all tensors as a load does, and keep none; a damaged one raises."""
+        for index in self._sizes:
+            self._piece(index)
+
     def bytes_of(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of the pieces of a tensor as they lie in their shards, equal for tensors of equal bits."""
         for index in self._pieces_of(name):

@@ -28,6 +28,7 @@ from accel_core.plugins.parallelism import (
 )
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.random import set_seed
+from accel_core.testing import requires
 from accel_core.tracking.tracker import GeneralTracker
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -257,6 +258,9 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
 ]
 
 
+NEEDS = {"a dict as plug-in": requires("engine:fsdp")}
+
+
 def _tracked_vector() -> None:
     accelerator = Accelerator(cpu=True, log_with=Silent())
     accelerator.init_trackers("project")
@@ -321,7 +325,10 @@ def _heard(slip: Slip, caplog: pytest.LogCaptureFixture) -> list[str]:
     return [*(str(each.message) for each in warned), *(record.getMessage() for record in caplog.records)]
 
 
-@pytest.mark.parametrize(("slip", "error", "says"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("slip", "error", "says"),
+    [pytest.param(*row[1:], id=row[0], marks=NEEDS.get(row[0], ())) for row in REFUSED],
+)
 def test_a_slip_is_refused_by_name(slip: Slip, error: type[AccelError], says: str) -> None:
     """What cannot work raises accel's error, alone, with what was found and what to write instead."""
     accelerator = Accelerator(cpu=True)

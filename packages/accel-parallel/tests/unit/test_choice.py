@@ -49,6 +49,7 @@ def test_mesh_is_asked_for_by_its_axes() -> None:
     assert choose(Request(2, parallelism=ParallelismConfig(dp_replicate_size=2))).strategy is DataParallelStrategy
 
 
+@requires("engine:deepspeed")  # a variable of an engine that is not there is refused
 def test_a_plugin_is_stronger_than_a_variable() -> None:
     """Argument before environment: the plugin's engine is the one that is named."""
     with patch_environment(ACCELERATE_USE_DEEPSPEED="true"):

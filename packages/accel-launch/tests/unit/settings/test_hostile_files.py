@@ -24,7 +24,7 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "number for a key": ("1: 2\n", "unknown key `1`"),
     "nothing for a key": ("null: 1\n", "unknown key `None`"),
     "truth for a key": ("true: 1\n", "unknown key `True`"),
-    "number for an inner key": ("fsdp_config:\n  1: 2\n", "unknown key `fsdp_config.fsdp_1`"),
+    "number for an inner key": ("dynamo_config:\n  1: 2\n", "unknown key `dynamo_config.1`"),
     "list for a key": ("? [1]\n: 2\n", "unhashable"),
     "5,000 digits": (f"num_processes: {'9' * 5000}\n", "integer string conversion"),
     "no such day": ("num_processes: 2020-99-99\n", "month must be in"),

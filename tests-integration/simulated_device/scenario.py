@@ -392,6 +392,7 @@ def experts(sim: Any, folder: Path) -> dict[str, Any]:
                 "held": report.held,
                 "beyond": sim.max_memory_allocated(0) - before - 6 * one,
                 "guessed": report.guessed,
+                "wrong": report.guessed_wrong,
                 "brought": {"disk": report.from_disk // one, "cpu": report.from_host // one},
                 "missed": report.misses,
             }

@@ -145,10 +145,11 @@ def test_chosen_experts_come_to_the_device_within_the_cache(results: dict[str, A
     one, plain, ahead = results["experts"]["one"], *(results["experts"]["runs"][f"{away} {k}"] for k in (False, True))
     for found in (plain, ahead):
         assert found["off"] == 0
-        assert found["held"] <= 6 * one
+        # Full, but for the room of wrong guesses that were called off before they were read.
+        assert 0 <= 6 * one - found["held"] <= found["wrong"] * one
         assert found["beyond"] < one
         assert found["brought"][other] == 0
-    assert plain["held"] == 6 * one  # a guess that is called off leaves its room free
+    assert plain["held"] == 6 * one
     assert plain["brought"][away] == plain["missed"] > 0
     assert ahead["guessed"] > 0
     assert ahead["missed"] < ahead["brought"][away]

@@ -362,11 +362,13 @@ if "fail" in sys.argv:
     if dist.get_rank() == 1:
         # What C++ may print while a process ends that raised.
         atexit.register(sys.stderr.write, "terminate called without an active exception\\n")
+        dist.destroy_process_group()  # gloo, still open when Python ends, may turn the exit code into SIGABRT
         raise ValueError("boom on machine 1")
     if "together" in sys.argv:
         dist.all_reduce(total)
     time.sleep(3600)
 if "once" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+    dist.destroy_process_group()
     raise ValueError("only once")
 dist.all_reduce(total)
 dist.destroy_process_group()

@@ -4,7 +4,8 @@
 
 A model of `--gib` GiB and its AdamW state (three times as much together). `save_state` and `torch.save` of the same
 tensors take turns, each after a sync and each flushed to disk; the first of two rounds begins with the one, the second
-with the other, because a disk that was written to is slower for a while, and shown is the ratio of the medians. Every
+with the other, because a disk that was written to is slower for a while, and shown is the ratio of the medians. Before
+each, a file of as many bytes is written and deleted, so that neither waits for memory of the machine's host. Every
 `save_state` replaces a checkpoint, and frees what it replaced; every `torch.save` writes a new file. A save in the
 background shows the time for which training stands still, with buffers that are used again. `load_state` takes turns
 with reading the same bytes into fresh memory; its peak is the growth of resident memory over what is restored, in a
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 WIDTH = 2048
+PIECE = 16 << 20
 
 
 def build(accelerator: Any, gib: float) -> tuple[Any, Any]:
@@ -50,17 +52,24 @@ def flush(path: Path) -> None:
             os.fsync(opened.fileno())
 
 
-def warm_memory(nbytes: int) -> None:
-    """Use and free memory, because a virtual machine has to get what was free for long from its host, page by page."""
-    import torch
+def warm(nbytes: int, cache: Path | None) -> None:
+    """Fill and free memory, or the cache of files, because a virtual machine's host is slow to give what was free."""
+    if cache is None:
+        import torch
 
-    torch.ones(nbytes, dtype=torch.uint8)
+        torch.ones(nbytes, dtype=torch.uint8)
+        return
+    zeros = memoryview(bytearray(PIECE))
+    with open(cache, "wb", buffering=0) as file:
+        for _ in range(-(-nbytes // PIECE)):
+            file.write(zeros)
+    cache.unlink()
 
 
-def timed(call: Any, nbytes: int) -> float:
-    """Return the seconds of a call that fills so much memory or cache, with nothing waiting for the disk beforehand."""
-    os.sync()
-    warm_memory(nbytes)
+def timed(call: Any, nbytes: int, cache: Path | None = None) -> float:
+    """Return the seconds of a call that fills so much memory, or so much of the cache of files where one is passed."""
+    os.sync()  # nothing waits for the disk beforehand
+    warm(nbytes, cache)
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
@@ -108,7 +117,7 @@ def work(library: str, gib: float, rounds: int, directory: Path) -> dict[str, fl
     times: dict[Any, list[float]] = {save_state: [], save_plain: []}
     for number in range(rounds):
         for save in (save_state, save_plain) if number % 2 else (save_plain, save_state):
-            times[save].append(timed(save, nbytes))
+            times[save].append(timed(save, nbytes, directory / "warm"))
         single.unlink()
     seconds = {save: statistics.median(taken) for save, taken in times.items()}
     print(f"{library}: seconds of save_state and torch.save: {[*times.values()]}", file=sys.stderr)
@@ -118,7 +127,7 @@ def work(library: str, gib: float, rounds: int, directory: Path) -> dict[str, fl
         for _ in range(4):
             handles: list[Any] = []
             save = lambda: handles.append(accelerator.save_state(str(folder), blocking=False))  # noqa: B023, E731
-            stalls.append(timed(save, nbytes))
+            stalls.append(timed(save, nbytes, directory / "warm"))
             handles[0].wait()
         result["stall"] = statistics.median(stalls[1:]) / seconds[save_state]
         result["stall_seconds"] = statistics.median(stalls[1:])

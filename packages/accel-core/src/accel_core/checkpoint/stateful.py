@@ -207,6 +207,8 @@ def _position_difference(own: Mapping[str, Any], state: object) -> str | None:
     version = state.get("version") if isinstance(state, Mapping) else None
     if not isinstance(state, Mapping) or version != own["version"]:
         return f"has the version {version!r:.40} and this accel reads {own['version']}"
+    if missing := own.keys() - state.keys():
+        return f"lacks {sorted(missing)}"
     if state["offset"] and state["unit"] != own["unit"]:
         return f"counts {state['unit']}, and the loader counts {own['unit']}"
     return None

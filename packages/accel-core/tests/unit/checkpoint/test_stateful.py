@@ -185,6 +185,7 @@ _POSITION = {
         (["list"], "the version None"),
         ({"seed": 3}, "the version None"),
         ({**_POSITION, "version": 99}, "the version 99"),
+        ({key: value for key, value in _POSITION.items() if key != "unit"}, r"lacks \['unit'\]"),
         ({**_POSITION, "offset": 2, "unit": "batches"}, "counts batches, and the loader counts samples"),
     ],
 )

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from accel_core.process import world as worlds
-from accel_core.testing import world
-from accel_core.testing.world import RankFailure, run
+from accel_testing import world
+from accel_testing.world import RankFailure, run
 
 GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
 TINY: dict[str, tuple[dict[str, int], str]] = {

@@ -17,7 +17,7 @@ from accel_core.strategies.ddp import DataParallelStrategy
 from accel_core.strategies.parts import Clip, Parts
 from accel_core.strategies.single import SingleStrategy
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing.conformance.strategy import Case, StrategyConformance
+from accel_testing.conformance.strategy import Case, StrategyConformance
 
 
 class PairedStrategy(Strategy):

@@ -31,12 +31,12 @@ from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.state import AcceleratorState, reset_all
-from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import Case, StrategyConformance, model, plain, samples, train
-from accel_core.testing.world import run
 from accel_deepspeed.gradients import gradients_of
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim, DummyScheduler
 from accel_deepspeed.strategy import DeepSpeedStrategy
+from accel_testing import requires, world
+from accel_testing.conformance.strategy import Case, StrategyConformance, model, plain, samples, train
+from accel_testing.world import run
 
 pytestmark = requires("deepspeed")
 

@@ -17,10 +17,10 @@ from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
-from accel_core.testing import world
-from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance
 from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
+from accel_testing.conformance.strategy import CASES, Case, StrategyConformance
 
 
 def plugin(**given: Any) -> FullyShardedDataParallelPlugin:

@@ -11,10 +11,10 @@ from torch import nn
 
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
-from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import StrategyConformance
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.strategy import PipelineStrategy
+from accel_testing import requires, world
+from accel_testing.conformance.strategy import StrategyConformance
 
 pytestmark = requires("torch:2.13")  # pipelines
 

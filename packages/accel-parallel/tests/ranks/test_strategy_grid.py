@@ -12,12 +12,12 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing.conformance.strategy import GRID, StrategyConformance
-from accel_core.testing.world import run
 from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing.conformance.strategy import GRID, StrategyConformance
+from accel_testing.world import run
 
 if os.environ.get("ACCEL_TEST_STRATEGY_GRID") != "full":
     pytest.skip("takes minutes; set ACCEL_TEST_STRATEGY_GRID=full", allow_module_level=True)

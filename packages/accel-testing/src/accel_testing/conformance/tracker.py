@@ -1,6 +1,6 @@
 """What every tracker has to do, as a class of tests to subclass.
 
-    from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+    from accel_testing.conformance.tracker import Stored, TrackerConformance
 
     class TestMyTracker(TrackerConformance):
         tracker_class = MyTracker
@@ -31,13 +31,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from accel_core.testing.limits import slowness
-from accel_core.testing.requires import requires
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN, null_tracker
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing.limits import slowness
+from accel_testing.requires import requires
 
 __all__ = ["CONFIG", "LEAVES", "RESUMED", "SCALARS", "TABLE", "TEXTS", "Stored", "TrackerConformance"]
 
@@ -108,7 +108,7 @@ _SESSION = """
 import faulthandler, sys
 source, qualname, folder, seconds = sys.argv[1:]
 faulthandler.dump_traceback_later(float(seconds), exit=True)
-from accel_core.testing.conformance.tracker import _hold_session
+from accel_testing.conformance.tracker import _hold_session
 _hold_session(source, qualname, folder)
 """
 """The session's script; when its time is up it prints every thread's stack and ends."""

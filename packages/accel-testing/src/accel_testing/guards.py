@@ -1,6 +1,6 @@
 """Fixtures that make a leaking test fail itself instead of its neighbor, and a hook that makes all of them faster.
 
-A package's `conftest.py` takes them all with `from accel_core.testing.guards import *`.
+A package's `conftest.py` takes them all with `from accel_testing.guards import *`.
 """
 
 from __future__ import annotations

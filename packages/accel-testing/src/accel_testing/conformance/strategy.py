@@ -1,6 +1,6 @@
 """What every strategy has to do, as a class of tests to subclass.
 
-    from accel_core.testing.conformance.strategy import StrategyConformance
+    from accel_testing.conformance.strategy import StrategyConformance
 
     class TestMyStrategy(StrategyConformance):
         strategy = MyStrategy
@@ -38,7 +38,7 @@ from accel_core.random import set_seed
 from accel_core.state import reset_all
 from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing.world import _body, run
+from accel_testing.world import _body, run
 
 __all__ = ["CASES", "GRID", "Case", "Refusal", "StrategyConformance"]
 

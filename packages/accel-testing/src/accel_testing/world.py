@@ -32,12 +32,12 @@ import pytest
 import torch.distributed as dist
 
 from accel_core.errors import TorchVersionError
-from accel_core.testing.limits import Deadline, slowness
+from accel_testing.limits import Deadline, slowness
 
 __all__ = ["RankFailure", "run", "server", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
-_PRELOAD = [__name__, "accel_core.testing._preload"]
+_PRELOAD = [__name__, "accel_testing._preload"]
 _servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
 _LEAVING = 2.0  # seconds for ranks that are done to let go of their group
 _OWN_VERDICT = 2.0  # seconds on a quiet machine in which the other ranks can add their failures to the first

@@ -8,30 +8,20 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.loading import set_default_restore_position
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.state import reset_all
+from accel_core.state import any_set, reset_all
 from accel_core.tracking.discovery import set_default_missing_library
 
-__all__ = [
-    "fresh_state",
-    "no_environment_leak",
-    "no_log_level_leak",
-    "no_process_group_leak",
-    "no_state_leak",
-    "no_thread_leak",
-    "process_defaults",
-    "pytest_collection_finish",
-    "variables",
-]
+__all__ = ["fresh_state", "nothing_left", "process_defaults", "pytest_collection_finish", "variables"]
 
 _OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KINETO_", "KMP_")
 """Variables of the test runner, and those that torch sets once when a part of it is first used."""
@@ -71,61 +61,37 @@ def process_defaults() -> None:
     ProjectConfiguration.meets = staticmethod(lambda: True)
 
 
-@pytest.fixture(autouse=True)
-def no_environment_leak() -> Iterator[None]:
-    """Fail a test that leaves the environment changed, and put it back."""
-    before = dict(os.environ)
-    yield
-    after = {name: value for name, value in os.environ.items() if not name.startswith(_OWNED_BY_OTHERS)}
-    kept = {name: value for name, value in before.items() if not name.startswith(_OWNED_BY_OTHERS)}
-    if after != kept:
-        changed = sorted(name for name in after.keys() | kept.keys() if after.get(name) != kept.get(name))
-        os.environ.clear()
-        os.environ.update(before)
-        pytest.fail(f"the test left environment variables changed: {changed}")
+def _own_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OWNED_BY_OTHERS)}
 
 
 @pytest.fixture(autouse=True)
-def no_log_level_leak() -> Iterator[None]:
-    """Fail a test that leaves the root logger at another level, and put it back."""
-    before = logging.root.level
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves something behind: variables, the root logger's level, threads, a process group, state.
+
+    All but a thread is put back.
+    """
+    variables, level, threads = _own_variables(), logging.root.level, set(threading.enumerate())
     yield
-    after = logging.root.level
-    if after != before:
-        logging.root.setLevel(before)
-        pytest.fail(f"the test left the root logger at level {after} instead of {before}")
-
-
-@pytest.fixture(autouse=True)
-def no_process_group_leak() -> Iterator[None]:
-    """Fail a test that leaves a process group open, and close it."""
-    yield
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-        pytest.fail("the test left a process group open")
-
-
-@pytest.fixture(autouse=True)
-def no_state_leak(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves process, run or step state behind, and clear it."""
-    yield
-    if "fresh_state" in request.fixturenames:
-        return
-    state = sys.modules.get("accel_core.state")
-    if state is not None and state.any_set():
-        state.reset_all()
-        pytest.fail("the test left state behind; ask for the fixture fresh_state")
-
-
-@pytest.fixture(autouse=True)
-def no_thread_leak() -> Iterator[None]:
-    """Fail a test that leaves a non-daemon thread running."""
-    before = set(threading.enumerate())
-    yield
-    left = [t for t in threading.enumerate() if t not in before and not t.daemon and t.is_alive()]
-    for thread in left:
+    left = []
+    changed = sorted({name for name, _ in variables.items() ^ _own_variables().items()})
+    if changed:
+        left.append(f"environment variables changed: {changed}")
+        for name in changed:
+            os.environ.pop(name, None)
+        os.environ.update(variables)
+    if logging.root.level != level:
+        left.append(f"the root logger at level {logging.root.level} instead of {level}")
+        logging.root.setLevel(level)
+    new = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
+    for thread in new:
         thread.join(1.0)
-    left = [thread.name for thread in left if thread.is_alive()]  # type: ignore[misc]
+    left += [f"the thread {thread.name!r} running" for thread in new if thread.is_alive()]
+    if dist.is_available() and dist.is_initialized():
+        left.append("a process group open")
+        dist.destroy_process_group()
+    if "fresh_state" not in request.fixturenames and any_set():
+        left.append("state behind; ask for the fixture fresh_state")
+        reset_all()
     if left:
-        pytest.fail(f"the test left threads running: {left}")
+        pytest.fail(f"the test left {'; '.join(left)}")

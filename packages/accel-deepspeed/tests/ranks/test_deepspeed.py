@@ -101,7 +101,7 @@ class Zero3(Zero2):
 def test_every_stage_equals_one_process(kind: str, tmp_path: Path) -> None:
     """Accumulated, cut short, clipped and weighted, every stage trains as one process, and refuses what it cannot."""
     begin()
-    globals()[kind]()._everything(tmp_path, reading=False)
+    globals()[kind]()._everything(tmp_path, without=("data_is_read_once", "dispatched_data_is_read_once"))
 
 
 class Compiled(Zero2):

@@ -108,10 +108,10 @@ class OfUnreduced(Each):
         super().__init__("NO_SHARD", use_orig_params=True)
 
 
-def test_a_window_that_is_not_reduced_fails() -> None:
+def test_a_window_that_is_not_reduced_fails(tmp_path: Path) -> None:
     """The suite notices that the last reduction of a window is missing."""
     with pytest.raises(pytest.fail.Exception, match="ranks hold different weights"):
-        OfUnreduced().test_equals_one_process(2, Case(accumulation=2))
+        OfUnreduced().test_conforms(2, f"equals_one_process {Case(accumulation=2)}", tmp_path)
 
 
 def _net() -> nn.Module:

@@ -149,10 +149,10 @@ class OfUnreduced(StrategyConformance):
         return {"fsdp_plugin": plugin()}
 
 
-def test_a_window_that_is_not_reduced_fails() -> None:
+def test_a_window_that_is_not_reduced_fails(tmp_path: Path) -> None:
     """The suite notices that the last reduction of a window is missing."""
     with pytest.raises(pytest.fail.Exception, match="not close"):
-        OfUnreduced().test_equals_one_process(2, Case(accumulation=2))
+        OfUnreduced().test_conforms(2, f"equals_one_process {Case(accumulation=2)}", tmp_path)
 
 
 class Block(nn.Module):

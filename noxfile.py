@@ -63,11 +63,12 @@ class Package:
     @property
     def siblings(self) -> list[str]:
         """Names of the packages of this repository that this one stands on, itself first, each once."""
-        found = [self.name]
-        for name in found:
-            wanted = (Requirement(text).name for text in PACKAGES[name].dependencies)
-            found.extend(other for other in wanted if other in PACKAGES and other not in found)
-        return found
+        return with_siblings([self.name])
+
+    @property
+    def tested_with(self) -> list[str]:
+        """The same, and those that its tests name besides."""
+        return with_siblings([self.name, *(Requirement(text).name for text in self.groups.get("test", []))])
 
     @property
     def third_party(self) -> list[str]:
@@ -75,15 +76,19 @@ class Package:
         texts = (text for name in self.siblings for text in PACKAGES[name].dependencies)
         return sorted({text for text in texts if Requirement(text).name not in PACKAGES})
 
-    @property
-    def testing(self) -> list[str]:
-        """Requirements of the parts of the package that help to test others."""
-        return self.extras.get("testing", [])
-
     def digest(self) -> str:
         """Return a hash of all that goes into the package's wheel."""
         files = [*sorted((self.folder / "src").rglob("*")), *(self.folder / n for n in ("pyproject.toml", "README.md"))]
         return hashed(*(p for p in files if p.is_file() and p.suffix not in (".pyc", ".so")))
+
+
+def with_siblings(names: list[str]) -> list[str]:
+    """Return those of the names that are packages of this repository, and all that these stand on, each once."""
+    found = [name for name in names if name in PACKAGES]
+    for name in found:
+        wanted = (Requirement(text).name for text in PACKAGES[name].dependencies)
+        found.extend(other for other in wanted if other in PACKAGES and other not in found)
+    return found
 
 
 PACKAGES = {p.name: p for p in map(Package.read, sorted((ROOT / "packages").glob("*/pyproject.toml")))}
@@ -140,7 +145,7 @@ class Environment:
         Args:
             requirements: Third-party requirements, besides those that the packages declare.
             packages: Names of packages of this repository, with extras in brackets where wanted. All of them go into
-                one pip command, so that a sibling never comes from an index.
+                one pip command, so that none comes from an index; those that the requirements name go here too.
             bare: Names of packages that are used in place without what they require.
             wheels: Install built wheels rather than the folders of the tree.
         """
@@ -160,7 +165,8 @@ class Environment:
             self.clear()
             if packages or any(Requirement(text).name == "torch" for text in requirements):
                 self.link_torch()
-            self.pip(*requirements, *targets(self.session, packages, wheels))
+            # Packages first: pip asks an index for a requirement unless it knows the folder or wheel by then.
+            self.pip(*targets(self.session, packages, wheels), *requirements)
             if bare:
                 self.pip("--no-deps", *targets(self.session, [*bare], wheels=False))
         self.stamp.write_text(stamp)
@@ -280,7 +286,7 @@ def with_megatron(session: nox.Session) -> Environment:
     """Return the environment of what runs on megatron-core: its package, and the library whose models it is told of."""
     own = PACKAGES["accel-megatron"]
     return Environment(session, "megatron").provide(
-        own.groups["test"], ["accel-core", "accel-parallel", "accel-megatron[models]"]
+        own.groups["test"], ["accel-core", "accel-testing", "accel-parallel", "accel-megatron[models]"]
     )
 
 
@@ -356,7 +362,7 @@ def changed(session: nox.Session) -> None:
     paths = [ROOT / line for line in lines_of(*git, "diff", "--name-only", base)]
     paths += [ROOT / line for line in lines_of(*git, "ls-files", "--others", "--exclude-standard")]
     touched = {name for name, package in PACKAGES.items() if any(package.folder in path.parents for path in paths)}
-    chosen = [package for package in PACKAGES.values() if touched.intersection(package.siblings)]
+    chosen = [package for package in PACKAGES.values() if touched.intersection(package.tested_with)]
     folders = [package.folder / "tests" for package in chosen if (package.folder / "tests").is_dir()]
     if not folders:
         session.skip(f"no package has changed since {base[:12]}")
@@ -379,7 +385,7 @@ def alone(session: nox.Session) -> None:
     packages, rest = chosen_packages(session)
     if rest:
         session.error(f"names of packages are all it takes; got {rest}. For pytest: nox -s 'isolated(NAME)' -- WORDS")
-    everything = {text for package in PACKAGES.values() for text in (*package.third_party, *package.testing)}
+    everything = {text for package in PACKAGES.values() for text in package.third_party}
     environment = Environment(session, "alone").provide(sorted(everything), list(PACKAGES), wheels=True)
 
     def prove(package: Package) -> subprocess.CompletedProcess[str]:
@@ -399,22 +405,21 @@ def alone(session: nox.Session) -> None:
 def proof(package: Package) -> list[str]:
     """Return what Python is given to prove that a package comes alone and whole."""
     strangers = sorted(other.module for other in PACKAGES.values() if other.name not in package.siblings)
-    needed = [f"{name}[testing]" if PACKAGES[name].testing else name for name in package.siblings]
     source = package.folder / "src" / package.module
-    return ["-I", str(ROOT / ".ci" / "alone.py"), str(source), ",".join(needed), *strangers]
+    return ["-I", str(ROOT / ".ci" / "alone.py"), str(source), ",".join(package.siblings), *strangers]
 
 
 @nox.session(venv_backend="none", default=False)
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def isolated(session: nox.Session, package: str) -> None:
-    """Test one package's wheel with nothing but what it declares: no sibling is there, and every module imports.
+    """Test one package's wheel with nothing but what it and its tests declare; every module imports without the latter.
 
     Tests of several ranks and those marked `slow` are left to the session `tests`: what a package can import is the
     same on every rank and after any time. `nox -s "isolated(accel-core)" -- -n 3` runs them too.
     """
     own = PACKAGES[package]
     requirements = own.third_party + own.groups.get("test", [])
-    environment = Environment(session, f"isolated-{package}").provide(requirements, own.siblings, wheels=True)
+    environment = Environment(session, f"isolated-{package}").provide(requirements, own.tested_with, wheels=True)
     environment.run("python", *proof(own))
     quick = [*spread([], "not slow and not full"), f"--ignore={own.folder / 'tests' / 'ranks'}"]
     pytest(environment, f"isolated-{package}", own.folder / "tests", *(session.posargs or quick))
@@ -558,7 +563,7 @@ def floor(session: nox.Session) -> None:
         lowest = [*{Requirement(pin).name: pin for pin in pins}.values()]  # of two lower bounds, the higher one
         name = f"floor-{package.name}"
         environment = Environment(session, name, python, lowest_torch(package))
-        environment.provide(lowest + package.groups.get("test", []), package.siblings, wheels=True)
+        environment.provide(lowest + package.groups.get("test", []), package.tested_with, wheels=True)
         pytest(environment, name, package.folder / "tests", *spread(rest))
 
 
@@ -690,7 +695,7 @@ def trackers(session: nox.Session) -> None:
     """Test every tracker with its real library, Comet and Aim too: their requirements are kept out of the one tree."""
     own = PACKAGES["accel-trackers"]
     requirements = sorted({text for name in ("test", "test-full", "test-apart") for text in own.groups[name]})
-    environment = Environment(session, "trackers").provide(requirements, own.siblings)
+    environment = Environment(session, "trackers").provide(requirements, own.tested_with)
     pytest(environment, "trackers", own.folder / "tests", *session.posargs)
 
 
@@ -699,7 +704,7 @@ def stores(session: nox.Session) -> None:
     """Test checkpoints in object stores on servers of other makes than that of the first tier: SeaweedFS, and gs://."""
     own = PACKAGES["accel-core"]
     requirements = {text for name in ("test", "test-full", "test-apart") for text in own.groups[name]}
-    packages = ["accel-core", "accel-bigmodel", "accel-launch", "accel-parallel", "accel-verify"]
+    packages = ["accel-core", "accel-testing", "accel-bigmodel", "accel-launch", "accel-parallel", "accel-verify"]
     environment = Environment(session, "stores").provide(sorted(requirements.union(GROUPS["examples"])), packages)
     chosen = session.posargs or [own.folder / "tests" / "stores", INTEGRATION / "faults" / "test_stores.py"]
     pytest(environment, "stores", *chosen, env={"ACCEL_TEST_STORE": "seaweedfs"})

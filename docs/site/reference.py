@@ -16,7 +16,7 @@ PACKAGES = {
     "accel_core": "accel-core", "accel_bigmodel": "accel-bigmodel", "accel_launch": "accel-launch",
     "accel_plan": "accel-plan", "accel_quant": "accel-quant", "accel_trackers": "accel-trackers",
     "accel_verify": "accel-verify", "accel_deepspeed": "accel-deepspeed", "accel_megatron": "accel-megatron",
-    "accel_parallel": "accel-parallel", "accel_torchft": "accel-torchft",
+    "accel_parallel": "accel-parallel", "accel_torchft": "accel-torchft", "accel_testing": "accel-testing",
 }  # fmt: skip
 """Import packages whose modules have pages, each with its folder."""
 

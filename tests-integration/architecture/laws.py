@@ -89,7 +89,7 @@ def local_imports(name: str, tree: ast.Module) -> list[Breach]:
 
 def environment_reads(name: str, tree: ast.Module) -> list[Breach]:
     """Find `os.environ` and `os.getenv` outside the environment's readers and the guards of the testing kit."""
-    if name in ENVIRONMENT_READERS or name.startswith("accel_core/testing/"):
+    if name in ENVIRONMENT_READERS or name.startswith("accel_testing/"):
         return []
     found = []
     for node in ast.walk(tree):
@@ -115,7 +115,7 @@ def label_ladders(name: str, tree: ast.Module) -> list[Breach]:
 
 
 def literal_limits(name: str, tree: ast.Module) -> list[Breach]:
-    """Find waits of a test that end after a number of seconds: `accel_core.testing.limits` knows what a machine needs.
+    """Find waits of a test that end after a number of seconds: `accel_testing.limits` knows what a machine needs.
 
     Waits of less than a second are there to run out.
     """
@@ -131,7 +131,7 @@ def literal_limits(name: str, tree: ast.Module) -> list[Breach]:
             seconds = [node.right] if isinstance(node, ast.BinOp) else node.comparators
         numbers = [part.value for part in seconds if isinstance(part, ast.Constant)]
         if any(isinstance(number, int | float) and number >= 1 for number in numbers):
-            found.append(Breach(name, node.lineno, f"waits for {numbers[0]} s; use accel_core.testing.limits"))
+            found.append(Breach(name, node.lineno, f"waits for {numbers[0]} s; use accel_testing.limits"))
     return found
 
 

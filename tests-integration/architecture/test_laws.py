@@ -124,6 +124,7 @@ _HEIGHT = {
     "accel_quant": 3,
     "accel_verify": 3,
     "accel": 4,
+    "accel_testing": 5,
 }
 
 

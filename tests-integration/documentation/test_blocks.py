@@ -30,8 +30,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import scene
 
-from accel_core.testing import limits
-from accel_core.testing.programs import ProgramAndRanks
+from accel_testing import limits
+from accel_testing.programs import ProgramAndRanks
 
 ROOT = Path(__file__).resolve().parents[2]
 _PAGES = [*ROOT.glob("packages/*/README.md"), *ROOT.glob("docs/**/*.md")]
@@ -115,7 +115,7 @@ def _elsewhere(text: str) -> bool:
 def _run(body: Callable[[list[Any], Path, dict[str, str]], None], wanted: list[Any], folder: Path) -> str:
     """Run a function of the scene in a process of its own, and return what it printed."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["accel_core.testing._preload"])
+    context.set_forkserver_preload(["accel_testing._preload"])
     variables = os.environ | {"WANDB_MODE": "offline", "ACCELERATE_USE_CPU": "true"}
     (folder / "printed").unlink(missing_ok=True)
     process = context.Process(target=body, args=(wanted, folder, variables))

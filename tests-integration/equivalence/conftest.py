@@ -3,6 +3,6 @@
 import sys
 from pathlib import Path
 
-from accel_core.testing.guards import *  # noqa: F403
+from accel_testing.guards import *  # noqa: F403
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from recorded import PEER, theirs
 
-from accel_core.testing import limits
-from accel_core.testing.programs import Program
+from accel_testing import limits
+from accel_testing.programs import Program
 
 PROGRAM = Path(__file__).with_name("batches.py")
 LIVE = pytest.mark.full("the original live")

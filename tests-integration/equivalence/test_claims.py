@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_core.testing.world import run
+from accel_testing.world import run
 
 
 def _train(file: str, samples: int, seedable: bool) -> None:

@@ -8,8 +8,8 @@ from training import close, plain, with_accel, with_weights
 from accel_core.optim.accumulation import Accumulation
 from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.process.world import ensure
-from accel_core.testing import world
-from accel_core.testing.world import run
+from accel_testing import world
+from accel_testing.world import run
 
 CASES = [(accumulation, batches) for accumulation in (1, 2, 3) for batches in (1, 4, 5, 6)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing.world import run
+from accel_testing.world import run
 from accel_verify.parallel.comparison import compare, tolerance_of
 from accel_verify.parallel.layouts import requested_layout
 from accel_verify.parallel.records import RecordedRun, read_run

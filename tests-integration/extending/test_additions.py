@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import additions
 from additions import Addition
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 LIMITS = {
     "a device": (additions.DEVICE, 2),
@@ -74,7 +74,7 @@ from accel_core.devices import registry
 from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import HARDWARE
 from accel_core.precision.scaler import get_grad_scaler
-from accel_core.testing.conformance.device import DeviceConformance
+from accel_testing.conformance.device import DeviceConformance
 
 class TestAbacus(DeviceConformance):
     device = registry.named("meta")
@@ -123,7 +123,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.plugins.echo import EchoPlugin
 from accel_core.state import reset_all
 from accel_core.strategies.echo import EchoStrategy
-from accel_core.testing.conformance.strategy import StrategyConformance
+from accel_testing.conformance.strategy import StrategyConformance
 
 @pytest.mark.parametrize(("handlers", "variables", "loudness"), [
     ([EchoPlugin(loudness=5)], {}, 5),

@@ -1,3 +1,3 @@
 """Fixtures of the fault tests: leak guards and fresh state."""
 
-from accel_core.testing.guards import *  # noqa: F403
+from accel_testing.guards import *  # noqa: F403

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits, requires
-from accel_core.testing.programs import ProgramAndRanks
+from accel_testing import limits, requires
+from accel_testing.programs import ProgramAndRanks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
 

@@ -20,10 +20,10 @@ from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import local_part
 from accel_core.state import reset_all
-from accel_core.testing import requires
-from accel_core.testing.world import run
 from accel_parallel import fsdp_files
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires
+from accel_testing.world import run
 
 SIZE = 4 << 20
 SHARDS = "SHARDED_STATE_DICT"

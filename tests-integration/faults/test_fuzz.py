@@ -25,8 +25,8 @@ from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import local_part
 from accel_core.modules.unwrap import canonical_state_dict
-from accel_core.testing import world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

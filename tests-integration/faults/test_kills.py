@@ -22,7 +22,7 @@ import pytest
 from accel_core.checkpoint import names
 from accel_core.checkpoint.load import load_state
 from accel_core.state import reset_all
-from accel_core.testing import limits
+from accel_testing import limits
 
 SAVER = str(Path(__file__).with_name("saver.py"))
 KILLS = int(os.environ.get("ACCEL_TEST_KILLS", "12"))
@@ -42,7 +42,7 @@ def clean_state() -> Iterator[None]:
 def start(directory: Path, size: int, **settings: Any) -> list[BaseProcess]:
     """Start the ranks of a saver."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["accel_core.testing._preload", "torch._dynamo"])
+    context.set_forkserver_preload(["accel_testing._preload", "torch._dynamo"])
     (directory / "board").write_bytes(b" " * WIDTH * size)
     (directory / "meeting").unlink(missing_ok=True)
     ranks = []

@@ -18,9 +18,9 @@ import torch
 
 from accel_core.checkpoint import commit
 from accel_core.checkpoint.preemption import EXIT_CODE
-from accel_core.testing import limits
-from accel_core.testing.programs import ProgramAndRanks
-from accel_core.testing.world import run
+from accel_testing import limits
+from accel_testing.programs import ProgramAndRanks
+from accel_testing.world import run
 
 SCRIPT = Path(__file__).with_name("preempted.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"

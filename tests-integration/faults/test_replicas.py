@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 

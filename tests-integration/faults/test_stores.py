@@ -25,9 +25,9 @@ from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointDamagedError
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
-from accel_core.testing import limits, requires, world
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import limits, requires, world
 
 ROOT = Path(__file__).parents[2]
 GRID = pytest.mark.full("another case of a grid")

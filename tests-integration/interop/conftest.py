@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 CLIENTS = Path(__file__).parent / "clients"
 

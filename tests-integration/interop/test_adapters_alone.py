@@ -15,8 +15,8 @@ from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointMismatchError
 from accel_core.mesh.tensor import whole
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 peft = pytest.importorskip("peft")
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from accel_core.host.ports import get_free_port
-from accel_core.testing import limits
-from accel_core.testing.programs import Program
+from accel_testing import limits
+from accel_testing.programs import Program
 
 PEER = os.environ.get("ACCEL_PEER_PYTHON")
 SCRIPT = str(Path(__file__).with_name("exchange.py"))

@@ -12,8 +12,8 @@ from torch import nn
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

@@ -12,10 +12,10 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
-from accel_core.testing import world
 from accel_parallel.context import shift_labels
 from accel_parallel.context.order import Share
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
 
 BATCH, LENGTH = 2, 32
 SMALL = {

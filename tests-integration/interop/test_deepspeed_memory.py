@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: `nox -s deepspeed`")
 

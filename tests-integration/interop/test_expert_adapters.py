@@ -15,8 +15,8 @@ from accel_core.mesh.tensor import whole
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
 
 pytest.importorskip("peft")
 

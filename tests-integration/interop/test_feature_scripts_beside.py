@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 NAMES = sorted(

@@ -11,8 +11,8 @@ from torch import nn
 
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.testing import world
 from accel_parallel.pipeline.kwargs import PipelineKwargs
+from accel_testing import world
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

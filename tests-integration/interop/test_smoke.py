@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 CLIENT = Path(__file__).parent / "clients" / "smoke.py"
 WHERE = "import importlib.util; print(importlib.util.find_spec('accelerate').origin)"

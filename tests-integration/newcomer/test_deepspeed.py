@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.testing import limits, requires
+from accel_testing import limits, requires
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"

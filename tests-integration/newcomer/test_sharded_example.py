@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits, requires
+from accel_testing import limits, requires
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {folder.name: folder for folder in sorted((ROOT / "packages").iterdir()) if folder.is_dir()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 ALONE = Path(__file__).resolve().parents[2] / ".ci" / "alone.py"
 FILES = {"__init__.py": "", "py.typed": "", "inner/__init__.py": "", "inner/deep.py": "import json\n"}

@@ -18,6 +18,7 @@ MODULES = {
     "accel-parallel": "accel_parallel",
     "accel-plan": "accel_plan",
     "accel-quant": "accel_quant",
+    "accel-testing": "accel_testing",
     "accel-torchft": "accel_torchft",
     "accel-trackers": "accel_trackers",
     "accel-verify": "accel_verify",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE = ROOT / ".ci" / "release.py"

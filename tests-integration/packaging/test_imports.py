@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 ACCEL = Path(sys.executable).with_name("accel")
 SIBLINGS = {
     "accel_bigmodel", "accel_deepspeed", "accel_launch", "accel_megatron", "accel_parallel", "accel_trackers",
-    "accel_plan", "accel_quant", "accel_torchft", "accel_verify", "accel", "accelerate",
+    "accel_plan", "accel_quant", "accel_testing", "accel_torchft", "accel_verify", "accel", "accelerate",
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard", "bitsandbytes"}
 
@@ -56,6 +56,7 @@ def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
         ("accel_trackers", SIBLINGS - {"accel_trackers"}),
         ("accel_plan", SIBLINGS - {"accel_plan", "accel_bigmodel"}),
         ("accel_quant", SIBLINGS - {"accel_quant", "accel_bigmodel"}),
+        ("accel_testing", SIBLINGS - {"accel_testing"}),
         ("accel_verify", SIBLINGS - {"accel_verify", "accel_launch"}),
     ],
 )

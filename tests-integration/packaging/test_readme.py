@@ -19,8 +19,9 @@ NEEDS = {
     "accel-plan": {"accel-core", "accel-bigmodel"},
     "accel-quant": {"accel-core", "accel-bigmodel"},
     "accel-verify": {"accel-core", "accel-launch"},
+    "accel-testing": {"accel-core"},
 }
-NEEDS["accel-all"] = NEEDS.keys() - {"accel-deepspeed", "accel-megatron", "accel-torchft"}
+NEEDS["accel-all"] = NEEDS.keys() - {"accel-deepspeed", "accel-megatron", "accel-testing", "accel-torchft"}
 NEEDS["accel-compat"] = {*NEEDS["accel-all"], "accel-all"}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 

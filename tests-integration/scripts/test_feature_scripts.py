@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from accel_core.testing import requires
-from accel_core.testing.world import run
+from accel_testing import requires
+from accel_testing.world import run
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from accel_core.modules.sizes import convert_file_size_to_int
-from accel_core.testing import limits
-from accel_core.testing.programs import Program
+from accel_testing import limits
+from accel_testing.programs import Program
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(

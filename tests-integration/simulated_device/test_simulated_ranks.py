@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 

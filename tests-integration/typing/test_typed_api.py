@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

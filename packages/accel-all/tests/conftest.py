@@ -1,3 +1,3 @@
 """Every test leaves the process as it found it."""
 
-from accel_core.testing.guards import *  # noqa: F403
+from accel_testing.guards import *  # noqa: F403

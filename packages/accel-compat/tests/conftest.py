@@ -3,7 +3,7 @@
 import pytest
 
 from accel_core.plugins.loading import set_default_restore_position
-from accel_core.testing.guards import *  # noqa: F403
+from accel_testing.guards import *  # noqa: F403
 from accelerate import _defaults
 
 

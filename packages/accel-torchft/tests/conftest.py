@@ -1,3 +1,3 @@
 """Fixtures of every test of accel-torchft."""
 
-from accel_core.testing.guards import *  # noqa: F403
+from accel_testing.guards import *  # noqa: F403

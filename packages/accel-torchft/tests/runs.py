@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 __all__ = ["SAMPLES", "check", "command_of", "launched", "results"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
-from accel_core.testing.guards import *  # noqa: F403
-from accel_core.testing.programs import ProgramAndRanks
+from accel_testing import limits
+from accel_testing.guards import *  # noqa: F403
+from accel_testing.programs import ProgramAndRanks
 
 Accel = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import accel
-from accel_core.testing import world
+from accel_testing import world
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

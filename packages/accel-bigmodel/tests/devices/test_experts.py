@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch
-from accel_core.testing.requires import requires
+from accel_testing.requires import requires
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

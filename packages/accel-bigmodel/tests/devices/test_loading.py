@@ -13,8 +13,8 @@ from torch import nn
 
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch
 from accel_core.checkpoint.weights import save_model
-from accel_core.testing import limits
-from accel_core.testing.requires import requires
+from accel_testing import limits
+from accel_testing.requires import requires
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -24,7 +24,7 @@ from accel_bigmodel import (
     set_module_tensor_to_device,
 )
 from accel_bigmodel.__main__ import main
-from accel_core.testing.requires import requires
+from accel_testing.requires import requires
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -20,7 +20,7 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_bigmodel.hooks.hook import ModelHook
-from accel_core.testing import limits
+from accel_testing import limits
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

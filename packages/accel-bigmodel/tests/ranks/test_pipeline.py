@@ -10,7 +10,7 @@ from torch import nn
 from accel_bigmodel import init_empty_weights, load_checkpoint_in_model, prepare_pippy
 from accel_core.errors import CheckpointError, RemoteRankError
 from accel_core.process.world import ensure
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 
 def model() -> nn.Module:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from accel_bigmodel import load_checkpoint_in_model, offload_weight
 from accel_core.errors import CollectiveError, OffloadError
 from accel_core.process.world import ensure
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 
 def model() -> nn.Module:

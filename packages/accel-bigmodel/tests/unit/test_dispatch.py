@@ -29,7 +29,7 @@ from accel_core.errors import (
     DeviceUnavailableError,
 )
 from accel_core.modules.compilation import compile_regions
-from accel_core.testing import limits
+from accel_testing import limits
 
 
 class Block(nn.Module):

@@ -15,7 +15,7 @@ from accel_bigmodel.__main__ import main
 from accel_bigmodel.checkpoint.hub import is_cached, why_unreachable
 from accel_bigmodel.estimate import create_ascii_table, create_empty_model, estimate_training_usage
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError
-from accel_core.testing import limits
+from accel_testing import limits
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 needs_transformers = pytest.mark.skipif(

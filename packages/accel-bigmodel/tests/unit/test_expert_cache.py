@@ -27,8 +27,8 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
-from accel_core.testing.limits import wait_for_fork
-from accel_core.testing.requires import requires
+from accel_testing.limits import wait_for_fork
+from accel_testing.requires import requires
 
 WIDTH, COUNT, CHOICES, LAYERS = 16, 6, 3, 3
 ONE = 2 * WIDTH * 2 * WIDTH * 4

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel import init_empty_weights, init_on_device, set_module_tensor_to_device
-from accel_core.testing import limits
+from accel_testing import limits
 
 
 class Tied(nn.Module):

@@ -2,7 +2,7 @@
 
 import sys
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 HIDDEN = 'import sys; sys.modules["numpy"] = None; '
 

@@ -14,7 +14,7 @@ import accelerate.hooks
 import accelerate.utils
 from accel_core.host.installed import version_of
 from accel_core.options.engines import absent
-from accel_core.testing import requires
+from accel_testing import requires
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState, GradientState
 

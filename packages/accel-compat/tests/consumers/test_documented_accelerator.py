@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_core.testing import requires
+from accel_testing import requires
 from accelerate import (
     Accelerator,
     DataLoaderConfiguration,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_core.testing.world import run
+from accel_testing.world import run
 from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import (

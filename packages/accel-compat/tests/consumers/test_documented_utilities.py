@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import accelerate
-from accel_core.testing import requires
+from accel_testing import requires
 from accelerate import (
     Accelerator,
     DataLoaderConfiguration,

@@ -23,8 +23,8 @@ from accel_core.errors import (
     PreparationError,
 )
 from accel_core.process.world import GroupNeeds, ensure
-from accel_core.testing import requires, world
-from accel_core.testing.world import run
+from accel_testing import requires, world
+from accel_testing.world import run
 from accelerate.utils import FullyShardedDataParallelPlugin, compile_regions_fsdp2, fsdp_utils
 
 VERSION_2 = pytest.param(2, marks=requires("torch:2.8"))

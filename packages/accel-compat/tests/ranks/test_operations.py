@@ -5,7 +5,7 @@ import torch
 
 from accel_core.errors import CollectiveError, RankDisagreementError
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_testing import world
 from accelerate._operations import copy_tensor_to_devices
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 from accelerate import Accelerator, _defaults
 from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration, set_seed

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accel_core.host.ports import get_free_port
-from accel_core.testing import limits
+from accel_testing import limits
 
 SCRIPT = """
 import json, os, shutil, sys

@@ -5,7 +5,7 @@ import torch
 
 from accel_core.comm import collectives
 from accel_core.process.world import ensure
-from accel_core.testing import limits, world
+from accel_testing import limits, world
 from accelerate import _verification
 
 DEBUG = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": f"{limits.limit():.0f}"}

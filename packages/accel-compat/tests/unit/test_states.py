@@ -7,7 +7,7 @@ import pytest
 
 from accel_core.errors import StateError
 from accel_core.options.enums import DistributedType
-from accel_core.testing import requires
+from accel_testing import requires
 from accelerate._states import ThreadLocalSharedDict, get_active_deepspeed_plugin
 
 

@@ -14,7 +14,7 @@ import torch
 
 import accelerate
 from accel_core.errors import ConfigurationError
-from accel_core.testing import world
+from accel_testing import world
 from accelerate import test_utils
 from accelerate._test_processes import RunOutput
 from accelerate.test_utils import testing, training

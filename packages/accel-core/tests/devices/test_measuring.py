@@ -19,7 +19,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.host.run_card import MEMORY_RAN_OUT
 from accel_core.metering import Measurement
 from accel_core.plugins.handlers import MeterKwargs, ProfileKwargs
-from accel_core.testing import limits
+from accel_testing import limits
 
 DEVICE = torch.device("cuda", 0)
 WIDTH, BATCH = 1024, 256

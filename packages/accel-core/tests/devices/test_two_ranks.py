@@ -18,7 +18,7 @@ from accel_core.errors import ConfigurationError
 from accel_core.plugins.handlers import InitProcessGroupKwargs
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import world
+from accel_testing import world
 
 DEVICE = torch.device("cuda", 0)
 SHARED = {"ACCELERATE_USE_CPU": "false", "ACCELERATE_TORCH_DEVICE": str(DEVICE)}

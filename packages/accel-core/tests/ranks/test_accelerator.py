@@ -19,7 +19,7 @@ from accel_core.errors import PreparationError, RemoteRankError
 from accel_core.host.versions import is_torch_version
 from accel_core.options.enums import DDPCommunicationHookType, DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 
 def _model() -> nn.Module:

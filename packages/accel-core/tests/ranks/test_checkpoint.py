@@ -29,8 +29,8 @@ from accel_core.errors import (
     ConfigurationError,
 )
 from accel_core.process.world import ensure
-from accel_core.testing import world
-from accel_core.testing.world import run
+from accel_testing import world
+from accel_testing.world import run
 
 
 def build(seed: int) -> BareRun:

@@ -15,7 +15,7 @@ from accel_core.errors import (
     UnsupportedTypeError,
 )
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_testing import world
 
 Pair = namedtuple("Pair", "left right")
 DTYPES = [

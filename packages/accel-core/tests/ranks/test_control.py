@@ -17,7 +17,7 @@ from accel_core.errors import (
 )
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_testing import world
 
 
 @world(3)

@@ -13,7 +13,7 @@ from accel_core.errors import RankDisagreementError
 from accel_core.process.desync_check import DesyncCheck
 from accel_core.process.world import ensure
 from accel_core.state.process import wait_for_everyone
-from accel_core.testing import limits, world
+from accel_testing import limits, world
 
 DEBUG = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": f"{limits.limit():.0f}"}
 IMPATIENT = {"ACCELERATE_DEBUG_MODE": "1", "ACCELERATE_DEBUG_TIMEOUT": f"{2 * limits.slowness():.0f}"}

@@ -12,7 +12,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.data.presharded import already_sharded
 from accel_core.errors import CheckpointMismatchError
 from accel_core.process.world import ensure
-from accel_core.testing.world import run
+from accel_testing.world import run
 
 LENGTH = 26
 

@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.world import ensure
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 
 class Stream(IterableDataset):

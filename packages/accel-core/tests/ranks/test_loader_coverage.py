@@ -11,7 +11,7 @@ from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
-from accel_core.testing import world
+from accel_testing import world
 
 LENGTHS, BATCHES = (1, 2, 3, 5, 8, 12, 13, 17), (1, 2, 3, 4)
 

@@ -18,7 +18,7 @@ from accel_core.data.presharded import already_sharded
 from accel_core.errors import CheckpointMismatchError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 CASES = int(os.environ.get("ACCEL_LOADER_CASES", "200"))
 ON_RANKS = max(20, CASES // 20)

@@ -11,7 +11,7 @@ from accel_core.data.presharded import already_sharded
 from accel_core.mesh.layout import Layout
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
-from accel_core.testing import world
+from accel_testing import world
 
 SIZES = [
     {"dp_shard": 2, "tp": 2},

@@ -17,7 +17,7 @@ from accel_core.data.skip import skip_first_batches
 from accel_core.errors import CollectiveError, DataError, DoubleShardingError, RemoteRankError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 LENGTHS = (5, 8, 0, 3)
 

@@ -10,7 +10,7 @@ from accel_core.comm.objects import gather_object
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.optim.local_sgd import LocalSGD
 from accel_core.plugins.handlers import GradScalerKwargs
-from accel_core.testing import world
+from accel_testing import world
 
 
 def batches(rank, count=5):

@@ -11,8 +11,8 @@ from accel_core.logging import get_logger
 from accel_core.options.enums import RNGType
 from accel_core.process.world import ensure
 from accel_core.random import set_seed, synchronize_rng_state, synchronize_rng_states
-from accel_core.testing import requires, world
 from accel_core.tqdm import tqdm
+from accel_testing import requires, world
 
 
 @world(2)

@@ -16,8 +16,8 @@ from accel_core.comm.control import Channel
 from accel_core.errors import RankDisagreementError
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.process import world as process_world
-from accel_core.testing import world
-from accel_core.testing.limits import slowness
+from accel_testing import world
+from accel_testing.limits import slowness
 
 NAP = 0.05
 

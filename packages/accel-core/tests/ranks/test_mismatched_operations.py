@@ -14,7 +14,7 @@ from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRank
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
 from accel_core.state.process import PartialState, wait_for_everyone
-from accel_core.testing import limits, world
+from accel_testing import limits, world
 
 HERE = r"test_mismatched_operations\.py:\d+ in "
 

@@ -21,7 +21,7 @@ from accel_core.errors import (
 )
 from accel_core.mesh.tensor import whole_on_first
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_testing import world
 
 
 @world(2)

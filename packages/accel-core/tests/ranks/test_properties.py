@@ -12,7 +12,7 @@ from accel_core.comm import collectives, padding
 from accel_core.comm.tree import leaf_paths, recursively_apply
 from accel_core.errors import RankDisagreementError
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_testing import world
 
 Pair = namedtuple("Pair", "left right")
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -12,7 +12,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.options.enums import DistributedType
 from accel_core.strategies import registry
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 
 class ShardedInPlace(Strategy):

@@ -11,7 +11,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.modules.reduction_order import ReductionOrders
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.state import reset_all
-from accel_core.testing import world
+from accel_testing import world
 
 
 class Net(nn.Module):

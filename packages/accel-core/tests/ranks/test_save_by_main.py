@@ -17,7 +17,7 @@ from accel_core.errors import RankDisagreementError
 from accel_core.plugins import fsdp
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.testing import requires, world
+from accel_testing import requires, world
 
 
 class Training:

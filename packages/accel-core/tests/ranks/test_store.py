@@ -15,7 +15,7 @@ from accel_core.host.ports import get_free_port
 from accel_core.process import rendezvous
 from accel_core.process import world as process
 from accel_core.process.world import destroy, ensure
-from accel_core.testing.world import run, world
+from accel_testing.world import run, world
 
 STRANGER = "127.0.0.2"
 """An address of this machine that the ranks do not meet at, as the one that its network knows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from accel_core.strategies.ddp import DataParallelStrategy
 from accel_core.strategies.parts import Clip, Parts
 from accel_core.strategies.single import SingleStrategy
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing.conformance.strategy import Case, StrategyConformance
+from accel_testing.conformance.strategy import Case, StrategyConformance
 
 
 class PairedStrategy(Strategy):
@@ -196,9 +197,9 @@ class OfApart(StrategyConformance):
     strategy = Apart
 
 
-def test_a_strategy_that_is_wrong_fails() -> None:
+def test_a_strategy_that_is_wrong_fails(tmp_path: Path) -> None:
     """The suite notices gradients that are not scaled, and gradients that are never averaged."""
     with pytest.raises(pytest.fail.Exception, match="not close"):
-        OfUnscaled().test_equals_one_process(2, Case(weighted=True))
+        OfUnscaled().test_conforms(2, f"equals_one_process {Case(weighted=True, uneven=True)}", tmp_path)
     with pytest.raises(pytest.fail.Exception, match="not close"):
-        OfApart().test_backward_can_synchronise_late(2)
+        OfApart().test_conforms(2, "backward_can_synchronise_late", tmp_path)

@@ -19,7 +19,7 @@ from accel_core.errors import (
 from accel_core.plugins.handlers import InitProcessGroupKwargs
 from accel_core.process import world as process_world
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_testing import world
 
 
 def through_device_memory(here):

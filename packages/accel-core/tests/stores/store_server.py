@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 
 from accel_core.host.ports import get_free_port
-from accel_core.testing import limits
+from accel_testing import limits
 
 FAULTS = ("500", "reset", "lost", "truncated", "delay")
 """What may happen to a request: an answer of 500, a cut connection before the request arrives, one after it was done,

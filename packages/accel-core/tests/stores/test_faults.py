@@ -16,7 +16,7 @@ from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.remote.store import Store
 from accel_core.checkpoint.save import save_state
 from accel_core.errors import CheckpointError, ConfigurationError
-from accel_core.testing.world import server as forking
+from accel_testing.world import server as forking
 
 FAULTS_BY_TIER = [
     pytest.param(fault, marks=pytest.mark.full("another case of a grid")) if fault in ("delay", "reset") else fault

@@ -37,7 +37,7 @@ from accel_core.errors import (
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import world
+from accel_testing import world
 
 
 def objects(address: str) -> list[str]:

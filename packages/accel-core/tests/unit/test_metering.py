@@ -28,8 +28,8 @@ from accel_core.metering import _PARTS, Measurement, Meter, _peak_flops
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.state.gradient import GradientState
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing import requires
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 NAP = 0.02

@@ -28,8 +28,8 @@ from accel_core.plugins.parallelism import (
 )
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.random import set_seed
-from accel_core.testing import requires
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

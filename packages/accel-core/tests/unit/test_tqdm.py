@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.environ import patch_environment
-from accel_core.testing import requires
 from accel_core.tqdm import on_terminal, tqdm
+from accel_testing import requires
 
 
 @requires("tqdm")

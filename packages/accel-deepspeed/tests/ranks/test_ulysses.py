@@ -25,8 +25,8 @@ from accel_core.plugins.accumulation import set_default_short_window
 from accel_core.plugins.loading import DataLoaderConfiguration, set_default_restore_position
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_deepspeed.plugin import DeepSpeedPlugin
+from accel_testing import requires, world
 
 pytestmark = requires("deepspeed", "transformers")
 

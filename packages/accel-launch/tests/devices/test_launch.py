@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 DEVICE = torch.device("cuda", 0)
 ROOT = Path(__file__).resolve().parents[4]

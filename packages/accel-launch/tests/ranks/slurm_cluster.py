@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 __all__ = ["SlurmCluster", "why_not"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
 from accel_launch.supervision.orphans import alive
+from accel_testing import limits
 
 FULL = Path("/dev/full")
 LAUNCH = [sys.executable, "-m", "accel_launch", "launch", "--cpu"]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from accel_core.host.ports import get_free_port
-from accel_core.testing import limits
+from accel_testing import limits
 
 GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "clusters.md"
 

@@ -17,8 +17,8 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented there
 
 from accel_core.host.ports import get_free_port
-from accel_core.testing import limits
-from accel_core.testing.programs import ProgramAndRanks
+from accel_testing import limits
+from accel_testing.programs import ProgramAndRanks
 
 TRAIN = """
 import os, pathlib, time

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import UnsupportedTypeError
-from accel_core.testing import limits
 from accel_launch.notebook import initialized_by, notebook_launcher
 from accel_launch.supervision.orphans import alive
+from accel_testing import limits
 
 GATHER = """
 def train(offset):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 pytest.importorskip("ray", reason="ray is not installed")
 EXAMPLES = Path(__file__).parents[4] / "examples"

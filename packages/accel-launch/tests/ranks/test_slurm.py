@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from slurm_cluster import SlurmCluster, running, why_not
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = ROOT / "examples"

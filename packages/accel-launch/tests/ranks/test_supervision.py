@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from accel_core.host.ports import get_free_port
-from accel_core.testing import limits, requires
-from accel_core.testing.programs import Program, ProgramAndRanks
 from accel_launch.supervision.orphans import find_orphans
+from accel_testing import limits, requires
+from accel_testing.programs import Program, ProgramAndRanks
 
 SLEEPER = """
 import os, signal, sys, time

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 DOWN, RETURN = b"\x1b[B", b"\r"
 

@@ -12,13 +12,13 @@ import yaml
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.options.engines import absent
-from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import child
 from accel_launch.settings.checks import check_script, check_settings
 from accel_launch.settings.resolve import Settings
+from accel_testing import requires
 
 HERE = Path(__file__).parents[1] / "peer"
 WORDS: dict[str, list[str]] = json.loads((HERE / "words.json").read_text())

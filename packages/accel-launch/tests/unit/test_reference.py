@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.options.engines import absent
-from accel_core.testing import requires
+from accel_testing import requires
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = ROOT / "packages" / "accel-launch" / "tests" / "reference.py"

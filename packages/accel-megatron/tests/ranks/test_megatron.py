@@ -29,8 +29,6 @@ from accel_core.errors import (
     StateError,
 )
 from accel_core.state import PartialState, reset_all
-from accel_core.testing import requires
-from accel_core.testing.world import run
 from accel_megatron import (
     GPTTrainStep,
     MegatronLMDummyDataLoader,
@@ -39,6 +37,8 @@ from accel_megatron import (
     library,
 )
 from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
+from accel_testing import requires
+from accel_testing.world import run
 
 pytestmark = [requires("megatron", "transformers"), pytest.mark.slow]
 

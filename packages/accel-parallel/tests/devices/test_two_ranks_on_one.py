@@ -16,9 +16,9 @@ from accel_core.errors import EngineUnavailableError
 from accel_core.plugins.handlers import InitProcessGroupKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchContextParallelConfig
 from accel_core.state import reset_all
-from accel_core.testing import world
-from accel_core.testing.world import run as run_on_ranks
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
+from accel_testing.world import run as run_on_ranks
 
 DEVICE = torch.device("cuda", 0)
 SHARED = {"ACCELERATE_USE_CPU": "false"}

@@ -13,8 +13,8 @@ from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.run import BareRun
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.tensor import whole
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 
 class Adapted(nn.Module):

@@ -19,8 +19,8 @@ from accel_core.errors import AccelError, ConfigurationError, PreparationError, 
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 

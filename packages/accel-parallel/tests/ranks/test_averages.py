@@ -18,10 +18,10 @@ from accel_core.optim.average import ModelAverage
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
-from accel_core.testing.world import run as run_on
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
+from accel_testing.world import run as run_on
 
 WIDTH, DECAY = 6, 0.75
 KINDS = ("ddp", "fsdp1", "fsdp2", "tp", "ep", "pp")

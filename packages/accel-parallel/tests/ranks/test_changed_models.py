@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from accel_core.accelerator import Accelerator
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 
 class Net(nn.Module):

@@ -15,8 +15,8 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
 from accel_core.modules.compilation import compile_regions
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 
 class Block(nn.Module):

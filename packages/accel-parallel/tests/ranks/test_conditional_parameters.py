@@ -15,8 +15,8 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import RankDisagreementError
 from accel_core.host.versions import is_torch_version
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 

@@ -24,11 +24,11 @@ from accel_core.process.world import ensure
 from accel_core.random import set_seed
 from accel_core.state import reset_all
 from accel_core.strategies.parts import SequenceBuffers
-from accel_core.testing import requires, world
 from accel_parallel.context import shift_labels
 from accel_parallel.context.order import Share, in_order
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 32, 8
 KINDS = ("causal", "sliding", "packed", "padded")

@@ -16,9 +16,9 @@ from accel_core.errors import PreparationError, RemoteRankError
 from accel_core.mesh.tensor import local_part
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 WAYS = {2: ("ddp", "fsdp2", "tp", "pp"), 4: ("fsdp2", "hsdp", "fsdp2 and tp", "pp and fsdp2")}
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from accel_core.accelerator import Accelerator
 from accel_core.comm.collectives import gather
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 

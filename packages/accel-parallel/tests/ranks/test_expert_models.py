@@ -18,9 +18,9 @@ from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.experts.layers import is_experts
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32,

@@ -24,10 +24,10 @@ from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import world
 from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.experts.dispatch import dispatch, routed, rows_of_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
 
 WIDTH, COUNT, TOKENS = 6, 4, 5
 

@@ -17,10 +17,10 @@ from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
-from accel_core.testing import world
-from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance
 from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
+from accel_testing.conformance.strategy import CASES, Case, StrategyConformance
 
 
 def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
@@ -108,10 +108,10 @@ class OfUnreduced(Each):
         super().__init__("NO_SHARD", use_orig_params=True)
 
 
-def test_a_window_that_is_not_reduced_fails() -> None:
+def test_a_window_that_is_not_reduced_fails(tmp_path: Path) -> None:
     """The suite notices that the last reduction of a window is missing."""
     with pytest.raises(pytest.fail.Exception, match="ranks hold different weights"):
-        OfUnreduced().test_equals_one_process(2, Case(accumulation=2))
+        OfUnreduced().test_conforms(2, f"equals_one_process {Case(accumulation=2)}", tmp_path)
 
 
 def _net() -> nn.Module:

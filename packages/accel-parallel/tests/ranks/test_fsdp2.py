@@ -24,12 +24,12 @@ from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import CASES, Case, StrategyConformance
 from accel_parallel.fsdp2.in_place import gloo_reduces
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.guards import refuse_gloo
+from accel_testing import requires, world
+from accel_testing.conformance.strategy import CASES, Case, StrategyConformance
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 
@@ -149,10 +149,10 @@ class OfUnreduced(StrategyConformance):
         return {"fsdp_plugin": plugin()}
 
 
-def test_a_window_that_is_not_reduced_fails() -> None:
+def test_a_window_that_is_not_reduced_fails(tmp_path: Path) -> None:
     """The suite notices that the last reduction of a window is missing."""
     with pytest.raises(pytest.fail.Exception, match="not close"):
-        OfUnreduced().test_equals_one_process(2, Case(accumulation=2))
+        OfUnreduced().test_conforms(2, f"equals_one_process {Case(accumulation=2)}", tmp_path)
 
 
 class Block(nn.Module):

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.fp8 import AORecipeKwargs
 from accel_core.state import reset_all
-from accel_core.testing import world
 from accel_parallel.fsdp2 import in_place
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
 
 FIRST = {"fsdp_version": 1, "use_orig_params": True, "state_dict_type": "FULL_STATE_DICT"}
 SECOND = {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT"}

@@ -22,9 +22,9 @@ from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.fsdp2 import sliced_loss
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 WORDS, WIDTH, TOKENS = 26, 8, 30
 MANY = 2501  # words that two ranks do not share out evenly, and do not gather in one slice

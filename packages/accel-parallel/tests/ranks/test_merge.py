@@ -13,8 +13,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from accel_core.comm.control import wait_for_all
 from accel_core.process.world import ensure
-from accel_core.testing import world
 from accel_parallel.checkpoint.merge import _in_shards, merge_weights
+from accel_testing import world
 
 
 @world(2)

@@ -30,12 +30,12 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.state.run import AcceleratorState
-from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import Case, StrategyConformance, model
 from accel_parallel.averaging import Averaging
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
+from accel_testing.conformance.strategy import Case, StrategyConformance, model
 
 PLAN = {"0": "colwise", "2": "rowwise"}
 

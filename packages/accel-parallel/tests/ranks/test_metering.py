@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
-from accel_core.testing import requires, world
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 WIDTH, NAP = 16, 0.05
 

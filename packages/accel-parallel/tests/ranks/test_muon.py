@@ -12,8 +12,8 @@ from torch import nn
 
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 pytestmark = requires("torch:2.10")
 WAYS: dict[str, dict[str, Any]] = {

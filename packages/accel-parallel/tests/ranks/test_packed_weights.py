@@ -18,8 +18,8 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.process import world as process_world
 from accel_core.state import reset_all
 from accel_core.strategies.quantized import refuse_packed
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 pytestmark = requires("bitsandbytes")
 

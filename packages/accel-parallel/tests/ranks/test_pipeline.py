@@ -31,11 +31,11 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
-from accel_core.testing.world import run as run_on
 from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
+from accel_testing.world import run as run_on
 
 pytestmark = requires("torch:2.13")  # pipelines
 

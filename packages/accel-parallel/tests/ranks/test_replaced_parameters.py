@@ -11,8 +11,8 @@ from torch import nn
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
 

@@ -19,11 +19,11 @@ from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.weights import load_model, save_model
 from accel_core.mesh.tensor import whole
 from accel_core.process.world import ensure
-from accel_core.testing import requires, world
-from accel_core.testing.world import run
 from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.gradients import clip_norm, clip_value
 from accel_parallel.sharding.whole import gather
+from accel_testing import requires, world
+from accel_testing.world import run
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 

@@ -36,8 +36,8 @@ from accel_core.options.enums import DistributedType
 from accel_core.process.world import ensure
 from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing import requires, world
-from accel_core.testing.world import run
+from accel_testing import requires, world
+from accel_testing.world import run
 
 PLAN = "toy_plan.json"
 

@@ -15,8 +15,8 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import EngineUnavailableError, PreparationError, TorchVersionError
 from accel_core.host.versions import is_torch_version
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 
 class Net(nn.Module):

@@ -15,9 +15,9 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import AccelError, EngineUnavailableError
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import abilities
+from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
 

@@ -22,9 +22,9 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import optimizers
+from accel_testing import requires, world
 
 SCRIPT = Path(__file__).parents[1] / "optimizers.py"
 PAGE = SCRIPT.parents[3] / "docs" / "reference" / "optimizers.md"

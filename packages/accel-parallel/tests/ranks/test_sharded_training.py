@@ -20,8 +20,8 @@ from accel_core.comm.objects import gather_object
 from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
 
 
 class Net(nn.Module):

@@ -24,10 +24,10 @@ from accel_core.mesh.tensor import local_part
 from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
-from accel_core.testing import world
-from accel_core.testing.world import run
 from accel_parallel.checkpoint.reader import ShardFolder
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
+from accel_testing.world import run
 
 KINDS: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp_version": 2, "auto_wrap_policy": "size_based_wrap", "min_num_params": 10},

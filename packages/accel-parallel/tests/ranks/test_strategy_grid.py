@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -12,12 +13,12 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParalle
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing.conformance.strategy import GRID, StrategyConformance
-from accel_core.testing.world import run
 from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing.conformance.strategy import Case, StrategyConformance
+from accel_testing.world import run
 
 if os.environ.get("ACCEL_TEST_STRATEGY_GRID") != "full":
     pytest.skip("takes minutes; set ACCEL_TEST_STRATEGY_GRID=full", allow_module_level=True)
@@ -28,6 +29,7 @@ LAYERS: dict[str, Any] = {
     "state_dict_type": "FULL_STATE_DICT",
     "state_dict_config": FullStateDictConfig(offload_to_cpu=False, rank0_only=False),
 }
+GRID = [Case(*way) for way in itertools.product((1, 3), (False, True), (None, 0.05), (False, True))]
 FIRST = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 WAYS: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     **{

@@ -28,12 +28,12 @@ from accel_core.plugins.handlers import GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig, TorchTensorParallelPlugin
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_core.testing import requires, world
-from accel_core.testing.conformance.strategy import Case, Refusal, StrategyConformance
 from accel_parallel import averaging as averages
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires, world
+from accel_testing.conformance.strategy import Case, Refusal, StrategyConformance
 
 
 def plugin(**given: Any) -> FullyShardedDataParallelPlugin:

@@ -9,7 +9,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.comm.objects import gather_object
 from accel_core.process.world import current
 from accel_core.strategies.strategy import strategy_of
-from accel_core.testing import world
+from accel_testing import world
 
 STAND_INS = str(Path(__file__).parents[1] / "stand_ins")
 

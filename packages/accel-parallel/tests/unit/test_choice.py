@@ -14,12 +14,12 @@ from accel_core.options.engines import engines, load
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies.ddp import DataParallelStrategy
 from accel_core.strategies.registry import Request, choose
-from accel_core.testing import requires
 from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.row import mesh_path, strategy_path
+from accel_testing import requires
 
 
 @pytest.mark.usefixtures("fresh_state")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_core.testing.requires import requires
 from accel_plan import Plan
 from accel_plan.__main__ import main
+from accel_testing.requires import requires
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

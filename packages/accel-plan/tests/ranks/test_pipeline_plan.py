@@ -7,7 +7,7 @@ from torch import nn
 from accel_core.host.versions import is_torch_version
 from accel_core.mesh.spec import parse_layout
 from accel_core.process.world import ensure
-from accel_core.testing import world
+from accel_testing import world
 
 pytest.importorskip("accel_parallel")
 from accel_bigmodel.meta import init_empty_weights

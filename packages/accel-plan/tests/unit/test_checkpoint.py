@@ -12,10 +12,10 @@ from torch import nn
 
 from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
 from accel_core.checkpoint.weights import save_model
-from accel_core.testing.requires import requires
 from accel_plan.__main__ import main
 from accel_plan.checkpoint import headroom_of, max_memory_of, plan_checkpoint
 from accel_plan.device_map import Plan
+from accel_testing.requires import requires
 
 LONG = "9" * 5000
 """A number that Python refuses to read."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accel_core.accelerator import Accelerator
-from accel_core.testing import world
+from accel_testing import world
 from accel_torchft.average import Average
 
 SHARES = (0.75, 0.25)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from accel_core.host.ports import get_free_port
-from accel_core.testing import limits
+from accel_testing import limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runs import SAMPLES, check, command_of, results

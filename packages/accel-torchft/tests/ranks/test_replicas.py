@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runs import SAMPLES, check, command_of, launched

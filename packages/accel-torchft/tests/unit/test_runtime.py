@@ -22,9 +22,9 @@ from accel_core.host.environ import text
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.store import loopback_store
 from accel_core.process.world import lead
-from accel_core.testing import limits
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing import limits
 from accel_torchft.kwargs import FaultToleranceKwargs
 from accel_torchft.notes import Notes
 from accel_torchft.trackers import ReplicatedHub

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_testing.conformance.tracker import Stored, TrackerConformance
 from accel_trackers import AimTracker
 
 

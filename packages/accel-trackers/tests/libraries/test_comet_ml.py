@@ -5,7 +5,7 @@ import json
 import zipfile
 from typing import ClassVar
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_testing.conformance.tracker import Stored, TrackerConformance
 from accel_trackers import CometMLTracker
 
 

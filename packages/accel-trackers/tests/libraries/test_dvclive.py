@@ -2,7 +2,7 @@
 
 import csv
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_testing.conformance.tracker import Stored, TrackerConformance
 from accel_trackers import DVCLiveTracker
 
 

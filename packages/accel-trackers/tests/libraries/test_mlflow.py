@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_testing.conformance.tracker import Stored, TrackerConformance
 from accel_trackers import MLflowTracker
 
 

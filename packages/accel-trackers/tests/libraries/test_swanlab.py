@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_testing.conformance.tracker import Stored, TrackerConformance
 from accel_trackers import SwanLabTracker
 
 _BLOCK = 32768

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_testing.conformance.tracker import Stored, TrackerConformance
 from accel_trackers import TensorBoardTracker
 
 

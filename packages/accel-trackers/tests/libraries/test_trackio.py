@@ -3,7 +3,7 @@
 import json
 import sqlite3
 
-from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+from accel_testing.conformance.tracker import Stored, TrackerConformance
 from accel_trackers import TrackioTracker
 
 

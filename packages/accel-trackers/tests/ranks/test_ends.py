@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from accel_core.testing import limits, requires
+from accel_testing import limits, requires
 
 SCRIPT = """
 import os, sys, threading

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.testing import requires, world
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing import requires, world
 
 CONFIG = {"lr": 0.1, "model": {"sizes": [3, None]}, "dtype": torch.float32}
 

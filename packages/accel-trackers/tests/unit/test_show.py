@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from accel_core.errors import ConfigurationError, TrackerError
-from accel_core.testing import requires
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing import requires
 from accel_trackers import command
 from accel_trackers.plot import draw
 from accel_trackers.show import run

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from accel_core.testing import requires, world
 from accel_core.tracking.hub import TrackerHub
+from accel_testing import requires, world
 from accel_trackers.tensorboard import TensorBoardTracker
 
 pytestmark = requires("tensorboard")

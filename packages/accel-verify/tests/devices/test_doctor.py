@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from accel_core.testing import limits
+from accel_testing import limits
 from accel_verify.diagnosis.libraries import Probe
 from accel_verify.parallel.values import generator_state, sums
 from accel_verify.resume.recorder import digest

@@ -15,8 +15,8 @@ import torch
 from accel_core.accelerator import Accelerator
 from accel_core.devices.cpu import CpuDevice
 from accel_core.errors import ConfigurationError
-from accel_core.testing import requires
 from accel_launch.cli import main
+from accel_testing import requires
 from accel_verify.parallel.report import Verdict
 from accel_verify.recorder import Finished
 from accel_verify.trial.clock import TrainingClock

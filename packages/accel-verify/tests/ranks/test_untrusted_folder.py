@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.host.program.run_module import own_command
-from accel_core.testing import limits
+from accel_testing import limits
 
 TRAP = "import pathlib, sys; pathlib.Path(__file__).with_name('caught').open('a').write(__name__ + ' ')\nsys.exit(1)\n"
 NAMES = ("torch", "yaml", "json", "numpy", "runpy", "tempfile", "questionary", "accel_core", "accel_launch")

@@ -14,8 +14,8 @@ import torch
 
 from accel_core.errors import LaunchError
 from accel_core.host.availability import has_module
-from accel_core.testing import requires
-from accel_core.testing.world import run
+from accel_testing import requires
+from accel_testing.world import run
 from accel_verify.parallel.comparison import Finding, compare, own_draw
 from accel_verify.parallel.layouts import RequestedLayout, requested_layout, requested_layouts
 from accel_verify.parallel.records import RecordedRun, read_run

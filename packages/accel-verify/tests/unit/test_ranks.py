@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 from accel_verify.ranks import RanksEnded, rank_variables, run_ranks
 
 FOREVER = "import time; time.sleep(3600)"

@@ -30,7 +30,7 @@ from accel_core.errors import (
     OffloadError,
     UnsafeCheckpointError,
 )
-from accel_core.testing import requires
+from accel_testing import requires
 
 X = torch.arange(8.0).reshape(2, 4)
 

@@ -26,7 +26,7 @@ from accel_bigmodel import (
     remove_hook_from_submodules,
 )
 from accel_core.errors import OffloadError
-from accel_core.testing import limits
+from accel_testing import limits
 
 CPU = torch.device("cpu")
 TOKENS = torch.arange(7).reshape(1, 7)

@@ -17,7 +17,7 @@ from torch import nn
 from accel_bigmodel import align_module_device, load_checkpoint_and_dispatch
 from accel_bigmodel.offload.prefetch import MapTransport
 from accel_core.errors import CheckpointError, ConfigurationError, OffloadError
-from accel_core.testing.requires import requires
+from accel_testing.requires import requires
 
 pytestmark = requires("platform:linux")
 WIDTH, LAYERS = 512, 16

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_core.checkpoint import commit
-from accel_core.testing import limits, requires
+from accel_testing import limits, requires
 
 SCRIPT = """
 import atexit, json, multiprocessing, os, sys, time, torch

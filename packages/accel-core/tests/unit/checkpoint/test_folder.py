@@ -26,7 +26,7 @@ from accel_core.errors import (
     ConfigurationError,
     UnsafeCheckpointError,
 )
-from accel_core.testing import limits
+from accel_testing import limits
 
 Make = Callable[..., BareRun]
 StateOf = Callable[[BareRun], dict[str, Any]]

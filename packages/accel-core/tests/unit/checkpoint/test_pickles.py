@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from accel_core.checkpoint import pickles, tensor_file
 from accel_core.checkpoint.digest import digest_of
 from accel_core.errors import AccelError, CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
-from accel_core.testing import requires
+from accel_testing import requires
 
 
 class Evil:

@@ -9,7 +9,7 @@ import pytest
 
 from accel_core.checkpoint import preemption
 from accel_core.errors import StateError
-from accel_core.testing import limits
+from accel_testing import limits
 
 SIGNALED = """
 import signal, sys

@@ -18,7 +18,7 @@ from accel_core.checkpoint.save import save_state
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import CheckpointMismatchError
 from accel_core.plugins.loading import DataLoaderConfiguration
-from accel_core.testing import requires
+from accel_testing import requires
 
 
 class Stream(IterableDataset[int]):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from accel_core.checkpoint.tensor_file import TensorFile, buffer_of, stream_tensors, write_tensors
 from accel_core.checkpoint.tensor_header import DTYPES
 from accel_core.errors import CheckpointDamagedError, CheckpointError
-from accel_core.testing.requires import requires
+from accel_testing.requires import requires
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 from accel_core.data import dispatcher
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import CheckpointMismatchError
-from accel_core.testing import requires
+from accel_testing import requires
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_state"),

@@ -11,7 +11,7 @@ from accel_core.data.adapter import stateful_class
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.skip import skip_first_batches
 from accel_core.errors import CheckpointMismatchError
-from accel_core.testing import requires
+from accel_testing import requires
 
 TORCHDATA = ("stateful", "torchdata's own")
 pytestmark = pytest.mark.usefixtures("fresh_state")

@@ -28,7 +28,7 @@ from accel_core.data.samplers import BatchSamplerShard, IterableDatasetShard, Se
 from accel_core.data.skip import SkipDataLoader, skip_first_batches
 from accel_core.errors import ConfigurationError, DoubleShardingError, UnknownBatchSizeError
 from accel_core.state.gradient import GradientState
-from accel_core.testing import requires
+from accel_testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.workers import IgnoreSigterm, ignore_sigterm
-from accel_core.testing import limits
+from accel_testing import limits
 
 SEND = "import os, sys; os.kill(int(sys.argv[1]), 15)"
 

@@ -12,7 +12,7 @@ from accel_core.errors import DeviceUnavailableError
 from accel_core.host.environ import text
 from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import HARDWARE, Hardware
-from accel_core.testing.conformance.device import DeviceConformance
+from accel_testing.conformance.device import DeviceConformance
 
 _PAGE = (
     next(parent for parent in Path(__file__).parents if (parent / "packages").is_dir()) / "docs/reference/hardware.md"

@@ -10,7 +10,7 @@ import torch
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import DDPCommunicationHookType
 from accel_core.plugins import handlers
-from accel_core.testing import requires
+from accel_testing import requires
 
 
 @dataclass

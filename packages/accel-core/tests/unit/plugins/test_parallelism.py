@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from accel_core.errors import ConfigurationError, MeshAxisError
 from accel_core.plugins import parallelism
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.testing.requires import requires
+from accel_testing.requires import requires
 
 
 @pytest.fixture

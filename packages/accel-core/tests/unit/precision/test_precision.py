@@ -23,7 +23,7 @@ from accel_core.precision.fp8.torchao import (
 from accel_core.precision.outputs import convert_to_fp32
 from accel_core.precision.scaler import get_grad_scaler
 from accel_core.process.world import World
-from accel_core.testing import requires
+from accel_testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 CPU = torch.device("cpu")

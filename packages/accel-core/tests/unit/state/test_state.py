@@ -14,7 +14,7 @@ from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.state import AcceleratorState, GradientState, PartialState, is_initialized
-from accel_core.testing import requires
+from accel_testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from accel_core.errors import ConfigurationError, StateError, TrackerError
-from accel_core.testing import limits
 from accel_core.tracking import discovery, queues
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.snapshot import snapshot
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing import limits
 
 
 class Keeping(GeneralTracker):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.testing import limits
+from accel_testing import limits
 
 pytest.importorskip("accel_launch", reason="what the launcher does for a run with DeepSpeed")
 from accel_deepspeed.launching.launcher import DeepSpeedLauncher, carried

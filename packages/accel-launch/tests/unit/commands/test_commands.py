@@ -9,7 +9,6 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
-from accel_core.testing import requires
 from accel_launch import cli, selfcheck
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
@@ -18,6 +17,7 @@ from accel_launch.launchers import registry
 from accel_launch.questions.ask import BACK, LineAsker, ask_all
 from accel_launch.questions.cluster import CLUSTER
 from accel_launch.questions.question import Question
+from accel_testing import requires
 
 
 @pytest.fixture(autouse=True)

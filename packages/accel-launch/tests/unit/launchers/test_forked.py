@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
 from accel_launch.launchers.forked import _Forked
+from accel_testing import limits
 
 
 def fail(rank: int, stopped: bool) -> None:

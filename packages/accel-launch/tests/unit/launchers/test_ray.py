@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.testing import limits, requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
 from accel_launch.launchers.ray import RayLauncher
 from accel_launch.launchers.ray_machines import Machine
 from accel_launch.settings.resolve import Settings
+from accel_testing import limits, requires
 
 RAY = ["--launcher", "ray", "--machines", "2", "--processes-per-machine", "4"]
 

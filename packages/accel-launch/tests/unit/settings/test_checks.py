@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError
-from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.checks import check_settings
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.resolved import Resolved
+from accel_testing import requires
 
 
 @pytest.mark.parametrize(

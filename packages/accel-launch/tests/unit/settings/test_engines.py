@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from accel_core.options.engines import PUBLIC, Public, engines
-from accel_core.testing import limits, requires
 from accel_launch import cli
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.engines import asked_for
 from accel_launch.settings.resolve import Settings
+from accel_testing import limits, requires
 
 MESH = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config", "--parallelism-config-dp-shard-size", "2"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError
-from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.config import ClusterConfig, load_config_from_file, write_basic_config
 from accel_launch.settings.file import load, write
+from accel_testing import requires
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_core.testing import requires
 from accel_launch.commands.configure import configure
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.checks import check_settings
 from accel_launch.settings.config import load_config_from_file
 from accel_launch.settings.file import load
+from accel_testing import requires
 
 HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "list that contains itself": ("a: &a [*a]\ncommands: 1\n", "unknown key `a`"),

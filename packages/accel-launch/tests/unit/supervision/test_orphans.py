@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
 from accel_launch.supervision.orphans import signal_group
+from accel_testing import limits
 
 # A real-time signal is queued: one that is sent twice is counted twice.
 COUNT = """

@@ -2,7 +2,7 @@
 
 import sys
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 EARLY = """
 import os, signal, sys

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
 from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.streams import Streams
 from accel_launch.supervision.traceback_hold import TracebackHold, seconds_without_core
+from accel_testing import limits
 
 
 def run(streams: Streams, rank: int, code: str, mark: str = "") -> None:

@@ -8,10 +8,10 @@ from torch import nn
 
 from accel_core.errors import EngineUnavailableError
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_core.testing import requires
 from accel_parallel.experts.layers import experts_of, is_experts, parameter_names
 from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import requires
 
 
 class Stacked(nn.Module):

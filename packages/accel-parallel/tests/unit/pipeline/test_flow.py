@@ -13,12 +13,12 @@ from torch import nn
 from accel_core.errors import PreparationError, TorchVersionError
 from accel_core.host.versions import TORCH_FEATURES, TorchFeature
 from accel_core.strategies.parts import Parts
-from accel_core.testing import requires
 from accel_parallel.pipeline.flow import Flow, stage_in, trace
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.stages import lay_out
 from accel_parallel.pipeline.strategy import PipelineStrategy
 from accel_parallel.sharding.wrapping import repeated_blocks
+from accel_testing import requires
 
 pytestmark = requires("torch:2.13")  # pipelines
 

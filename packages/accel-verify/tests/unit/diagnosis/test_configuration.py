@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import requires
+from accel_testing import requires
 from accel_verify.diagnosis.configuration import check_configuration
 from accel_verify.diagnosis.examine import settings_of
 

@@ -3,8 +3,8 @@
 import pytest
 
 from accel_core.errors import ConfigurationError
-from accel_core.testing import requires
 from accel_launch.commands.launch import launch_command_parser
+from accel_testing import requires
 from accel_verify.parallel.layouts import requested_layout, requested_layouts
 
 

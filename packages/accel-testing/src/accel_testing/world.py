@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import inspect
 import multiprocessing
+import operator
 import os
 import signal
 import sys
@@ -25,26 +26,22 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
 
 from accel_core.errors import TorchVersionError
-from accel_core.testing.limits import Deadline, slowness
+from accel_testing.limits import Deadline, slowness
 
-__all__ = ["RankFailure", "run", "server", "world"]
+__all__ = ["imported", "run", "server", "world"]
 
 _F = TypeVar("_F", bound=Callable[..., None])
-_PRELOAD = [__name__, "accel_core.testing._preload"]
+_PRELOAD = [__name__, "accel_testing._preload"]
 _servers: dict[tuple[str, ...], forkserver.ForkServer] = {}
 _LEAVING = 2.0  # seconds for ranks that are done to let go of their group
 _OWN_VERDICT = 2.0  # seconds on a quiet machine in which the other ranks can add their failures to the first
-
-
-class RankFailure(AssertionError):
-    """A rank of a test failed; the message holds that rank's traceback."""
 
 
 def world(
@@ -70,7 +67,7 @@ def world(
         def spread(*args: object, **kwargs: object) -> None:
             failure = run(test, size, args, kwargs, quiet=quiet, environment=environment, preload=preload)
             if failure is not None:
-                raise RankFailure(failure)
+                pytest.fail(failure, pytrace=False)
 
         spread.ranks_body = test  # type: ignore[attr-defined]
         return spread  # type: ignore[return-value]
@@ -170,17 +167,15 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline
                 deadline = Deadline(exactly=min(deadline.left, _OWN_VERDICT * slowness()))
     failed = [(rank, text) for rank, (kind, text) in sorted(verdicts.items()) if kind == "fail"]
     hung = sorted(pending.values())
+    for rank in hung:
+        pid = ranks[rank][0].pid
+        if pid is not None and ranks[rank][0].is_alive():
+            os.kill(pid, signal.SIGUSR2)
     if hung:
-        for rank in hung:
-            pid = ranks[rank][0].pid
-            if pid is not None and ranks[rank][0].is_alive():
-                os.kill(pid, signal.SIGUSR2)
         time.sleep(0.3)  # for the stacks to be written
     if failed or hung:
         lines = [f"rank {rank} failed:\n{text}" for rank, text in failed]
-        for rank in hung:
-            ranks[rank][0].kill()
-            lines.append(f"rank {rank} did not end; it stood at:\n{_stack(folder, rank)}")
+        lines += [f"rank {rank} did not end; it stood at:\n{_stack(folder, rank)}" for rank in hung]
         return "\n".join(lines)
     skipped = [text for kind, text in verdicts.values() if kind == "skip"]
     if skipped:
@@ -213,7 +208,7 @@ def _rank_main(
         faulthandler.register(signal.SIGUSR2, file=stack, all_threads=True)
         verdict = ("ok", "")
         try:
-            _body(source, qualname)(*args, **kwargs)
+            imported(source, qualname)(*args, **kwargs)
         except (pytest.skip.Exception, TorchVersionError) as skip:
             verdict = ("skip", str(skip))
         except BaseException:
@@ -229,8 +224,8 @@ def _rank_main(
         os._exit(0 if verdict[0] != "fail" else 1)
 
 
-def _body(source: str, qualname: str) -> Callable[..., None]:
-    """Import the test's file in this process and return the undecorated body."""
+def imported(source: str, qualname: str) -> Callable[..., Any]:
+    """Import the test's file in this process, and return what has this name there, without its decorator `world`."""
     name = "ranks_" + str(abs(hash(source)))
     spec = importlib.util.spec_from_file_location(name, source)
     assert spec is not None, f"{source} cannot be imported"
@@ -238,9 +233,6 @@ def _body(source: str, qualname: str) -> Callable[..., None]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    found: object = module
-    for part in qualname.split("."):
-        found = getattr(found, part)
-    decorated = cast("Callable[..., None]", found)
-    body: Callable[..., None] = getattr(decorated, "ranks_body", decorated)
+    found = operator.attrgetter(qualname)(module)
+    body: Callable[..., Any] = getattr(found, "ranks_body", found)
     return body

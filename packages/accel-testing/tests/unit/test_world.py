@@ -8,8 +8,8 @@ import torch
 
 from accel_core.errors import TorchVersionError
 from accel_core.process.world import ensure
-from accel_core.testing import requires, world
-from accel_core.testing.world import run
+from accel_testing import requires, world
+from accel_testing.world import run
 
 
 @pytest.mark.slow

@@ -19,9 +19,6 @@ for _name in (
     "torch.distributed.checkpoint",
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.fsdp",
-    "torch.nn.parallel",
-    "torch.optim",
-    "torch.utils.data",
 ):
     importlib.import_module(_name)
 _engines = {engine.strategy.split(".")[0] for engine in engines().values() if engine.library in ("", "torch")}

@@ -1,6 +1,6 @@
 """What every kind of hardware has to do, as a class of tests to subclass.
 
-    from accel_core.testing.conformance.device import DeviceConformance
+    from accel_testing.conformance.device import DeviceConformance
 
     class TestMyDevice(DeviceConformance):
         device = MyDevice()

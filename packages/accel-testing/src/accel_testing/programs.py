@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
-from accel_core.testing.world import server
+from accel_testing.world import server
 
 __all__ = ["Program", "ProgramAndRanks"]
 

@@ -17,10 +17,8 @@ __all__ = ["requires"]
 
 def _missing(need: str) -> str | None:
     """Return why `need` is not met here, or `None` where it is."""
-    kind, _, name = need.partition(":")
-    if not name:
-        kind, name = "library", need
-    if kind == "library":
+    kind, _, name = need.rpartition(":")
+    if kind in ("", "library"):
         return None if importlib.util.find_spec(name) is not None else f"needs the library {name}, not installed here"
     if kind == "program":
         return None if shutil.which(name) else f"needs the program {name}, not on this machine"

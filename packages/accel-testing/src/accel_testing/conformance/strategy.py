@@ -1,6 +1,6 @@
 """What every strategy has to do, as a class of tests to subclass.
 
-    from accel_core.testing.conformance.strategy import StrategyConformance
+    from accel_testing.conformance.strategy import StrategyConformance
 
     class TestMyStrategy(StrategyConformance):
         strategy = MyStrategy
@@ -13,7 +13,6 @@ that computes in 32 bits says so and is compared to 1e-6.
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
 from accel_core.comm.objects import broadcast_object_list, gather_object
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.errors import ConfigurationError, PreparationError, StateError
+from accel_core.errors import PreparationError, StateError
 from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import GROUPS
 from accel_core.options.engines import engines
@@ -38,9 +37,9 @@ from accel_core.random import set_seed
 from accel_core.state import reset_all
 from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.strategy import Strategy
-from accel_core.testing.world import _body, run
+from accel_testing.world import imported, run
 
-__all__ = ["CASES", "GRID", "Case", "Refusal", "StrategyConformance"]
+__all__ = ["CASES", "Case", "Refusal", "StrategyConformance"]
 
 _FEATURES, _BATCH, _GLOBAL_BATCHES = 4, 2, 5
 
@@ -84,10 +83,6 @@ CASES: tuple[Case, ...] = (
     Case(weighted=True, uneven=True),
     Case(accumulation=2, weighted=True, clip=0.05),
 )
-GRID: tuple[Case, ...] = tuple(
-    itertools.starmap(Case, itertools.product((1, 3), (False, True), (None, 0.05), (False, True)))
-)
-"""Every combination of the ways to train."""
 
 
 def model(seed: int = 3, dtype: torch.dtype = torch.double) -> nn.Module:
@@ -196,84 +191,41 @@ class StrategyConformance:
         return ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run each test on each number of ranks."""
-        if "size" in metafunc.fixturenames:
-            metafunc.parametrize("size", self.sizes, ids=[f"{size} ranks" for size in self.sizes])
+        """Make each check a test of its own on each number of ranks."""
+        metafunc.parametrize("size", self.sizes, ids=[f"{size} ranks" for size in self.sizes])
+        metafunc.parametrize("check", list(self._checks(Path())))
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
-    def test_equals_one_process(self, size: int, case: Case) -> None:
-        """Weights, and norms of gradients, are those of one process on all the data, on every rank."""
-        self._on_ranks("_equals_one_process", size, case)
-
-    def test_backward_can_synchronise_late(self, size: int) -> None:
-        """A backward inside trigger_sync_in_backward completes gradients of forwards under no_sync, or is refused."""
-        self._on_ranks("_synchronises_late", size)
-
-    def test_batches_without_rows_train(self, size: int) -> None:
-        """Replicas whose stream has ended train on nothing beside those that go on, and weights are of all rows."""
-        self._on_ranks("_trains_on_nothing", size)
-
-    def test_elements_are_clipped(self, size: int) -> None:
-        """Clipping by value gives the weights of one process, or is refused by name."""
-        self._on_ranks("_clips_elements", size)
-
-    def test_state_is_restored(self, size: int, tmp_path: Path) -> None:
-        """A run goes back to what it saved, and trains on as it did before."""
-        self._on_ranks("_restores", size, tmp_path, fresh=False)
-
-    def test_another_run_resumes(self, size: int, tmp_path: Path) -> None:
-        """A second Accelerator has the same strategy and continues, after loading, as if nothing had happened."""
-        self._on_ranks("_restores", size, tmp_path, fresh=True)
-
-    def test_saved_model_is_the_plain_one(self, size: int, tmp_path: Path) -> None:
-        """`save_model` writes the whole model under the names that the bare model has."""
-        self._on_ranks("_saves_model", size, tmp_path)
-
-    def test_unwrapping_gives_the_model_back(self, size: int) -> None:
-        """The model inside has its own class and names, whatever was put around it."""
-        self._on_ranks("_unwraps", size)
-
-    def test_preparing_twice_changes_nothing(self, size: int) -> None:
-        """What was prepared comes back as it is."""
-        self._on_ranks("_prepares_twice", size)
-
-    def test_seeds_are_equal_inside_a_replica(self, size: int) -> None:
-        """With device-specific seeds, ranks that compute the same loss draw the same numbers, and all others differ."""
-        self._on_ranks("_seeds", size)
-
-    @pytest.mark.parametrize("dispatch", [False, True], ids=["own part", "dispatched"])
-    def test_data_is_read_once(self, size: int, dispatch: bool) -> None:
-        """Ranks of one replica read the same rows, replicas read all of them, and metrics count each sample once."""
-        self._on_ranks("_reads_once", size, dispatch=dispatch)
-
-    def test_what_cannot_train_is_refused(self, size: int) -> None:
-        """Errors are named, come on every rank, and nothing was prepared."""
-        self._on_ranks("_refuses", size)
-
-    def _everything(self, folder: Path, *, on_nothing: bool = True, reading: bool = True) -> None:
-        """Run the suite in one group of ranks."""
-        checks: tuple[Callable[[], None], ...] = (
-            *(partial(self._equals_one_process, case) for case in CASES),
-            self._synchronises_late,
-            *([self._trains_on_nothing] if on_nothing else []),
-            self._clips_elements,
-            self._unwraps,
-            self._prepares_twice,
-            self._seeds,
-            *(partial(self._restores, folder / str(fresh), fresh=fresh) for fresh in (False, True)),
-            partial(self._saves_model, folder / "model"),
-            *(partial(self._reads_once, dispatch=dispatch) for dispatch in (False, True) if reading),
-            self._refuses,
-        )
-        for check in checks:
-            check()
-            reset_all()
-
-    def _on_ranks(self, method: str, size: int, *args: object, **kwargs: object) -> None:
+    def test_conforms(self, size: int, check: str, tmp_path: Path) -> None:
+        """The strategy passes the check on so many ranks."""
         source = inspect.getsourcefile(type(self))
-        failure = run(_call, size, (source, type(self).__qualname__, method, *args), kwargs)
+        failure = run(_call, size, (source, type(self).__qualname__, check, tmp_path))
         if failure is not None:
             pytest.fail(failure, pytrace=False)
+
+    def _checks(self, folder: Path) -> dict[str, Callable[[], None]]:
+        """Return what the suite checks on ranks, by name."""
+        return {
+            **{f"equals_one_process {case}": partial(self._equals_one_process, case) for case in CASES},
+            "backward_can_synchronise_late": self._synchronises_late,
+            "batches_without_rows_train": self._trains_on_nothing,
+            "elements_are_clipped": self._clips_elements,
+            "unwrapping_gives_the_model_back": self._unwraps,
+            "preparing_twice_changes_nothing": self._prepares_twice,
+            "seeds_are_equal_inside_a_replica": self._seeds,
+            "state_is_restored": partial(self._restores, folder / "own", fresh=False),
+            "another_run_resumes": partial(self._restores, folder / "another", fresh=True),
+            "saved_model_is_the_plain_one": partial(self._saves_model, folder),
+            "data_is_read_once": partial(self._reads_once, dispatch=False),
+            "dispatched_data_is_read_once": partial(self._reads_once, dispatch=True),
+            "what_cannot_train_is_refused": self._refuses,
+        }
+
+    def _everything(self, folder: Path, *, without: tuple[str, ...] = ()) -> None:
+        """Run the suite in one group of ranks, without the checks that are named."""
+        for name, check in self._checks(folder).items():
+            if name not in without:
+                check()
+                reset_all()
 
     def _accelerator(self, case: Case | None = None, **kwargs: Any) -> Accelerator:
         if case is not None:
@@ -283,6 +235,7 @@ class StrategyConformance:
         return accelerator
 
     def _equals_one_process(self, case: Case) -> None:
+        """Weights, and norms of gradients, are those of one process on all the data, on every rank."""
         accelerator = self._accelerator(case)
         size = _BATCH * accelerator._runtime.layout.replicas
         count = _GLOBAL_BATCHES * size - (size // 2 + 1 if case.uneven else 0)
@@ -296,6 +249,7 @@ class StrategyConformance:
         self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _synchronises_late(self) -> None:
+        """A backward inside trigger_sync_in_backward completes gradients of forwards under no_sync, or is refused."""
         accelerator = self._accelerator()
         layout = accelerator._runtime.layout
         expected = self._model()
@@ -319,6 +273,7 @@ class StrategyConformance:
         self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _trains_on_nothing(self) -> None:
+        """Replicas whose stream has ended train on nothing beside those that go on, and weights are of all rows."""
         case = Case(weighted=True)
         accelerator = self._accelerator(case)
         layout = accelerator._runtime.layout
@@ -334,6 +289,7 @@ class StrategyConformance:
         self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _clips_elements(self) -> None:
+        """Clipping by value gives the weights of one process, or is refused by name."""
         accelerator = self._accelerator()
         size = _BATCH * accelerator._runtime.layout.replicas
         data, expected = self._samples(size), self._model()
@@ -353,6 +309,7 @@ class StrategyConformance:
         self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _restores(self, folder: Path, *, fresh: bool) -> None:
+        """A run, or a second Accelerator of the same strategy, goes back to what was saved and trains on as before."""
         case = Case(accumulation=2, clip=0.05)
         accelerator = self._accelerator(case)
         data = self._samples(_GLOBAL_BATCHES * _BATCH * accelerator._runtime.layout.replicas)
@@ -372,6 +329,7 @@ class StrategyConformance:
         self._close(self._state(accelerator, net), after)
 
     def _saves_model(self, folder: Path) -> None:
+        """`save_model` writes the whole model under the names that the bare model has."""
         accelerator = self._accelerator()
         net = accelerator.prepare(self._model())
         accelerator.save_model(net, folder / "model")
@@ -381,6 +339,7 @@ class StrategyConformance:
         torch.testing.assert_close(dict(bare.state_dict()), dict(self._model().state_dict()), rtol=0, atol=0)
 
     def _unwraps(self) -> None:
+        """The model inside has its own class and names, whatever was put around it."""
         accelerator = self._accelerator()
         net = accelerator.prepare(self._model())
         bare = accelerator.unwrap_model(net)
@@ -389,12 +348,14 @@ class StrategyConformance:
         assert list(dict(bare.named_modules())) == list(dict(self._model().named_modules()))
 
     def _prepares_twice(self) -> None:
+        """What was prepared comes back as it is."""
         accelerator = self._accelerator()
         prepared = self._prepared(accelerator, self._samples(8))
         assert all(a is b for a, b in zip(accelerator.prepare(*prepared), prepared, strict=True))
         assert (len(accelerator._models), len(accelerator._optimizers), len(accelerator._dataloaders)) == (1, 1, 1)
 
     def _seeds(self) -> None:
+        """With device-specific seeds, ranks that compute the same loss draw the same numbers, and all others differ."""
         accelerator = self._accelerator()
         layout = accelerator._runtime.layout
         set_seed(5, device_specific=True)
@@ -402,12 +363,13 @@ class StrategyConformance:
         assert sorted(set(drawn)) == [(part, 5 + part) for part in range(layout.size(*GROUPS["dp_cp"]))]
 
     def _reads_once(self, *, dispatch: bool) -> None:
+        """Ranks of one replica read the same rows, replicas read all of them, and metrics count each sample once."""
         accelerator = self._accelerator()
         layout = accelerator._runtime.layout
         count = 3 * _BATCH * layout.replicas + 1  # a last global batch that is filled up with repeats
         rows = list(range(count))
         accelerator.dataloader_config.dispatch_batches = dispatch
-        data: Any = _Stream(count) if dispatch else rows
+        data: Any = _Rows(rows) if dispatch else rows
         loader: Any = accelerator.prepare(DataLoader(data, batch_size=_BATCH))
         for _ in range(2):
             own: list[list[int]] = []
@@ -423,6 +385,7 @@ class StrategyConformance:
             assert {row for part in read.values() for batch in part for row in batch} == set(rows)
 
     def _refuses(self) -> None:
+        """Errors are named, come on every rank, and nothing was prepared."""
         for refusal in (*self._refused_by_all(), *self.refusals()):
             accelerator = self._accelerator()
             with pytest.raises(refusal.error, match=refusal.message):
@@ -482,16 +445,6 @@ class StrategyConformance:
             finally:
                 assert accelerator._optimizers == []
 
-        def mixed(accelerator: Accelerator) -> None:
-            accelerator.gradient_accumulation_steps = 2
-            net, _ = together(accelerator)
-            x = torch.ones(_BATCH, _FEATURES, dtype=self.dtype)
-            batch = x, x[:, :1], x[:, :1]
-            with accelerator.accumulate(net):
-                accelerator.backward(self.loss_of(net, *batch, weighted=True), weight=1)
-            with accelerator.accumulate(net):
-                accelerator.backward(self.loss_of(net, *batch, weighted=False))
-
         def stray(accelerator: Accelerator) -> None:
             together(accelerator)
             accelerator.backward(self._model()(torch.ones(1, _FEATURES, dtype=self.dtype)).sum(), weight=1)
@@ -504,7 +457,6 @@ class StrategyConformance:
         found = [
             Refusal(disk, PreparationError, "weights on disk"),
             Refusal(lost, PreparationError, lost_names if self.optimizers_follow else "together with its optimizer"),
-            Refusal(mixed, ConfigurationError, r"weight=\.\.\."),
             Refusal(stray, StateError, "no gradient|leads to none"),
         ]
         if self.strategy.join is Strategy.join and ensure().size > 1:
@@ -522,24 +474,13 @@ class _Rows(IterableDataset[Any]):
         return iter(self.rows)
 
 
-class _Stream(IterableDataset[int]):
-    """A stream of numbers."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.count))
-
-
-def _call(source: str, qualname: str, method: str, *args: object, **kwargs: object) -> None:
-    """Run one test on a rank, with a strategy that is not an announced engine's known by its name."""
-    tests: Any = _body(source, qualname)
-    conformance: StrategyConformance = tests()
+def _call(source: str, qualname: str, check: str, folder: Path) -> None:
+    """Run one check on a rank, with a strategy that is not an announced engine's known by its name."""
+    conformance: StrategyConformance = imported(source, qualname)()
     name = None
     package = conformance.strategy.__module__.partition(".")[0]
     if all(package != engine.strategy.partition(".")[0] for engine in engines().values()):
         register_strategy(conformance.strategy)
         name = conformance.strategy.name
     with patch_environment(**({} if name is None else {"ACCELERATE_STRATEGY": name})):
-        getattr(conformance, method)(*args, **kwargs)
+        conformance._checks(folder)[check]()

@@ -1,6 +1,6 @@
 """What every tracker has to do, as a class of tests to subclass.
 
-    from accel_core.testing.conformance.tracker import Stored, TrackerConformance
+    from accel_testing.conformance.tracker import Stored, TrackerConformance
 
     class TestMyTracker(TrackerConformance):
         tracker_class = MyTracker
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib.util
 import inspect
 import json
 import os
@@ -26,20 +25,23 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
 
-from accel_core.testing.limits import slowness
-from accel_core.testing.requires import requires
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN, null_tracker
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing.limits import slowness
+from accel_testing.requires import requires
+from accel_testing.world import imported
 
 __all__ = ["CONFIG", "LEAVES", "RESUMED", "SCALARS", "TABLE", "TEXTS", "Stored", "TrackerConformance"]
+
+_T = TypeVar("_T")
 
 
 class Mode(enum.Enum):
@@ -108,7 +110,7 @@ _SESSION = """
 import faulthandler, sys
 source, qualname, folder, seconds = sys.argv[1:]
 faulthandler.dump_traceback_later(float(seconds), exit=True)
-from accel_core.testing.conformance.tracker import _hold_session
+from accel_testing.conformance.tracker import _hold_session
 _hold_session(source, qualname, folder)
 """
 """The session's script; when its time is up it prints every thread's stack and ends."""
@@ -203,10 +205,10 @@ class TrackerConformance:
 
     def test_texts(self, session: dict[str, Any]) -> None:
         """Every text is stored at its step."""
-        stored: Stored = session["stored"]
-        if stored.texts is None:
+        texts = session["stored"].texts
+        if texts is None:
             pytest.skip("the library keeps no texts with steps")
-        assert stored.texts["note"] == TEXTS["note"]
+        assert texts["note"] == TEXTS["note"]
 
     def test_configuration(self, session: dict[str, Any]) -> None:
         """Every leaf of the configuration is shown."""
@@ -216,30 +218,25 @@ class TrackerConformance:
 
     def test_image(self, session: dict[str, Any]) -> None:
         """An image is stored at its step, pixel by pixel where the library does not compress it."""
-        stored: Stored = session["stored"]
-        if stored.images is None:
-            assert not hasattr(self.tracker_class, "log_images"), "log_images is there; `read` has to give images"
-            pytest.skip("the library takes no images")
-        ((step, pixels),) = stored.images["picture"]
+        ((step, pixels),) = self._taken(session["stored"].images, "log_images")["picture"]
         assert step == 4
         assert pixels.shape == picture().shape
         assert self.lossy_images or (pixels == picture()).all()
 
     def test_table(self, session: dict[str, Any]) -> None:
         """A table is stored with its columns and rows."""
-        stored: Stored = session["stored"]
-        if stored.table is None:
-            assert not hasattr(self.tracker_class, "log_table"), "log_table is there; `read` has to give the table"
-            pytest.skip("the library takes no tables")
-        assert stored.table == TABLE
+        assert self._taken(session["stored"].table, "log_table") == TABLE
 
     def test_artifact(self, session: dict[str, Any]) -> None:
         """A file is stored byte by byte, although its owner removed it at once."""
-        stored: Stored = session["stored"]
-        if stored.artifact is None:
-            assert not hasattr(self.tracker_class, "log_artifact"), "log_artifact is there; `read` has to give the file"
-            pytest.skip("the library takes no files")
-        assert stored.artifact == b"content"
+        assert self._taken(session["stored"].artifact, "log_artifact") == b"content"
+
+    def _taken(self, found: _T | None, method: str) -> _T:
+        """Return what was stored by a method that a tracker may lack; skip the test where it does."""
+        if found is None:
+            assert not hasattr(self.tracker_class, method), f"{method} is there; `read` has to give what it stored"
+            pytest.skip(f"the tracker has no {method}")
+        return found
 
     def test_nothing_failed(self, session: dict[str, Any]) -> None:
         """No call raised, not even for values that the library does not know, and the end may come twice."""
@@ -293,7 +290,8 @@ def _hold_session(source: str, qualname: str, place: str) -> None:
     """Log everything, resume, read back; the body of the session's process."""
     folder = pathlib.Path(place)
     os.chdir(folder)
-    suite = _load(source, qualname)
+    sys.path.insert(0, str(pathlib.Path(source).parent))  # as pytest does, so that the suite finds its neighbors
+    suite: TrackerConformance = imported(source, qualname)()
     name = suite.tracker_class.name
     tracker_class = suite.tracker_class
     if name not in LOGGER_TYPE_TO_CLASS:
@@ -333,12 +331,11 @@ def _hold_session(source: str, qualname: str, place: str) -> None:
 
 def _log_everything(hub: TrackerHub, suite: TrackerConformance, folder: pathlib.Path) -> None:
     tracker = hub.get(hub.trackers[0].name)
+    logged: dict[str, list[tuple[int, Any]]] = {**SCALARS, **TEXTS}
     for step in range(5):
-        numbers = {name: dict(series)[step] for name, series in SCALARS.items() if step in dict(series)}
-        row: dict[str, Any] = {
-            name: torch.tensor(value, dtype=torch.float64) if step == 0 else value for name, value in numbers.items()
-        }
-        row |= {name: dict(series)[step] for name, series in TEXTS.items() if step in dict(series)}
+        row = {name: dict(series)[step] for name, series in logged.items() if step in dict(series)}
+        if step == 0:
+            row = {name: torch.tensor(value, dtype=torch.float64) for name, value in row.items()}
         hub.log(row, step=step)
     hub.log(ODD, step=4)
     if hasattr(suite.tracker_class, "log_images"):
@@ -350,16 +347,3 @@ def _log_everything(hub: TrackerHub, suite: TrackerConformance, folder: pathlib.
         file.write_bytes(b"content")
         tracker.log_artifact(str(file))
         file.unlink()
-
-
-def _load(source: str, qualname: str) -> TrackerConformance:
-    name = "conformance_" + pathlib.Path(source).stem
-    spec = importlib.util.spec_from_file_location(name, source)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"The suite's file cannot be imported; got {source!r}. Keep it in a .py file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(pathlib.Path(source).parent))  # as pytest does, so that the suite finds its neighbors
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    made: TrackerConformance = getattr(module, qualname)()
-    return made

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accel_core.testing import limits
+from accel_testing import limits
 
 FOREVER = [sys.executable, "-S", "-c", "import time; print('begun', flush=True); time.sleep(3600)"]
 

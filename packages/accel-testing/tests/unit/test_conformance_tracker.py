@@ -7,8 +7,8 @@ import pathlib
 import pytest
 import torch
 
-from accel_core.testing.conformance.tracker import RESUMED, SCALARS, Stored, TrackerConformance
 from accel_core.tracking.tracker import GeneralTracker
+from accel_testing.conformance.tracker import RESUMED, SCALARS, Stored, TrackerConformance
 
 
 def leaves(value, path=""):

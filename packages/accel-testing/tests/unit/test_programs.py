@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_core.testing import limits
-from accel_core.testing.programs import Program, ProgramAndRanks
+from accel_testing import limits
+from accel_testing.programs import Program, ProgramAndRanks
 
 TOLD = (
     "import multiprocessing, os, sys\n"

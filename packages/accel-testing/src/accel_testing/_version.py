@@ -1,0 +1,3 @@
+"""Version of the distribution accel-testing."""
+
+__version__ = "0.1.0"

@@ -347,7 +347,7 @@ def test_packed_weights_are_refused(version: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @world(2)
-def test_a_class_that_does_not_occur_and_axes_without_shards_are_refused(version: int) -> None:
+def test_unknown_classes_and_axes_without_shards_are_refused(version: int) -> None:
     """Both versions name the classes there are, and the axes that are missing."""
     words = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Nobody"]}
     accelerator = _start(version, **words)

@@ -763,7 +763,7 @@ def release(session: nox.Session) -> None:
         session.run(str(installer(session)), "-m", "pip", *taken, external=True)
         session.notify("docs")
         if any("https://accel.invalid" in path.read_text() for path in (ROOT / "packages").glob("*/pyproject.toml")):
-            session.warn("Not to be uploaded: URLs of packages begin with https://accel.invalid, which is no address.")
+            session.warn("Not to be uploaded: URLs of packages begin with https://accel.invalid, not an address.")
         return
     environment = Environment(session, "release").provide(["packaging"], [])
     environment.run("python", ROOT / ".ci" / "release.py", *session.posargs, "--root", ROOT)

@@ -27,6 +27,7 @@ SURFACE = ROOT / "packages" / "accel-compat" / "tests" / "surface" / "surface.js
 LONGEST_FUNCTION = 50
 MOST_LONG_FUNCTIONS = 10
 CEILINGS = ROOT / ".ci" / "ceilings.txt"
+WORDS = ROOT / ".ci" / "words.txt"
 MOST_BARE_ANY = 5.0
 FEW_ANNOTATIONS = 40
 """A folder with fewer annotations is not held to the share of bare `Any`: one would be a lot."""
@@ -255,10 +256,24 @@ def unused(names: dict[str, list[str]]) -> list[str]:
     return [f"{package}: nothing uses {what}" for package, found in names.items() for what in found]
 
 
+def phrases() -> list[str]:
+    """Return where source or docs use a phrase that `.ci/words.txt` refuses, each as a sentence."""
+    rows = [line.split("    ") for line in WORDS.read_text().splitlines() if line and not line.startswith("#")]
+    refused = [(re.compile(pattern, re.IGNORECASE), better) for pattern, better in rows]
+    readable = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {found[0]!r}; write {better}"
+        for path in [*readable, *ROOT.glob("packages/*/*.md")]
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for pattern, better in refused
+        if (found := pattern.search(line))
+    ]
+
+
 def breaches(all_found: dict[str, Findings]) -> list[str]:
     """Return which limits are broken, each as a sentence."""
     long = sorted((one for found in all_found.values() for one in found.long), reverse=True)
-    sentences = unused({name: found.dead for name, found in all_found.items()})
+    sentences = unused({name: found.dead for name, found in all_found.items()}) + phrases()
     if len(long) > MOST_LONG_FUNCTIONS:
         sentences.append(f"{len(long)} functions have over {LONGEST_FUNCTION} lines; {MOST_LONG_FUNCTIONS} may:")
         sentences += [f"  {length} lines: {where}" for length, where in long]

@@ -56,7 +56,7 @@ class Sources:
 
     @property
     def version(self) -> Version:
-        """The version that the package has now; for the drop-in, its own part behind `+accel.`."""
+        """The version that the package has now; for the drop-in, its own part after `+accel.`."""
         found = VERSION.search(self.version_file.read_text())
         if found is None:
             raise ReleaseError(f'{self.version_file} holds no line `__version__ = "…"`. Add it.')

@@ -120,7 +120,7 @@ def main() -> None:
     middle = EPOCHS * per_epoch // 2 + per_epoch // 3  # an optimizer step inside an epoch
 
     bar = tqdm(total=EPOCHS * len(train_loader), initial=progress.batch, ncols=80, mininterval=1)
-    while train_loader.iteration < EPOCHS:  # a state that is saved behind the last batch of an epoch has the next one
+    while train_loader.iteration < EPOCHS:  # a state that is saved after the last batch of an epoch has the next one
         for images, labels in train_loader:  # a loaded state makes it go on where it stood, inside the epoch
             with accelerator.accumulate(model):
                 loss = nn.functional.cross_entropy(model(images), labels)

@@ -48,7 +48,7 @@ def of(source: str) -> str:
 def _node(part: str) -> drawing.Node:
     found = _NODE.match(part)
     if not found:
-        raise ValueError(f"A line of a diagram is no row and no arrow; got {part!r}. Write `key: text`.")
+        raise ValueError(f"A line of a diagram is a row or an arrow; got {part!r}. Write `key: text`.")
     return drawing.Node(found[2], tuple(found[3].split(" / ")), int(found[1] or 0))
 
 

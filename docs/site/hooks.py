@@ -110,7 +110,7 @@ def _add(files: Files, config: MkDocsConfig, page: str, text: str, source: str =
 
 
 def _linked_files(files: Files) -> set[str]:
-    """Return the files of the repository that pages link to and that are no pages themselves."""
+    """Return the files of the repository that pages link to and that are not pages themselves."""
     found = set()
     for file in files.documentation_pages():
         if file.src_uri.startswith("reference/api/"):

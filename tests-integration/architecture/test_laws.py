@@ -60,7 +60,7 @@ def test_the_way_to_the_line_that_shards_is_as_described(step: list[str]) -> Non
 
 
 @pytest.mark.parametrize("engine", laws.ENGINES)
-def test_core_and_launcher_name_an_engine_as_often_as_its_public_names_need(engine: str) -> None:
+def test_core_and_launcher_name_engines_only_as_needed(engine: str) -> None:
     """A line more is one that belongs into the engine's package."""
     found = laws.lines_that_name(engine)
     assert len(found) <= laws.ENGINES[engine], "\n".join(map(str, found))

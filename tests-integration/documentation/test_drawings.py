@@ -87,7 +87,7 @@ def test_what_a_step_holds_is_drawn_one_upon_the_other() -> None:
 
 @pytest.mark.parametrize(
     ("source", "told"),
-    [("a: one\na -> b", r"no box; got \['b'\]"), ("only words", "no row and no arrow; got 'only words'")],
+    [("a: one\na -> b", r"no box; got \['b'\]"), ("only words", "is a row or an arrow; got 'only words'")],
 )
 def test_a_text_that_is_no_diagram(source: str, told: str) -> None:
     """An arrow to nothing and a line that is neither row nor arrow are refused."""

@@ -68,7 +68,7 @@ def digits(folder: Path, *flags: str, meanwhile: Callable[[], None] = lambda: No
 
 
 @pytest.mark.full("a whole training")
-def test_an_example_reads_digits_as_well_where_a_replica_dies_and_comes_back(tmp_path: Path) -> None:
+def test_digits_reach_their_accuracy_after_a_replica_returns(tmp_path: Path) -> None:
     """One of three replicas is killed when the state of mid-way is saved; three ranks that nobody kills do no better.
 
     With a minimum of three, the others wait for it, so that it is there again before the end.

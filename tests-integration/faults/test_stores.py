@@ -176,7 +176,7 @@ def load_damaged(variables: dict[str, str], temporary: str, address: str) -> Non
 
 
 @pytest.mark.parametrize("saving", [2, 1])
-def test_a_damaged_piece_of_a_shard_is_found_by_machines_that_read_a_part(
+def test_partial_reads_find_a_damaged_piece_of_a_shard(
     s3: FaultyProxy, bucket: str, tmp_path: Path, saving: int
 ) -> None:
     """A byte that changed in a shard, of which machines fetch all or pieces, is found before anything is restored."""

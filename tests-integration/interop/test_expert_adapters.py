@@ -106,7 +106,7 @@ def accelerator(sharded: bool) -> Accelerator:
 
 @world(2)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_adapters_in_listed_experts_and_beside_stacked_ones_train_as_one_process(sharded: bool) -> None:
+def test_adapters_of_experts_train_as_one_process(sharded: bool) -> None:
     """Weights of adapters are those of one process, and what they adapt stays as it was."""
     for kind, target in ((Listed, r".*experts\.\d+\.[02]"), (Stacked, r".*(first|router)")):
         reset_all()
@@ -122,7 +122,7 @@ def test_adapters_in_listed_experts_and_beside_stacked_ones_train_as_one_process
 
 @world(2)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_adapters_in_front_of_stacked_experts_are_refused_on_all_ranks(sharded: bool) -> None:
+def test_adapters_before_stacked_experts_are_refused(sharded: bool) -> None:
     """The error names the adapter, the experts behind it, and both ways out; the model stays as it was."""
     net = adapted(Stacked, target_modules=[], target_parameters=["experts.up"])
     before = dict(net.named_parameters())

@@ -409,7 +409,7 @@ def test_extra_state_stays_with_its_module(way: str, tmp_path: Path) -> None:
     assert torch.equal(whole["weight"], state["weight"])
 
 
-def test_tensors_without_values_lie_on_the_cpu_whatever_the_default_device_is(tmp_path: Path) -> None:
+def test_empty_tensors_are_of_the_cpu_under_any_default_device(tmp_path: Path) -> None:
     """A zero-size tensor of a file is read there like all others."""
     model, empty = nn.Linear(3, 2), nn.Linear(3, 2)
     for each in (model, empty):

@@ -399,7 +399,7 @@ def test_guesses_change_no_output_and_are_counted(load: Callable[..., nn.Module]
         load(None, {"": "cpu"}, expert_lookahead=True)
 
 
-def test_a_layer_with_more_inputs_than_tokens_is_not_run_for_a_guess(
+def test_a_layer_with_extra_inputs_is_not_run_for_a_guess(
     load: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What else it takes is not known before it is called."""

@@ -197,7 +197,7 @@ def test_packed_weights_are_frozen_and_gradients_pass_through(tmp_path: Path) ->
     assert isinstance(model.first.weight, GgufWeight)
 
 
-def test_packed_weights_leave_the_cpu_for_a_forward_and_are_saved_as_values(tmp_path: Path) -> None:
+def test_packed_weights_move_for_a_forward_and_save_as_values(tmp_path: Path) -> None:
     """A loaded model is dispatched to the disk by its packed bytes, and saved as the values."""
     net = write_net(tmp_path / "x.gguf", "Q8_0")
     model: Any = Net()
@@ -351,7 +351,7 @@ def test_one_expert_of_a_packed_stack_is_unpacked_alone(monkeypatch: pytest.Monk
     assert unpacked == [rows[0].nbytes] * 3
 
 
-def test_types_that_cannot_stay_packed_are_named_and_can_be_unpacked(tmp_path: Path) -> None:
+def test_unpackable_types_are_named_and_can_be_unpacked(tmp_path: Path) -> None:
     """Q5_0 is refused with the way out, the model stays as it was, and the way out gives gguf's values."""
     array = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
     kind = gguf.GGMLQuantizationType.Q5_0
@@ -385,7 +385,7 @@ def test_without_the_library_it_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         load_checkpoint_in_model(Net(), tmp_path / "x.gguf")
 
 
-def test_parts_of_a_split_file_are_one_checkpoint_and_a_missing_one_is_named(tmp_path: Path) -> None:
+def test_a_split_file_is_one_checkpoint_and_misses_are_named(tmp_path: Path) -> None:
     """Any part and the folder name all of them; without one, or one alone, loading is refused."""
     torch.manual_seed(0)
     source = nn.Sequential(nn.Linear(32, 2), nn.Linear(2, 32), nn.Linear(32, 1))

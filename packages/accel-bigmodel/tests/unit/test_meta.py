@@ -139,7 +139,7 @@ def test_a_parameter_that_was_filled_is_one_to_initialize() -> None:
     assert type(model.weight) is nn.Parameter
 
 
-def test_parameters_that_were_registered_carry_nothing_afterwards(tmp_path):
+def test_registered_parameters_carry_nothing_afterwards(tmp_path):
     """A parameter that lives on can be saved and loaded as data; inside, it becomes the same empty one twice."""
     parameter = nn.Parameter(torch.ones(2))
     with init_empty_weights():

@@ -18,7 +18,7 @@ def check_os_kernel() -> None:
     system, _, release, *_ = platform.uname()
     if system != "Linux":
         return
-    number = release.split("-")[0].split("+")[0]  # distributions put words of their own behind it
+    number = release.split("-")[0].split("+")[0]  # distributions put words of their own after it
     try:
         version = Version(number)
     except InvalidVersion:  # a warning is not worth an error

@@ -46,7 +46,7 @@ TENSOR_TYPE_TO_INT = {
 
 
 TENSOR_INT_TO_DTYPE = {number: dtype for dtype, number in TENSOR_TYPE_TO_INT.items()}
-"""The dtype behind each number."""
+"""The dtype of each number."""
 
 
 @record

@@ -356,7 +356,7 @@ def test_context_parallel_has_no_effect_without_a_mesh() -> None:
     assert batch["input_ids"].flatten().tolist() == list(range(8))
 
 
-def test_ulysses_adapter_leaves_a_loader_without_sequence_parallelism() -> None:
+def test_ulysses_adapter_leaves_loaders_without_sequences() -> None:
     """A loader is changed for sequence parallelism only where there is some."""
     accelerator = Accelerator()
     model, _, loader, _ = _parts()

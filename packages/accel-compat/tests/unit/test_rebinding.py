@@ -98,7 +98,7 @@ def test_new_names_stay_here() -> None:
     del accelerate.utils.never_seen_before  # type: ignore[attr-defined]
 
 
-def test_replacing_prepare_data_loader_reaches_the_running_engine(fresh_state: None) -> None:
+def test_a_replaced_prepare_data_loader_reaches_the_engine(fresh_state: None) -> None:
     """The replacement that libraries make is what a living Accelerator prepares loaders with."""
     accelerator = accelerate.Accelerator(cpu=True)
     loader = accelerate.data_loader.DataLoaderShard([1, 2, 3])
@@ -174,7 +174,7 @@ def test_a_name_that_nobody_asked_for_is_set_in_the_engine(
     assert home.act is user._act is theirs
 
 
-def test_a_patch_elsewhere_does_not_stay_in_a_name_that_comes_meanwhile(
+def test_a_name_imported_under_a_patch_does_not_keep_it(
     engine: tuple[ModuleType, ModuleType], waiting: ModuleType
 ) -> None:
     """A mirror that is asked for a name first while another mirror's patch stands has the original, then and after."""

@@ -661,7 +661,7 @@ class Accelerator(FunctionControl):
 
         Args:
             loss: A scalar: the batch's mean loss, or with `weight` its summed loss.
-            weight: Number of units behind a summed loss; give it for all batches of a window or none.
+            weight: Number of units in a summed loss; give it for all batches of a window or none.
             **kwargs: Passed to `Tensor.backward`; `learning_rate` is taken by LOMO optimizers.
 
         Raises:
@@ -745,7 +745,7 @@ class Accelerator(FunctionControl):
             The loss of this rank's tokens.
 
         Raises:
-            DataError: A label is no row of the head. On another device than the CPU the loss is NaN instead.
+            DataError: A label is outside the vocabulary. On another device than the CPU the loss is NaN instead.
             StateError: The numbers of tokens and labels differ, or the weight is spread in another way.
 
         Examples:

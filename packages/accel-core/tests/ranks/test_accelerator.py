@@ -266,7 +266,7 @@ def test_uneven_inputs_are_joined() -> None:
 
 
 @world(2)
-def test_a_rank_that_ended_early_goes_on_with_what_the_last_one_has() -> None:
+def test_a_rank_that_ended_early_takes_the_last_ones_state() -> None:
     """Moments and learning rates behind a joined epoch are those of the steps that were made, as the weights are."""
     accelerator, data = Accelerator(), [torch.full((3,), float(i)) for i in range(5)]
     model, plain = _model(), _model()

@@ -83,7 +83,7 @@ def test_samples_that_only_fill_up_do_not_count() -> None:
 
 
 @world(2)
-def test_ranks_with_different_numbers_of_batches_meet_behind_them() -> None:
+def test_ranks_with_unequal_batches_meet_after_them() -> None:
     """Inside of `join_uneven_inputs` nothing is exchanged; behind it the numbers are there, and training goes on."""
     accelerator, layer, optimizer, loader = prepared(20, every=1)
     with accelerator.join_uneven_inputs([layer], even_batches=False):

@@ -50,7 +50,7 @@ def test_a_gather_inside_a_block_of_the_main_process():
 
 
 @world(3)
-def test_an_operation_that_fails_inside_a_block_of_the_main_process():
+def test_a_failed_operation_in_a_block_of_the_main_process():
     """What a collective in such a block raises on the main process reaches the others once, and nobody waits on."""
     state = PartialState(cpu=True)
     kind = UnsupportedTypeError if state.is_main_process else RemoteRankError

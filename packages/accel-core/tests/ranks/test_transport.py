@@ -71,7 +71,7 @@ def test_reduce_is_checked_once_where_checking_stalls_the_device():
 
 
 @world(2)
-def test_a_failure_behind_a_reduction_that_was_not_checked_is_told_to_nobody(monkeypatch):
+def test_an_unchecked_reductions_failure_stays_on_its_rank(monkeypatch):
     """The others have gone on then: a frame would meet another collective."""
     here = ensure()
     through_device_memory(here)

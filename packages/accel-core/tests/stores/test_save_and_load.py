@@ -308,9 +308,7 @@ def test_a_bucket_that_is_not_there_is_named(s3: FaultyProxy, fresh_state: None)
             call(build(1.0), f"{SCHEME}://nobody-made-it/run")
 
 
-def test_a_project_in_a_store_is_looked_at_when_the_accelerator_is_made(
-    s3: FaultyProxy, bucket: str, fresh_state: None
-) -> None:
+def test_the_accelerator_probes_a_project_in_a_store(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
     """What cannot be saved to is refused before the first step; trackers are given no address for their files."""
     cases = {f"{SCHEME}://nobody-made-it/run": "The bucket of", "s3x://bucket/run": "No store has the scheme"}
     if KIND == "seaweedfs":  # which makes a bucket where one lacks

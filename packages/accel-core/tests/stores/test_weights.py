@@ -137,7 +137,7 @@ def test_weights_that_are_not_there_or_damaged_are_named(bucket: str, fresh_stat
         local_weights(f"{bucket}/run")
 
 
-def test_weights_that_are_replaced_while_they_are_fetched_are_no_mixture(
+def test_weights_replaced_during_a_fetch_are_not_mixed(
     bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
 ) -> None:
     """Parts of a file of which some were read before it was replaced and some after it are an error."""

@@ -609,7 +609,7 @@ def test_what_a_subclass_overrides_is_called() -> None:
     assert accelerator.calls[4:] == ["gather"]
 
 
-def test_a_subclass_may_take_any_object_and_another_module_out_of_a_model(tmp_path: Path) -> None:
+def test_a_subclass_may_unwrap_any_object_or_another_module(tmp_path: Path) -> None:
     """`_prepare_one` sees what is of no known kind, and what `unwrap_model` returns is what is saved."""
 
     class Taking(Accelerator):
@@ -677,7 +677,7 @@ def test_copies_of_an_accelerator() -> None:
     assert not hasattr(accelerator, "note")
 
 
-def test_schedules_and_optimizers_are_pickled_in_the_middle_of_an_epoch() -> None:
+def test_schedules_and_optimizers_are_pickled_mid_epoch() -> None:
     """What was prepared can be pickled while a loader is read; the copies go on."""
     accelerator = Accelerator()
     _, optimizer, loader, schedule = accelerator.prepare(*_objects())

@@ -238,7 +238,7 @@ def test_tokens_are_counted_as_asked(tokens: Any, expected: int) -> None:
     assert found.tokens_per_second == pytest.approx(expected / found.seconds)
 
 
-def test_tokens_without_a_mask_all_count_and_a_missing_entry_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_unmasked_tokens_count_and_missing_entries_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     """Batches without a mask are counted whole, which a warning says; an entry that is not there has an error."""
     accelerator = metered(tokens="ids", flops=None)
     rows = DataLoader([{"ids": torch.arange(8.0)}] * 4, batch_size=2)  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def test_numbers_of_the_user_and_unknown_devices() -> None:
 
 @requires("torch:2.9")  # before, there is one setting
 @pytest.mark.parametrize(("setting", "teraflops"), [("tf32", 494.7), ("ieee", 67), ("none", 67)])
-def test_the_peak_of_a_gpu_follows_the_newer_setting_of_products_in_32_bits(
+def test_the_peak_follows_the_newer_matmul_setting(
     setting: str, teraflops: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that asks for TF32 by it is measured as one that asks for it by the older one."""
@@ -408,7 +408,7 @@ def test_failed_passes_and_broken_loops_leave_it_whole() -> None:
     assert found.samples_per_second == pytest.approx(4 / found.seconds)
 
 
-def test_gradients_from_elsewhere_have_no_flops_and_their_steps_are_no_evaluation() -> None:
+def test_foreign_gradients_have_no_flops_and_count_as_steps() -> None:
     """A loop that calls `loss.backward()` itself has its time and samples, and the passes are not kept."""
     accelerator = metered()
     model, optimizer, loader = prepared(accelerator, Net(nap=NAP), DataLoader(Rows(12), batch_size=4))
@@ -446,7 +446,7 @@ class Stream(IterableDataset[Tensor]):
         yield from torch.rand(14, 16)
 
 
-def test_two_loaders_that_are_read_together_and_streams_count_once() -> None:
+def test_loaders_read_together_and_streams_count_once() -> None:
     """Of two loaders in one `zip` the second one's samples count, and the first one's wait is no evaluation."""
     accelerator = metered(every=3, flops=None)
     model, optimizer, slow = prepared(accelerator, Net(), DataLoader(Rows(14, NAP), batch_size=4))

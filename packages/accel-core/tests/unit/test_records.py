@@ -107,7 +107,7 @@ def test_a_frozen_one_cannot_be_changed(made: Frozen) -> None:
     assert vars(made) == before
 
 
-def test_a_plain_subclass_of_a_frozen_one_has_attributes_of_its_own() -> None:
+def test_a_plain_subclass_of_a_frozen_one_takes_attributes() -> None:
     """As with the standard decorator, only the fields stay as they are; an open dataclass over it is refused."""
     loose = Loose(1)
     loose.mine = 2  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ def test_a_plain_subclass_of_a_frozen_one_has_attributes_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", [Frozen, Standard])
-def test_a_subclass_of_a_frozen_one_may_set_attributes_its_own_way(kind: Any) -> None:
+def test_a_subclass_of_a_frozen_one_may_override_setattr(kind: Any) -> None:
     """What it hands on to the frozen one is judged as with the standard decorator: only fields are refused."""
 
     class Noting(kind):  # type: ignore[misc]

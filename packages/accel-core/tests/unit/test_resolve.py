@@ -284,7 +284,7 @@ def test_a_replica_of_many_ranks_among_1024(rank: int, monkeypatch: pytest.Monke
         dist.destroy_process_group()
 
 
-def test_an_extension_comes_from_an_installed_engine_and_goes_inside_of_the_meter(
+def test_an_engines_extension_goes_inside_of_the_meter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """ACCELERATE_RUNTIME names an engine that has one; with a meter there are two, and another name is refused."""

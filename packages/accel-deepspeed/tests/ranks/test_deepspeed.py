@@ -284,7 +284,7 @@ def several_losses(net: Any, x: torch.Tensor, y: torch.Tensor, back: Callable[..
 
 
 @world(2, quiet=30)
-def test_gradients_that_change_after_clipping_are_looked_at_again() -> None:
+def test_gradients_changed_after_clipping_are_checked_again() -> None:
     """A step reports the norm that clipping left; a NaN that was put there meanwhile stops it."""
     begin()
     for stage, of_zero in EVERYWHERE[1:4]:
@@ -442,7 +442,7 @@ def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSchedu
 
 
 @world(2, quiet=30)
-def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
+def test_contradictions_are_refused_before_an_engine_is_made() -> None:
     """Windows, batch sizes, formats and stand-ins that differ are named on every rank; nothing was prepared."""
     begin()
 
@@ -482,7 +482,7 @@ def test_what_contradicts_the_run_is_refused_before_an_engine_is_made() -> None:
 
 
 @world(2, quiet=30)
-def test_weights_are_gathered_only_where_the_configuration_says_so(tmp_path: Path) -> None:
+def test_weights_are_gathered_only_as_configured(tmp_path: Path) -> None:
     """In stage 3, save_model and get_state_dict without the 16-bit gather are refused, and write nothing."""
     begin()
     given = plugin(3, {"stage3_gather_16bit_weights_on_model_save": False})
@@ -793,7 +793,7 @@ def test_other_numbers_of_ranks_go_on_from_a_checkpoint(tmp_path: Path) -> None:
             torch.testing.assert_close(value, saved[names[name]], rtol=0, atol=0)
 
 
-def test_checkpoints_are_deepspeeds_and_are_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_checkpoints_of_deepspeed_load_whole_or_not_at_all(tmp_path: Path) -> None:
     """DeepSpeed's own program reads them bit by bit; damage and another stage are refused."""
     saves_and_refuses(tmp_path)
 
@@ -824,7 +824,7 @@ def goes_on(folder: Path, stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_training_goes_on_bit_by_bit_after_a_rank_was_killed_in_a_save(tmp_path: Path, stage: int) -> None:
+def test_training_continues_exactly_after_a_kill_in_a_save(tmp_path: Path, stage: int) -> None:
     """The save before the killed one stands, and new processes compute the same losses from it."""
     assert run(dies_in_a_save, 2, (tmp_path, stage), quiet=20) is not None
     failure = run(goes_on, 2, (tmp_path, stage), quiet=20)

@@ -296,7 +296,7 @@ def test_a_loss_that_no_labels_gave_is_refused() -> None:
 
 
 @world(2, quiet=30)
-def test_what_cannot_share_sequences_is_refused_before_it_is_prepared() -> None:
+def test_models_without_sequence_sharing_are_refused_first() -> None:
     """Models, loaders, sequences and configurations that cannot be are named on every rank; nothing was prepared."""
     begin()
     axes = ParallelismConfig(sp_size=2)

@@ -81,7 +81,7 @@ def test_a_key_that_is_not_there_contradicts_nothing(steps: int) -> None:
     assert (config["gradient_accumulation_steps"], config["train_micro_batch_size_per_gpu"]) == (steps, 4)
 
 
-def test_a_total_that_counts_every_process_is_that_of_the_readers() -> None:
+def test_a_total_counts_the_processes_that_read() -> None:
     """The total that transformers writes counts all processes; where ranks share sequences, fewer of them read data."""
     run = dataclasses.replace(parts(steps=3), layout=Layout.of(0, 4, {"dp_shard": 2, "sp": 2}))
     assert fill(zero(train_batch_size=4 * 3 * 4), run)["train_batch_size"] == 4 * 3 * 2
@@ -130,7 +130,7 @@ def test_stand_ins_fill_optimizer_and_schedule() -> None:
     assert config["scheduler"]["params"] == dict(zip(names, (0, 0.3, 3, 11), strict=True))
 
 
-def test_a_schedule_without_warm_up_is_one_that_every_version_takes() -> None:
+def test_every_version_takes_a_schedule_without_warm_up() -> None:
     """DeepSpeed 0.19.6 and later refuse a warm-up of 0 steps; older versions take 0 and 1 alike."""
     plugin = zero(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}})
     optimizer = DummyOptim(torch.nn.Linear(2, 2).parameters())

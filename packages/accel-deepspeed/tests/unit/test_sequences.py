@@ -51,7 +51,7 @@ def test_padding_behind_the_tokens_is_let_through() -> None:
     assert found["attention_mask"].tolist() == [[1, 0], [1, 1]]
 
 
-def test_packed_rows_keep_their_positions_where_attention_knows_them() -> None:
+def test_packed_rows_keep_positions_attention_knows() -> None:
     """With an attention that reads positions, several sequences may stand in one row."""
     positions = torch.tensor([[0, 1, 0, 1]] * 2)
     found = Sharing(1, 2, packs=True).part_of(batch(tokens=4) | {"position_ids": positions})

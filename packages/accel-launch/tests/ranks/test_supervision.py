@@ -197,7 +197,7 @@ STOPPED = """
 """
 
 
-def test_a_rank_that_comes_late_to_the_watchdogs_signal_prints_its_stacks(accel, script) -> None:
+def test_a_rank_late_to_the_watchdog_prints_its_stacks(accel, script) -> None:
     """The first rank that ends does not make torch end the others before they have printed."""
     name = script("import signal, subprocess" + STUCK.replace("    time.sleep(3600)\n", STOPPED.lstrip("\n")))
     done = accel("launch", "--cpu", "--num-processes", "2", "--watchdog", "1.5", name, forked=False)

@@ -167,7 +167,7 @@ def _moved_right(run: MegatronRun, labels: torch.Tensor) -> torch.Tensor:
     start = getattr(run.arguments, "decoder_start_token_id", None) or 0
     pad = getattr(run.arguments, "pad_token_id", None) or 0
     moved = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
-    return moved.masked_fill(moved == IGNORED, pad)  # an ignored label is no token of the vocabulary
+    return moved.masked_fill(moved == IGNORED, pad)  # an ignored label is not a token of the vocabulary
 
 
 def decoder_mask(length: int, device: torch.device) -> torch.Tensor:

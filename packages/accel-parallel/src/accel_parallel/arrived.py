@@ -66,7 +66,7 @@ class ArrivedStrategy(FullyShardStrategy):
         return super().precision(asked)
 
     def plan(self, model: nn.Module) -> WrapPlan:
-        """Return nothing: a model stays as it came."""
+        """Return nothing: a model keeps its layout."""
         return WrapPlan((), ())
 
     def is_prepared(self, model: nn.Module) -> bool:
@@ -222,7 +222,7 @@ def _refuse_misfit(strategy: Strategy, model: nn.Module, sizes: Mapping[str, int
     word = type(model).__name__
     if strategy.name not in _OPEN:
         raise ConfigurationError(
-            f"A model that arrives sharded is trained as it came; got {word} and the engine {strategy.name!r}. Leave "
+            f"A model that was loaded sharded keeps its layout; got {word} and the engine {strategy.name!r}. Leave "
             "its plugin out, or load the model whole."
         )
     own = {f"{axis}_size": strategy.layout.size(axis) for axis in ("dp_replicate", "dp_shard", "tp")}

@@ -154,7 +154,7 @@ def test_logits_of_a_chunk_are_all_that_exists(way: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_a_switch_before_prepare_shards_the_head_of_a_model_of_transformers(precision: str) -> None:
+def test_a_switch_before_prepare_shards_a_transformers_head(precision: str) -> None:
     """Its loss and gradients are those of its own logits, and its head is never whole."""
     transformers: Any = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}

@@ -171,7 +171,7 @@ _MISFITS: dict[str, tuple[type[AccelError], str, dict[str, Any], str]] = {
 
 
 @world(2)
-def test_what_does_not_fit_a_model_that_arrives_is_refused_by_name() -> None:
+def test_settings_that_do_not_fit_a_presharded_model_are_refused() -> None:
     """Axes, plugins and engines that disagree, meshes of other ranks, and models that come late, with all as it was."""
     ensure(cpu=True)
     both = init_device_mesh("cpu", (2,))

@@ -211,7 +211,7 @@ def test_averages_are_those_of_whole_weights() -> None:
 
 @requires("torch:2.13")
 @world(4, quiet=30)
-def test_shards_of_split_layers_are_averaged_alike_and_on_another_device() -> None:
+def test_shards_of_split_layers_are_averaged_on_any_device() -> None:
     """So it is where what tensor parallel leaves each rank is sharded, with averages that are kept where one says."""
     for kind, given in (("fsdp2tp", {}), ("fsdp2tp", {"device": "cpu"}), ("fsdp2", {"device": "cpu"})):
         training = Training(kind, **given)

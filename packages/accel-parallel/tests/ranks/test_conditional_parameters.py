@@ -144,7 +144,7 @@ def test_experts_that_differ_by_rank_train_as_in_one_process(kind: str, window: 
 
 @pytest.mark.parametrize("reshard", [True, False])
 @world(2)
-def test_blocks_that_run_twice_or_not_at_all_train_as_in_one_process(reshard: bool) -> None:
+def test_blocks_run_twice_or_never_train_as_one_process(reshard: bool) -> None:
     """A block that runs twice reduces twice, and one that no rank runs stays as it is."""
     _sharded("adamw", 2, (0, 2, 0), reshard_after_forward=reshard)
 
@@ -152,7 +152,7 @@ def test_blocks_that_run_twice_or_not_at_all_train_as_in_one_process(reshard: bo
 @pytest.mark.parametrize("copies", [False, True])
 @_fills_in
 @world(4)
-def test_experts_that_differ_among_four_ranks_train_as_in_one_process(copies: bool) -> None:
+def test_four_ranks_with_other_experts_train_as_one_process(copies: bool) -> None:
     """Four shards, or two copies of two shards, train as one process."""
     axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if copies else None
     _sharded("adamw", 2, (0, 1, 2), axes)
@@ -160,7 +160,7 @@ def test_experts_that_differ_among_four_ranks_train_as_in_one_process(copies: bo
 
 @_fills_in
 @world(2)
-def test_experts_train_in_a_model_that_arrives_sharded_and_a_loop_that_calls_backward_itself() -> None:
+def test_presharded_experts_train_in_a_plain_loop() -> None:
     """Neither prepare() sharding the model nor the Accelerator's backward is needed."""
     accelerator = Accelerator(fsdp_plugin=_plugin())
     net, alone = Net(), Net()

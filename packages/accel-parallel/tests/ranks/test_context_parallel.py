@@ -376,7 +376,7 @@ def test_packed_documents_do_not_see_one_another() -> None:
 
 
 @world(2)
-def test_a_backward_pass_after_its_block_is_refused_where_it_computes_attention_again() -> None:
+def test_a_late_backward_that_recomputes_attention_is_refused() -> None:
     """Recomputed activations belong into the block; without them a backward pass may come later."""
     model, batch = Model(), batch_of()
     for recompute, words in ((True, "after the block"), (None, "")):

@@ -280,7 +280,7 @@ def test_mixtures_train_as_one_process_in_more_cases(family: str) -> None:
 @world(2, quiet=30, preload=("transformers.modeling_utils",))
 @pytest.mark.full("another case of a grid")
 @requires("transformers")
-def test_models_of_transformers_go_on_dense_and_with_experts_shared_out_again(tmp_path: Path) -> None:
+def test_transformers_models_continue_on_other_expert_layouts(tmp_path: Path) -> None:
     """What a run with experts on two ranks saved loads bit for bit without expert parallel, and back."""
     for family in FAMILIES:
         saved: dict[str, torch.Tensor] = {}

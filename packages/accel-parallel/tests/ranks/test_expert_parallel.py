@@ -185,7 +185,7 @@ def assert_equal(net: nn.Module, state: dict[str, torch.Tensor]) -> None:
 
 @world(2)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_experts_compute_without_gradients_and_compiled_and_are_not_copied(sharded: bool) -> None:
+def test_experts_run_without_gradients_and_compiled(sharded: bool) -> None:
     """Each way gives what one process computes; a copy, whose passes would use these experts, is refused by name."""
     net, batch = made(), batches(2, 1)[0, ensure().rank]
     wanted = net(batch).detach()
@@ -251,7 +251,7 @@ class Adding(Listed):
 
 
 @world(2)
-def test_experts_that_do_not_sum_choices_are_refused_on_all_ranks() -> None:
+def test_experts_that_do_not_sum_choices_are_refused() -> None:
     """What ranks would compute from single choices is another model; a list with dropout is one of sums."""
     data = batches(2, 1)[0, ensure().rank]
     for kind, count in itertools.product((Normalizing, Adding), (COUNT, 2)):
@@ -275,7 +275,7 @@ def test_experts_that_do_not_sum_choices_are_refused_on_all_ranks() -> None:
 
 @world(4)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: bool) -> None:
+def test_copies_and_shards_with_experts_train_as_one_process(sharded: bool) -> None:
     """On four ranks two hold the same experts, and what they learn is averaged."""
     data = batches(4, 5)
     for kind in KINDS:
@@ -286,7 +286,7 @@ def test_copies_and_shards_beside_shared_experts_train_as_one_process(sharded: b
 
 @world(4)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_layers_split_and_sequences_shared_beside_experts_train_as_one_process(sharded: bool) -> None:
+def test_split_layers_with_experts_train_as_one_process(sharded: bool) -> None:
     """Pairs of ranks that share out experts, each with another pair that splits layers, or that shares a sequence."""
     data = torch.randn(3, 2, 1, 8, WIDTH, generator=torch.Generator().manual_seed(7))
     plan = TorchTensorParallelConfig(tp_plan={"blocks.*.router": "colwise_gather_output"})
@@ -308,7 +308,7 @@ def test_layers_split_and_sequences_shared_beside_experts_train_as_one_process(s
 
 
 @world(2)
-def test_gradients_add_up_over_batches_and_starting_weights_are_those_of_the_first_rank() -> None:
+def test_gradients_add_up_from_the_weights_of_rank_0() -> None:
     """Windows of three batches train as one batch of all; ranks that start with other weights take the first one's."""
     data = batches(2, 6)
     net = made()
@@ -417,7 +417,7 @@ def test_routing_waits_for_a_device_once() -> None:
 
 
 @world(2)
-def test_a_router_that_names_an_expert_that_is_not_there_is_refused_on_all_ranks() -> None:
+def test_an_unknown_expert_is_refused_on_all_ranks() -> None:
     """One rank's strange number ends the pass on both, and says which rank has it."""
     numbers = torch.tensor([[0, COUNT if ensure().rank == 1 else 1]])
     with pytest.raises(StateError, match=r"from 0 to 3; got 1 other numbers on the ranks \[1\]"):
@@ -508,7 +508,7 @@ REFUSED = {
 
 @world(2)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_what_cannot_be_shared_out_is_refused_on_all_ranks_and_stays_as_it_was(sharded: bool) -> None:
+def test_experts_that_cannot_be_shared_are_refused_unchanged(sharded: bool) -> None:
     """Each refusal names what was found; the model has the parameters that it had."""
     run = accelerator(sharded)
     for make, message in REFUSED.values():
@@ -609,7 +609,7 @@ def test_a_rank_reads_half_of_the_experts(tmp_path: Path) -> None:
 
 
 @world(4)
-def test_a_run_goes_on_with_experts_on_four_ranks_on_two_and_whole(tmp_path: Path) -> None:
+def test_experts_continue_on_four_ranks_on_two_and_on_one(tmp_path: Path) -> None:
     """The same where a rank holds one expert, two, and all of them."""
     _goes_on(("ep4", "fsdp2xep2", "dp4", "dp2xep2", "ep4"), tmp_path / "stacked")
     _goes_on(("ep4", "fsdp2xep2", "ep4"), tmp_path / "listed", Listed)

@@ -230,7 +230,7 @@ def test_only_the_first_rank_needs_the_weights() -> None:
 
 
 @world(2)
-def test_what_cannot_be_flattened_is_refused_before_anything_changes() -> None:
+def test_models_that_cannot_be_flattened_are_refused_first() -> None:
     """Errors are named, and nothing was wrapped."""
 
     def refused(match: str, *objects: Any, **given: Any) -> None:

@@ -228,7 +228,7 @@ def _adamw(net: nn.Module) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("order", ["together", "model first", "optimizer first"])
 @world(2)
-def test_ties_scalars_frozen_parameters_and_buffers_train_as_in_one_process(order: str) -> None:
+def test_ties_scalars_frozen_and_buffers_train_as_one_process(order: str) -> None:
     """Blocks are found, what is tied stays tied, and an optimizer follows in any order of prepares."""
     accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy=None))
     net: Any = Blocks()
@@ -267,7 +267,7 @@ def test_only_the_first_rank_needs_the_weights() -> None:
 
 
 @world(3)
-def test_a_first_rank_that_is_slow_after_it_sent_the_weights_is_waited_for(tmp_path: Path) -> None:
+def test_a_rank_0_that_is_slow_after_sending_is_waited_for(tmp_path: Path) -> None:
     """It sends to each other rank, begins more than they do, and comes to the same save."""
     accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=True))
     accelerator.prepare(nn.Linear(6, 6))
@@ -389,7 +389,7 @@ def test_one_process_alone_shards_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @world(2)
-def test_what_cannot_be_sharded_is_refused_before_anything_changes() -> None:
+def test_models_that_cannot_be_sharded_are_refused_first() -> None:
     """Errors are named, come on every rank at once, and leave the model as it was."""
 
     def refused(error: type[Exception], match: str, net: nn.Module, **given: Any) -> None:
@@ -420,7 +420,7 @@ def test_what_cannot_be_sharded_is_refused_before_anything_changes() -> None:
 
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_plain_run_goes_on_where_shards_stopped_and_the_other_way_round(tmp_path: Path, version: int) -> None:
+def test_plain_runs_continue_shards_and_shards_plain_runs(tmp_path: Path, version: int) -> None:
     """Two ranks, one plain process, two ranks: weights and moments are those of a run that was never stopped."""
     expected = _plain_steps(Blocks(scalar=False), 6)
     _two_ranks(tmp_path, version, "none", "first", scalar=False)

@@ -143,7 +143,7 @@ class Called(TorchFunctionMode):
 
 
 @world(2)
-def test_a_rank_with_all_gradients_averages_them_without_reading_a_device() -> None:
+def test_averaging_all_gradients_reads_no_device() -> None:
     """Only a rank that lacks one asks whether another has it; one that nobody has stays away on both."""
     rank, net = ensure(cpu=True).rank, nn.ParameterList(nn.Parameter(torch.zeros(2)) for _ in range(3))
     averaging, parameters = Averaging(torch.device("cpu"), [torch.distributed.group.WORLD]), list(net)

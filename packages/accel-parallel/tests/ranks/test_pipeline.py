@@ -246,7 +246,7 @@ def loop(run: Accelerator, model: nn.Module, **settings: Any) -> tuple[dict[str,
 
 
 @world(4, quiet=20)
-def test_a_loop_with_accumulation_clipping_and_a_schedule_needs_no_change() -> None:
+def test_an_accumulating_clipping_scheduled_loop_runs_unchanged() -> None:
     """Two pipelines of two ranks that average gradients, each of whose batches is half of what one process reads."""
     run = Accelerator(
         parallelism_config=ParallelismConfig(pp_size=2, dp_replicate_size=2),
@@ -361,7 +361,7 @@ UNLIKE = {
 
 
 @world(2, quiet=12)
-def test_what_stages_would_compute_unlike_one_process_is_refused_on_all_ranks() -> None:
+def test_stages_unlike_one_process_are_refused_on_all_ranks() -> None:
     """Noise for two stages, buffers of one, inputs that train, lists of samples and other outputs; no rank waits."""
     batch = data(1)[0]
     for kind, refusal in UNLIKE.items():
@@ -476,7 +476,7 @@ class Memory(TorchDispatchMode):
 
 
 @world(2, quiet=12, preload=("transformers.modeling_utils",))
-def test_a_model_on_the_meta_device_gets_memory_for_the_stage_of_each_rank_alone() -> None:
+def test_a_meta_model_gets_memory_for_its_own_stage_alone() -> None:
     """No rank ever has memory for more; each loads what it holds, and trains as one process; before, it is refused."""
     run = Accelerator(
         parallelism_config=ParallelismConfig(pp_size=2), kwargs_handlers=[PipelineKwargs(loss_fn=squares)], cpu=True
@@ -572,9 +572,7 @@ def stopped(place: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full("another case of a grid"))])
-def test_checkpoints_of_stages_continue_on_other_stages_in_one_process_and_in_shards(
-    tmp_path: Path, ranks: int
-) -> None:
+def test_checkpoints_of_stages_continue_on_other_layouts(tmp_path: Path, ranks: int) -> None:
     """Losses after a checkpoint of stages are those of a run that was never stopped, wherever it goes on."""
     _, losses = alone(net(), data(), squares)
     assert run_on(stopped, ranks, (tmp_path,)) is None
@@ -608,7 +606,7 @@ def merged(place: Path) -> dict[str, torch.Tensor]:
 
 
 @world(4, quiet=20)
-def test_stages_that_fsdp_shards_train_and_save_as_one_process_does(tmp_path: Path) -> None:
+def test_fsdp_sharded_stages_train_and_save_as_one_process(tmp_path: Path) -> None:
     """Two stages, each sharded over two ranks that read different halves; clipped, recomputed, saved and loaded."""
     half = {"split_batches": True}
     run = Accelerator(

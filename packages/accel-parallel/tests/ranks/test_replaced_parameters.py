@@ -76,7 +76,7 @@ def test_hooks_of_parameters_that_would_be_replaced_are_refused(engine: str) -> 
 
 
 @world(4)
-def test_hooks_of_parameters_that_are_split_and_sharded_are_refused() -> None:
+def test_hooks_of_split_and_sharded_parameters_are_refused() -> None:
     """The same where shards of a split model are made."""
     _hooks("fsdp2 and tp")
 

@@ -146,7 +146,7 @@ def loaded(size: int, folder: Path, before: str, after: str) -> None:
 
 
 @world(2)
-def test_a_rank_without_a_part_in_the_widest_format_knows_the_norm() -> None:
+def test_a_rank_without_the_widest_format_knows_the_norm() -> None:
     """Of two parameters the second rank has a part of the one in bfloat16 alone, and of three frozen bytes too."""
     ensure()
     mesh = init_device_mesh("cpu", (2,))
@@ -164,7 +164,7 @@ def test_a_rank_without_a_part_in_the_widest_format_knows_the_norm() -> None:
 
 
 @pytest.mark.usefixtures("fresh_state")
-def test_parameters_on_several_meshes_have_one_norm_and_one_checkpoint(tmp_path: Path) -> None:
+def test_several_meshes_have_one_norm_and_one_checkpoint(tmp_path: Path) -> None:
     """On four ranks every shard counts once, and is saved once; two ranks, and then one, read it bit for bit."""
     for body, size, names in ((saved, 4, ()), (loaded, 2, ("shards", "again"))):
         failure = run(body, size, (size, tmp_path, *names))

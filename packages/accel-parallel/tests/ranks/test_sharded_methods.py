@@ -161,7 +161,7 @@ def test_methods_train_where_shards_are_split_too() -> None:
 
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
 @world(2)
-def test_methods_that_do_not_compute_are_called_on_one_rank_alone(engine: str) -> None:
+def test_methods_without_computation_run_on_one_rank(engine: str) -> None:
     """A method that gathers nothing waits for nobody, whatever it is given."""
     accelerator = _start(engine)
     net: Any = accelerator.prepare(Net())
@@ -182,7 +182,7 @@ def test_a_parameter_that_nothing_gathers_is_named() -> None:
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("name", ["encode", "scaled", "through_blocks"])
 @world(2)
-def test_methods_that_would_compute_with_pieces_are_refused_under_fsdp1(name: str, keeps: bool) -> None:
+def test_fsdp1_refuses_methods_that_compute_with_pieces(name: str, keeps: bool) -> None:
     """Each is named on every rank before a collective, training goes on, and torch's way to call it works."""
     net: Any = _start("fsdp1", use_orig_params=keeps).prepare(Net())
     x, alone = torch.ones(1, 4), Net()

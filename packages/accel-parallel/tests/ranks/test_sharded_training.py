@@ -252,7 +252,7 @@ def test_a_rank_without_weights_never_holds_the_model() -> None:
 
 @world(2)
 def test_a_wrapped_model_is_not_copied() -> None:
-    """Without the plugin, a model that version 1 wraps is refused by name; one of version 2 is trained as it came."""
+    """Without the plugin, a model that version 1 wraps is refused by name; one of version 2 keeps its layout."""
     accelerator = Accelerator()
     net = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
     with pytest.raises(PreparationError, match=r"sharded at its root\. Pass fsdp_plugin"):
@@ -347,7 +347,7 @@ def test_packed_weights_are_refused(version: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @world(2)
-def test_a_class_that_does_not_occur_and_axes_without_shards_are_refused(version: int) -> None:
+def test_unknown_classes_and_axes_without_shards_are_refused(version: int) -> None:
     """Both versions name the classes there are, and the axes that are missing."""
     words = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Nobody"]}
     accelerator = _start(version, **words)

@@ -175,7 +175,7 @@ def moments_memory(own: Trained) -> list[int]:
 
 
 @world(2)
-def test_weights_that_an_evaluation_left_whole_are_saved_and_loaded(tmp_path: Path) -> None:
+def test_weights_left_whole_by_evaluation_save_and_load(tmp_path: Path) -> None:
     """FSDP1 leaves the root whole after a forward pass alone: its state is then torch's, and the same bit for bit."""
     own = Trained("fsdp1")
     own.train(1)
@@ -215,7 +215,7 @@ def test_moments_that_are_not_by_element_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
 @world(2)
-def test_torch_reads_what_is_written_and_saves_run_in_the_background(kind: str, tmp_path: Path) -> None:
+def test_torch_reads_what_is_written_in_the_background(kind: str, tmp_path: Path) -> None:
     """A snapshot is saved while training goes on; `dcp.load` reads it, and so does a load straight after a save."""
     own = Trained(kind)
     own.train(2)

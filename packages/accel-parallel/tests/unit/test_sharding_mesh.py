@@ -23,7 +23,7 @@ def rank_5() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("rank_5")
-def test_shards_lie_along_sequences_and_never_along_tensor_parallel() -> None:
+def test_shards_lie_along_sequences_not_tensor_parallel() -> None:
     """Axes for shards are flattened to one, copies come first, and ranks of tensor parallel shard for themselves."""
     cpu, combined = torch.device("cpu"), ("cp", "tp")
     mesh = init_device_mesh("cpu", (2, 2, 2, 2), mesh_dim_names=("dp_replicate", "dp_shard", "cp", "tp"))

@@ -160,7 +160,7 @@ def mixture(choices: int | None = 2) -> nn.Module:
     return model
 
 
-def test_a_plan_with_a_cache_places_dense_parts_and_says_what_a_token_costs() -> None:
+def test_a_plan_with_a_cache_says_what_a_token_costs() -> None:
     """Dense parts and the cache share a device, every byte is accounted for, experts are on the disk, JSON keeps it."""
     plan = plan_device_map(mixture(), {0: 2000, "cpu": 5000}, expert_cache=1200, headroom=100)
     assert plan.device_map == {

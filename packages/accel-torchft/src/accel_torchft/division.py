@@ -48,7 +48,7 @@ class Reader:
     """Passes the batches of loaders on: those that are trained with in step with the other replicas.
 
     Attributes:
-        positions: Where each loader stands behind the last step that was made, by its number in the run.
+        positions: Where each loader stands after the last step that was made, by its number in the run.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Reader:
         self.is_made = True  # whether the last step was made
         self.is_fed = False  # whether a backward pass followed the last batch
         self.is_passing = False  # whether the last batch is of an epoch that is over
-        self.where = 0  # position behind the last step, of which replicas make sure that all have the same
+        self.where = 0  # position after the last step, of which replicas make sure that all have the same
         self.weight = 0.0  # samples of the step so far, on this replica
         self.share = 1.0  # what the loss of this rank counts, against those of the others of its replica
         self._reading: PreparedLoader | None = None
@@ -84,7 +84,7 @@ class Reader:
         if number is None:
             raise StateError(
                 "Replicas know where the loaders of prepare() stand; got another one, as of skip_first_batches. Read "
-                "the prepared one: behind load_state it goes on where it stood."
+                "the prepared one: after load_state it goes on where it stood."
             )
         self._parameters()  # which are checked before anything is trained
         epoch, replicas = loader.iteration, self._replicas
@@ -168,7 +168,7 @@ class Reader:
                 if self.weight:
                     raise StateError(
                         "An epoch ends with a step of a prepared optimizer; got batches without one. Pass the "
-                        "optimizer to prepare(), and call its step() behind each backward pass."
+                        "optimizer to prepare(), and call its step() after each backward pass."
                     )
                 self.is_open, self.is_made = False, True
                 continue
@@ -193,7 +193,7 @@ class Reader:
     ) -> None:
         """Leave a loader where the next epoch begins."""
         for _ in stream or ():
-            raise AssertionError("a position behind the epoch has no batch before it")
+            raise AssertionError("a position after the epoch has no batch before it")
         if loader.iteration == epoch + 1 and loader.pending is None:
             return
         if position["epoch"] == epoch + 1:

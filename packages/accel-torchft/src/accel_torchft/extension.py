@@ -182,7 +182,7 @@ class ReplicaExtension(Extension):
         elif reader.share != 1:
             loss = loss * reader.share
         ends = runtime.gradient_state.sync_gradients
-        # With several ranks, shards, or weights of losses, gradients are whole only behind the pass.
+        # With several ranks, shards, or weights of losses, gradients are whole only after the pass.
         early = ends and weight is None and runtime.strategy.name == "single" and runtime.world.device.type == "cpu"
         if not early:
             run(loss, weight, arguments)

@@ -4,7 +4,7 @@ A step goes so on every replica: `meet` agrees on who takes part, and heals who 
 was read, and averages gradients; `commit` decides. What goes wrong meanwhile leaves the step unmade, and its samples
 unread. torchft agrees, connects and sends states; which samples are whose, and what a step is worth, is decided here.
 
-Behind a step that was made, `meet` only asks who takes part in the next one, and a batch is read as if nobody came or
+After a step that was made, `meet` only asks who takes part in the next one, and a batch is read as if nobody came or
 left. The answer is looked at before gradients are averaged; where somebody did, this step is not made by anybody.
 """
 
@@ -131,7 +131,7 @@ class Replicas:
         """Agree with the replicas that are there on who takes part in the next step; heal if this one came late.
 
         Args:
-            ahead: Whether the answer may be looked at later, behind a step that was made.
+            ahead: Whether the answer may be looked at later, after a step that was made.
 
         Raises:
             QuorumLost: Too few are there.
@@ -259,7 +259,7 @@ class Replicas:
         # Where a run has replicas, and not earlier.
         from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
 
-        logging.getLogger("torchft").setLevel(logging.CRITICAL)  # a replica that leaves is no error
+        logging.getLogger("torchft").setLevel(logging.CRITICAL)  # leaving is expected
         timeout = timedelta(seconds=self._settings.timeout)
         if self._world.rank == 0 and self._store is None:
             self._store = loopback_store(0, timeout, self._hosts[0])
@@ -327,12 +327,12 @@ class Replicas:
     def averaging(
         self, parameters: Sequence[torch.nn.Parameter], weight: float, where: int, *, early: bool = False
     ) -> Iterator[None]:
-        """Average gradients over the replicas of this step behind a block, each by the weight of its samples.
+        """Average gradients over the replicas of this step after a block, each by the weight of its samples.
 
         Args:
             parameters: Whose gradients.
             weight: Of the samples of this replica.
-            where: Position behind the last step, the same on all replicas.
+            where: Position after the last step, the same on all replicas.
             early: Whether the block is a backward pass that leaves whole gradients, which may be sent while it runs.
 
         Raises:
@@ -340,7 +340,7 @@ class Replicas:
         """
         if self.is_decided:
             raise StateError(
-                "Replicas make one step of a batch, behind all its backward passes; got a backward pass behind an "
+                "Replicas make one step of a batch, after all its backward passes; got a backward pass after an "
                 "optimizer's step. Call accelerator.backward for all losses first, and then the optimizers."
             )
         self._averaged, self._weight = True, weight
@@ -384,7 +384,7 @@ class Replicas:
         return self._manager.errored() is None
 
     def _fail(self, error: BaseException) -> None:
-        """Lose the step, and close this replica's connections: others may wait for it in vain."""
+        """Lose the step, and close this replica's connections: others may still be waiting."""
         if self._manager is not None:
             self._manager.report_error(error)
             with suppress(RuntimeError):
@@ -450,7 +450,7 @@ class Replicas:
             return False
 
     def close(self, parameters: Sequence[torch.nn.Parameter]) -> bool:
-        """Make sure that all replicas are at the end of the epoch; return whether this one may go on behind it."""
+        """Make sure that all replicas are at the end of the epoch; return whether this one may go on after it."""
         self._weight, self._is_steady = 0.0, False
         self._average.lay_out(parameters, early=False)
         self._tell(_CLOSING)

@@ -88,7 +88,7 @@ def test_gradients_are_those_of_one_process(early: bool) -> None:
 
 
 @world(2)
-def test_a_gradient_that_comes_in_parts_is_noticed_and_sent_later() -> None:
+def test_a_gradient_that_comes_in_parts_is_sent_later() -> None:
     """Reentrant checkpoints run backward one by one: a step whose gradient was sent too soon is not to be made."""
     rank = Accelerator(cpu=True).process_index
     average = Average(send, arrived, lambda: SHARES[rank])

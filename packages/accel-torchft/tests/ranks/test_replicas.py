@@ -22,7 +22,7 @@ pytest.importorskip("torchft", reason="torchft is not installed")
 ASKS = 4.0  # seconds in which a replica that was stopped asks who is there
 
 
-def test_no_sample_is_lost_or_repeated_where_a_replica_dies_twice(tmp_path: Path) -> None:
+def test_a_replica_that_dies_twice_costs_no_sample(tmp_path: Path) -> None:
     """A replica dies before its gradients are exchanged and behind a step: the other one does not start again."""
     found = launched(tmp_path, "1:0:3:before,1:1:4:behind")
     report = found["report"]
@@ -104,7 +104,7 @@ def test_who_gives_its_state_may_die_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.full("another case of a grid")
-def test_a_replica_that_dies_in_a_save_leaves_the_next_one_to_another(tmp_path: Path) -> None:
+def test_after_a_death_in_a_save_another_replica_saves(tmp_path: Path) -> None:
     """One replica saves for all; where it dies meanwhile, that save never was, and another replica makes the next."""
     found = launched(tmp_path, "0:0:4:saving", "saving")
     check(found, tmp_path, 3, {0: 1})

@@ -52,7 +52,7 @@ def add_script(
 
 
 class ScriptArguments(argparse.Action):
-    """Takes all words behind a script.
+    """Takes all words after a script.
 
     They are the script's own. Only where none of the options that the command is known by was written before the
     script, the words from the first of those on are options of the command: `SCRIPT a b --layouts dp2 --json`.

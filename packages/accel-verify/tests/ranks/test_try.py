@@ -94,7 +94,7 @@ def test_a_trainer_of_transformers_is_equal(tmp_path: Path, accel) -> None:
 @pytest.mark.parametrize(
     ("gpus", "words", "on_cpu"), [(0, [], False), (1, [], True), (2, [], False), (1, ["--cpu"], True)]
 )
-def test_ranks_are_compared_on_the_cpu_where_they_would_share_a_gpu(
+def test_ranks_that_would_share_a_gpu_compare_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpus: int, words: list[str], on_cpu: bool
 ) -> None:
     """One GPU times the script, and is used by what is launched afterwards; two ranks do not share it."""

@@ -132,7 +132,7 @@ def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_
 
 @requires("engine:fsdp")
 @pytest.mark.parametrize("name", ["ep2", pytest.param("fsdp2xep2", marks=pytest.mark.slow)])
-def test_experts_that_ranks_share_out_are_equal_and_faults_of_sending_are_found(name: str, tmp_path: Path) -> None:
+def test_shared_experts_are_equal_and_send_faults_found(name: str, tmp_path: Path) -> None:
     """A sound dispatch differs in nothing; a wrong weight and a dropped token are found in the first step."""
     layout = requested_layout(name)
     alone = recorded(tmp_path / "one", f"{VERIFIED}:mixture", parts=layout.parts)
@@ -146,7 +146,7 @@ def test_experts_that_ranks_share_out_are_equal_and_faults_of_sending_are_found(
 
 @requires("engine:fsdp")
 @pytest.mark.parametrize("name", ["pp2", pytest.param("pp2xfsdp2", marks=pytest.mark.slow)])
-def test_pipelines_are_equal_and_swapped_labels_of_micro_batches_are_found(name: str, tmp_path: Path) -> None:
+def test_pipelines_are_equal_and_swapped_labels_are_found(name: str, tmp_path: Path) -> None:
     """Stages differ in nothing, and what a loss was computed from is found in the first step."""
     layout = requested_layout(name)
     alone = recorded(tmp_path / "one", f"{VERIFIED}:layers", parts=layout.parts)

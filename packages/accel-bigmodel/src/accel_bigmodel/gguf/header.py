@@ -184,7 +184,7 @@ def _parse(reader: _Reader, size: int, known: ModuleType, path: str) -> GgufHead
         entries.append((entry.start, entry.stop, name, entry))
     boundary = metadata.get("general.alignment", 32)
     if type(boundary) is not int or boundary <= 0 or boundary & (boundary - 1):
-        raise ValueError(f"an alignment of {boundary!r}, which is no power of two")
+        raise ValueError(f"an alignment of {boundary!r}, which is not a power of two")
     base = -(-(min(size, _LONGEST) - reader.left) // boundary) * boundary
     tensors: dict[str, StoredTensor] = {}
     end = 0

@@ -119,7 +119,7 @@ class ModelHook:
             raise
 
     def leave_forward(self, module: nn.Module, output: object) -> Any:
-        """End a forward that returned. When this raises, the hook has cleaned up behind itself.
+        """End a forward that returned. When this raises, the hook has cleaned up after itself.
 
         Args:
             module: The module whose forward ran.

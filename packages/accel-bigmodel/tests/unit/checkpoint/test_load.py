@@ -288,7 +288,7 @@ def test_pickled_weights_on_disk_need_a_folder(tmp_path: Path) -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_a_map_that_misses_a_tensor_or_has_an_unknown_name_is_refused(tmp_path: Path) -> None:
+def test_a_map_with_missing_or_unknown_names_is_refused(tmp_path: Path) -> None:
     """The missing tensors are named; an unknown strategy lists the known ones."""
     source = one_safetensors(dict(make().state_dict()), tmp_path)
     with pytest.raises(DeviceMapError, match=r"2\.weight, 2\.bias"):

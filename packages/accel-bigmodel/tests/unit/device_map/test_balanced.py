@@ -56,7 +56,7 @@ def test_a_limit_of_the_disk_is_kept(limits: dict[int | str, int | str]) -> None
         infer_auto_device_map(layers(100, 200), limits)
 
 
-def test_a_feasible_placement_within_the_limit_of_the_disk_is_found() -> None:
+def test_a_placement_within_the_disk_limit_is_found() -> None:
     """Filling the CPU first would leave the disk too small; the order of the model need not be broken for it."""
     found = infer_auto_device_map(layers(100, 100, 100), {"cpu": 900, "disk": 400})
     assert found == {"0": "cpu", "1": "cpu", "2": "disk"}

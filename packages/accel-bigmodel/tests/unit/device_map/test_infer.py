@@ -235,7 +235,7 @@ def test_layers_are_placed_and_missing_room_is_named(
     assert all("room for the buffers of the offloaded layers" in str(each.message) for each in caught)
 
 
-def test_balanced_limits_share_evenly_and_keep_the_first_free_on_request() -> None:
+def test_balanced_limits_share_evenly_or_spare_the_first() -> None:
     """Accelerators but the last get about an even share; with `low_zero` the first gets what the others cannot hold."""
     model = nn.Sequential(*[nn.Linear(10, 10, bias=False) for _ in range(6)])
     limits = get_balanced_memory(model, {0: 10_000, 1: 10_000, 2: 10_000})

@@ -258,7 +258,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "placement"), CASES)
-def test_a_placement_computes_in_a_mode_what_the_plain_model_does(mode: str, placement: str, tmp_path: Path) -> None:
+def test_a_placed_model_equals_the_plain_one_in_each_mode(mode: str, placement: str, tmp_path: Path) -> None:
     """Outputs, and gradients to an adapter, are those of the plain model bit for bit; so is a call afterwards."""
     torch.manual_seed(0)
     plain = Net()

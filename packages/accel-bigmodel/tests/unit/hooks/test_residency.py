@@ -106,7 +106,7 @@ def test_offload_and_prefetch_differ_from_memory_only_in_timing(
     assert [p.shape for p in model.parameters()] == [p.shape for p in plain.parameters()]
 
 
-def test_a_weight_used_without_its_module_is_an_error_with_its_name() -> None:
+def test_a_weight_used_without_its_module_is_named() -> None:
     """F.linear on a child's offloaded weight names weight and block; listing the class makes it work."""
 
     class Uses(nn.Module):

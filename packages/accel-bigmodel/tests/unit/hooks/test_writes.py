@@ -138,7 +138,7 @@ def test_ties_made_by_hand_take_effect(placed: nn.Sequential) -> None:
     assert placed[2].weight is placed[0].weight
 
 
-def test_a_parameter_computed_from_a_weight_that_is_away_is_refused(placed: nn.Sequential) -> None:
+def test_a_parameter_from_an_offloaded_weight_is_refused(placed: nn.Sequential) -> None:
     """It holds no values: the forward that would use it says which weight it was made from, and goes on when undone."""
     expected = placed.eval()(X)
     before = placed[0].weight
@@ -249,7 +249,7 @@ def test_what_a_subclass_does_around_a_forward_is_done() -> None:
 
 
 @pytest.mark.parametrize("kind", ["parameter", "narrowed"])
-def test_what_was_changed_while_away_is_changed_without_the_hooks(placed: nn.Sequential, kind: str) -> None:
+def test_changes_while_offloaded_stay_without_the_hooks(placed: nn.Sequential, kind: str) -> None:
     """Frozen or cast to another dtype after the dispatch, the weights are so when they come back."""
     plain = make()
     for model in (plain, placed):
@@ -280,7 +280,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("place", [*PLACEMENTS, "file", "file, ahead"])
-def test_what_a_forward_writes_is_in_copies_and_in_no_other_model(
+def test_writes_of_a_forward_are_in_its_copies_alone(
     copied: Callable[[nn.Module], nn.Module], place: str, tmp_path: Path
 ) -> None:
     """What a forward writes to a parameter goes on in a copy from there, and another model of the file begins anew."""

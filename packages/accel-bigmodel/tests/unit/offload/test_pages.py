@@ -62,7 +62,7 @@ def test_pages_stay_unless_they_shall_go(file: Path, keep: bool | None, least: i
     assert least * ONE <= mapped(file) <= most * ONE + mmap.PAGESIZE
 
 
-def test_pages_that_nothing_would_release_are_refused_before_anything_changes(file: Path) -> None:
+def test_pages_that_nothing_would_release_are_refused(file: Path) -> None:
     """Prefetching releases them; without it they would stay, whatever was asked."""
     with torch.device("meta"):
         model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])

@@ -267,7 +267,7 @@ def test_running_out_of_memory_ahead_lowers_the_budget() -> None:
     assert schedule.held == 0
 
 
-def test_what_arrived_of_a_block_is_released_before_it_is_sent_for_again() -> None:
+def test_an_arrived_block_is_released_before_it_is_resent() -> None:
     """A block half of which came before memory ran out finds that half free when it is tried again."""
     arrived: list[weakref.ref[torch.Tensor]] = []
 
@@ -426,7 +426,7 @@ def test_a_transport_that_fails_leaves_every_block_usable(fails: str, at: int, t
     assert bus.held == schedule.held == 0
 
 
-def test_a_block_ahead_that_cannot_be_sent_for_fails_at_its_own_turn() -> None:
+def test_a_failed_prefetch_raises_at_its_own_block() -> None:
     """The block before it computes; the error comes where it would come without prefetching."""
     bus = Failing(Clock())
     first, second = Block[str]("a", 1), Block[str]("b", 1)

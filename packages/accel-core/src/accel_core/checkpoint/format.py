@@ -224,7 +224,7 @@ class CheckpointFormat(Protocol):
         """
 
     def files_of(self, source: Source, rank: int, size: int) -> Iterable[str]:
-        """Return those of `source.files()` that a rank reads; what is no file of this format is read by all.
+        """Return those of `source.files()` that a rank reads; files of other formats are read on every rank.
 
         Args:
             source: The checkpoint.

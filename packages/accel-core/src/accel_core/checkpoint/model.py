@@ -70,7 +70,7 @@ class ObjectWeights:
         self.tensors: dict[str, Any] = dict(content)
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in new memory on the CPU; a value that is no tensor is returned unchanged."""
+        """Return one tensor in new memory on the CPU; non-tensors are returned unchanged."""
         value = self.tensors[name]
         return value.clone() if isinstance(value, Tensor) else value
 

@@ -27,7 +27,7 @@ def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | N
     """Return which part of a run is saved; `None` for all of it.
 
     Raises:
-        ConfigurationError: It is no such part, has no folder of its own, or cannot be saved alone in this run.
+        ConfigurationError: There is no such part, or it has no folder of its own, or cannot be saved alone in this run.
     """
     if parts is None:
         return None

@@ -155,7 +155,7 @@ def in_file_order(tensors: Mapping[str, Tensor | SpreadWeight]) -> Iterator[tupl
 
 
 def bytes_of(value: object) -> int:
-    """Return the size of a weight in bytes; 0 for a value that is no tensor."""
+    """Return the size of a weight in bytes; 0 for a value that is not a tensor."""
     return math.prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor | SpreadWeight) else 0
 
 

@@ -43,7 +43,7 @@ DTYPES: dict[str, torch.dtype] = {form: getattr(torch, name) for form, name in _
 """Names that the safetensors format gives to dtypes, for those that this torch has."""
 
 METADATA = "__metadata__"
-"""The entry of a header that is no tensor."""
+"""The entry of a header that is not a tensor."""
 
 FORMS = {dtype: name for name, dtype in DTYPES.items()}
 """The same names by dtype."""

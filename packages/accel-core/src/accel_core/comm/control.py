@@ -2,7 +2,7 @@
 
 Whatever ranks agree on goes through here: that all have come to a point, who failed, which checkpoint, how many rows.
 It travels in the frames of `transport`, in one sequence with `gather` and its relatives, so a rank at a barrier and
-one in a gather are told where the other is. What a thread does beside training gets a process group of its own.
+one in a gather learn where the other is. What a thread does beside training gets a process group of its own.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Channel:
             return value
         mine = self.world.rank == source
         with self._participate() as transport:
-            # Inside of the operation, as the pickling is: where it fails, the ranks that wait are told.
+            # Inside of the operation, as the pickling is: where it fails, the ranks that wait get the error.
             check_rank(source, self.world.size)
             content = pickled(value) if mine else memoryview(b"")
             message = Message(digest_of(str(source)), len(content), lambda: {"source": PartView(f"rank {source}")})
@@ -250,7 +250,7 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
     if is_first:
         try:
             yield
-        # Ctrl-C and exits as well: the others stand at this point until they are told.
+        # Ctrl-C and exits as well: the others wait at this point until they get an answer.
         except BaseException as failure:
             # An operation inside the block met the ranks that wait: they have left their waiting already.
             if not ranks_know(failure):

@@ -1,4 +1,4 @@
-"""What ranks are told where they do not agree, or where another one failed."""
+"""What ranks report where they do not agree, or where another one failed."""
 
 from __future__ import annotations
 

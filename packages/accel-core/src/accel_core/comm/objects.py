@@ -1,4 +1,4 @@
-"""Python objects across ranks, as pickles inside a frame or behind it."""
+"""Python objects across ranks, as pickles inside a frame or after it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def pad_across_processes(tensor: Nest, dim: int = 0, pad_index: float = 0, pad_f
         tensor: A nest of tensors of the same structure and numbers of dims on all ranks.
         dim: The dim to pad. A tensor that has no such dim is left as it is.
         pad_index: The value to fill with. Where a dtype cannot hold it, the tensor is promoted on all ranks.
-        pad_first: Fill in front instead of behind.
+        pad_first: Fill in front instead of at the end.
 
     Returns:
         The nest with padded tensors; one that needs no padding is returned itself.

@@ -445,7 +445,7 @@ class Transport:
 class Participation:
     """This rank's part in one operation of all ranks, from its preparation to its end.
 
-    Where the preparation fails, before the others were met, the ranks that wait are told. Only one thread at a time
+    Where the preparation fails, before the others were met, the ranks that wait get it. Only one thread at a time
     takes part: the frames of two would mix, and which of them comes first differs from rank to rank, so that one's
     data would silently meet the other's. Both are refused instead.
 

@@ -42,16 +42,16 @@ class EpochState:
     skipped: int = 0  # samples (or batches, where these have no fixed size) that `skip_batches` passed over
     counts: dict[int, StepCounts] | None = None  # by step, what the parts hold, where they are not all full and real
     order: Order | None = None  # states of the generators when the order was drawn
-    # Whether `order` was captured behind the seed that torch takes for workers, or it took none.
+    # Whether `order` was captured after the seed that torch takes for workers, or it took none.
     drawn_late: bool = False
     replay: dict[str, Any] | None = None  # a position whose order is drawn once more in this iteration
     # Notes in the gradient state that a batch is given; looked up once, not at every batch.
     advance: Callable[[Any], None] | None = None
-    state: Any = None  # state of the `StatefulDataLoader` behind the batch given last
+    state: Any = None  # state of the `StatefulDataLoader` after the batch given last
 
     @property
     def offset(self) -> int:
-        """Global offset behind the batch given last."""
+        """Global offset after the batch given last."""
         passed = self.skipped if self.served else 0
         return self.begins_at + passed + self.served * self.full + self.surplus
 
@@ -288,7 +288,7 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
         self.epoch = EpochState()
 
     def is_over(self, offset: int) -> bool:
-        """Return whether no rank has a batch behind a position behind which this rank has none."""
+        """Return whether no rank has a batch after a position after which this rank has none."""
         shard = self.shard
         if shard is None or shard.even_batches or shard.drop_last:
             return True

@@ -159,7 +159,7 @@ class DataLoaderDispatcher(PreparedLoader):
         if group is _END:
             channel.send([None] * len(parts))
         while group is not _END:
-            # A step is sent with whether it is the last, so the batches behind it are read before. The state is taken
+            # A step is sent with whether it is the last, so the batches after it are read before. The state is taken
             # before that: one from after it would leave them out.
             try:
                 state = self.own_state()
@@ -212,7 +212,7 @@ class DataLoaderDispatcher(PreparedLoader):
             rows = [count_rows_like(batch, like, spec.batch_size) for batch in group]
             known = [count for count in rows if count is not None]
             units = len(group) if spec.batch_size is None or not self.makes_batches else sum(known)
-            # The position is the same on all ranks, so what rank 0 skipped is told with the first step.
+            # The position is the same on all ranks, so what rank 0 skipped is sent with the first step.
             units, epoch.skipped = units + (0 if epoch.served else epoch.skipped), 0
             if not self.makes_batches or len(known) < len(rows):
                 if len(group) < spec.ranks and spec.drop_last:

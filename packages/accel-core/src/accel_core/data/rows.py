@@ -100,7 +100,7 @@ def take_rows(batch: object, wanted: slice, rows: int | None) -> Any:
 
 
 def join_rows(batches: Sequence[Any], rows: Sequence[int | None]) -> Any:
-    """Lay the samples of several batches of one structure behind each other."""
+    """Lay the samples of several batches of one structure after each other."""
     first = batches[0]
     if all(map(is_array, batches)):
         return _join_arrays(batches)

@@ -106,7 +106,7 @@ def is_exact(batches: object) -> bool:
 
 def batches_from(batch_sampler: BatchSampler, offset: int, keep: int) -> tuple[Iterator[Any], list[Any]]:
     """Return the batches of a batch sampler from a position on."""
-    # torch's own class is begun anew behind the position, which passes over indices as fast as the sampler gives them;
+    # torch's own class is begun anew after the position, which passes over indices as fast as the sampler gives them;
     # of another class whole batches are drawn and let go.
     if type(batch_sampler) is not BatchSampler or not offset:
         return skip_samples(iter(batch_sampler), offset, keep)

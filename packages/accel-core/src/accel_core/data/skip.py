@@ -59,7 +59,7 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
     """Return a loader that gives what `dataloader` gives, without its first batches.
 
     Counted are this rank's batches from the start of the epoch, whatever position `dataloader` stands at: a position
-    loaded into it is given up. Indices are skipped; the samples behind them are not read, except from an iterable
+    loaded into it is given up. Indices are skipped; their samples are not read, except from an iterable
     dataset. When the returned loader comes to its end, the epoch of `dataloader` is over as well.
 
     Args:

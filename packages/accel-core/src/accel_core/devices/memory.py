@@ -154,6 +154,6 @@ def _refuse_second_batch_size(function: Callable[..., Any], args: tuple[Any, ...
         given += [f"{name}={value}" for name, value in kwargs.items()]
         raise UnsupportedTypeError(
             f"`{function.__name__}` gets the batch size first, from find_executable_batch_size, and the arguments do "
-            f"not fit behind it: {error}. Call it without a batch size: "
+            f"not fit after it: {error}. Call it without a batch size: "
             f"`{function.__name__}({', '.join(given)})`."
         ) from None

@@ -32,7 +32,7 @@ STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
     "<": operator.lt,
 }
-"""The function behind each sign of comparison."""
+"""The function of each sign of comparison."""
 
 
 @record(frozen=True)

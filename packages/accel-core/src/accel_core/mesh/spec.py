@@ -29,7 +29,7 @@ _AXES = {
     "sp": ("sp",),
     "zero": ("stage", "dp_replicate"),
 }
-"""For each word, what the numbers behind it are."""
+"""For each word, what its numbers are."""
 
 _WORD = re.compile(r"([a-z]+)(\d{0,18})")
 _STAGES = (1, 2, 3)
@@ -121,7 +121,7 @@ def parse_layouts(text: str | Iterable[str], *, zero_ranks: int = 2) -> tuple[La
 
 
 def _words(text: str) -> list[tuple[str, list[int]]]:
-    """Return the words of a layout, each with the numbers behind it."""
+    """Return the words of a layout, each with its numbers."""
     found: list[tuple[str, list[int]]] = []
     for piece in "".join(text.lower().split()).split("x"):
         if found and piece.isdecimal() and len(piece) <= 18:

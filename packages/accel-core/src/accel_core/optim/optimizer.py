@@ -27,7 +27,7 @@ _logger = get_logger(__name__)
 
 
 class Stepper(Protocol):
-    """Steps and zeroes in an optimizer's stead, for an engine that owns both; called only where a window ends."""
+    """Steps and zeroes instead of an optimizer, for an engine that owns both; called only where a window ends."""
 
     @property
     def step_was_skipped(self) -> bool:
@@ -79,7 +79,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         optimizer: The optimizer to wrap.
         device_placement: Whether its state is moved to the process's device.
         scaler: The gradient scaler of fp16 training, or `None`.
-        stepper: Steps and zeroes in the optimizer's stead; `None` where it does so itself.
+        stepper: Steps and zeroes instead of the optimizer; `None` where it does so itself.
         gradient_state: Where the step stands; that of the process where `None`.
 
     Examples:

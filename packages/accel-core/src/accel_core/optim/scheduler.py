@@ -20,7 +20,7 @@ class AcceleratedScheduler:
     A schedule is usually written for one process. Its batches are spread over N processes, so by default it moves N
     times for each optimizer step and ends at the same sample as with one process. A schedule that counts optimizer
     steps itself needs `step_scheduler_with_optimizer=False` or `split_batches=True`; at its first step the log says at
-    which optimizer step a schedule with a known length will end. Behind the end of one with `total_steps` it stays. A
+    which optimizer step a schedule with a known length will end. After the end of one with `total_steps` it stays. A
     schedule that is given a metric or an epoch moves once for it.
 
     Args:
@@ -89,7 +89,7 @@ class AcceleratedScheduler:
             self.scheduler.step(*args, **kwargs)
             return
         for _ in range(times):
-            # OneCycleLR raises behind its end; rounding up the steps of an epoch can lead there.
+            # OneCycleLR raises after its end; rounding up the steps of an epoch can lead there.
             if not self._has_end or self.scheduler._step_count <= self.scheduler.total_steps:
                 self.scheduler.step(*args, **kwargs)
 

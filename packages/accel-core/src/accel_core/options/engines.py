@@ -68,7 +68,7 @@ class Engine:
             for the axes of the mesh; empty where a package has it.
         plugin: `module:Class` of its plugin; giving one claims the run.
         argument: Argument of the Accelerator that takes the plugin, and attribute of `AcceleratorState` that has it.
-        flag: Variable `ACCELERATE_USE_…` that claims the run in the plugin's stead; set where a plugin claimed it.
+        flag: Variable `ACCELERATE_USE_…` that claims the run instead of the plugin; set where a plugin claimed it.
         claims: `module:function` that says from a request whether this is the one; empty leaves it to plugin and flag.
         containers: `module:Class` of the wrappers that the engine puts around models.
         files: Pattern of the names that only this engine writes into a checkpoint, folder and all; a folder's name

@@ -25,7 +25,7 @@ class ProjectConfiguration:
         save_on_each_node: Save on the main process of every machine instead of on the first machine only.
 
     Raises:
-        ConfigurationError: `total_limit` is no number, or below 0.
+        ConfigurationError: `total_limit` is not a number, or below 0.
         UnsupportedTypeError: A text stands where true or false belongs.
 
     Examples:

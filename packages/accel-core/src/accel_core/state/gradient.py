@@ -172,7 +172,7 @@ class GradientState:
         self._report_loops()
 
     def _begin_at(self, dataloader: object, steps: int) -> None:
-        """Note that the iteration that began continues behind some batches of the epoch."""
+        """Note that the iteration that began continues after some batches of the epoch."""
         for reading in self._readings:
             if reading.loader() is dataloader:
                 reading.served = steps

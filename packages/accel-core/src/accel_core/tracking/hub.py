@@ -243,7 +243,7 @@ class TrackerHub:
         if not self.running:
             return
         deadline = time.monotonic() + self.settings.drain_seconds
-        # All trackers are told to end before anybody is waited for: their times run side by side.
+        # All trackers are asked to end before any is waited for: their times run side by side.
         for queue in self._queues.values():
             queue.finish()
         for queue in self._queues.values():

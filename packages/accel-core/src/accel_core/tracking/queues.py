@@ -4,9 +4,9 @@ A logging call copies its values, puts one call in the queue of each tracker, an
 which makes the tracker, starts it and carries its calls out in order, so that a library that is slow, hangs or raises
 holds up neither the run nor the other trackers.
 
-1. **A call that raises** is told once for each tracker, and appended at once to a file of JSON lines beside the run.
+1. **A call that raises** is logged once for each tracker, and appended at once to a file of JSON lines beside the run.
 2. **A queue that is full** (`MOST_WAITING` calls) is waited for once, for a second, and then misses calls until it has
-   room: memory is bounded, and the number of these calls is told.
+   room: memory is bounded, and the number of these calls is logged.
 3. **At the end** all trackers together have `drain_seconds`. What a tracker has not taken by then is written to the
    same file, with the call that it still holds, and one line says so.
 4. **A process that is killed** loses what is in its queues, and what a library has not flushed.
@@ -63,7 +63,7 @@ class TrackerQueue:
         error: The last error, as text.
         switched_off: Whether it gets no more calls.
         dropped: How many calls found the queue full.
-        late: Whether the run has waited for it in vain, which it does once.
+        late: Whether the run has waited for it without an answer, which it does once.
     """
 
     def __init__(

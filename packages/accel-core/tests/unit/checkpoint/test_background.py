@@ -107,7 +107,7 @@ def test_the_process_does_not_exit_before_the_save_is_done(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_failure_that_nobody_asked_about_ends_the_process_with_a_report(tmp_path: Path) -> None:
+def test_an_unread_failure_ends_the_process_with_a_report(tmp_path: Path) -> None:
     """Status 1 and the cause on standard error, at the end of a script, after sys.exit(0), and in a child process.
 
     Whatever others do at the end is done before, and what they wrote is in their files. Who asked is told why. (Where

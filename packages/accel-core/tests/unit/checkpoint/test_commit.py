@@ -398,7 +398,7 @@ def test_pruning_leaves_files_and_folders_of_others(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "checkpoint_1") == ["notes.txt"]
 
 
-def test_pruning_deletes_what_a_killed_save_left_alone_in_a_folder(tmp_path: Path) -> None:
+def test_pruning_deletes_what_a_killed_save_left(tmp_path: Path) -> None:
     """A folder with nothing but what was hidden in it goes, and does not count; an empty one is not ours."""
     for number in (2, 3):
         write(tmp_path / f"checkpoint_{number}", b"x")

@@ -263,7 +263,7 @@ def test_what_does_not_fit_is_listed_and_changes_nothing(
     assert differing(before, state_of(run)) == []
 
 
-def test_without_strict_what_fits_is_restored_and_the_rest_reported(make_run: Make, tmp_path: Path) -> None:
+def test_without_strict_what_fits_is_restored(make_run: Make, tmp_path: Path) -> None:
     """strict=False takes matching tensors and whole components, and says what it left."""
     saved = make_run(1)
     save_state(saved, tmp_path / "ckpt")
@@ -511,7 +511,7 @@ def test_an_object_that_could_not_be_restored_is_not_saved(make_run: Make, tmp_p
     assert os.listdir(tmp_path) == []
 
 
-def test_weights_changed_after_a_background_save_do_not_reach_the_file(
+def test_changes_after_a_background_save_are_not_in_the_file(
     make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot is of the moment of the call, though writing begins later and buffers are used again."""

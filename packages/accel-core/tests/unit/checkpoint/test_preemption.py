@@ -49,7 +49,7 @@ def test_signals_set_a_flag_and_are_given_back() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_inside_of_the_handler_of_another_holds_up_neither() -> None:
+def test_a_signal_within_a_handler_blocks_neither() -> None:
     """The launcher passes a signal on to a rank that SLURM sends it to as well; no lock may be held between the two."""
     done = limits.run([sys.executable, "-c", SIGNALED], check=True)
     assert {"call", "return"} <= {*done.stdout.split()}

@@ -57,7 +57,7 @@ def test_a_stateful_loader_goes_on_where_it_was_saved(streams: bool, tmp_path: P
 
 
 @pytest.mark.usefixtures("fresh_state")
-def test_a_position_is_saved_always_and_restored_where_that_is_wanted(tmp_path: Path) -> None:
+def test_a_position_is_always_saved_and_restored_on_request(tmp_path: Path) -> None:
     """Saved by a run that restores none, it serves one that does; the other's loader stands where it did."""
     runs = [
         BareRun(
@@ -109,7 +109,7 @@ def test_a_save_straight_after_a_load_is_the_same_position(streams: bool, epochs
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_stateful_loader_saved_at_the_end_of_an_epoch_draws_what_it_would_have(streams: bool, tmp_path: Path) -> None:
+def test_a_save_at_the_end_of_an_epoch_changes_no_draw(streams: bool, tmp_path: Path) -> None:
     """The next epochs, and what is drawn after them, are those of the run that went on."""
 
     def go_on(run: BareRun) -> tuple[list[list[int]], float]:
@@ -129,7 +129,7 @@ def test_a_stateful_loader_saved_at_the_end_of_an_epoch_draws_what_it_would_have
 @requires("torchdata")
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-def test_a_loader_that_was_not_iterated_draws_nothing_when_it_is_saved(tmp_path: Path) -> None:
+def test_saving_an_unused_loader_draws_nothing(tmp_path: Path) -> None:
     """A run that saves draws what one that does not save draws, then and afterwards, and a resumed run goes on so."""
 
     def two_loaders(seed: int) -> BareRun:
@@ -189,9 +189,7 @@ _POSITION = {
         ({**_POSITION, "offset": 2, "unit": "batches"}, "counts batches, and the loader counts samples"),
     ],
 )
-def test_a_position_of_another_version_is_found_before_anything_changes(
-    state: object, message: str, tmp_path: Path
-) -> None:
+def test_a_position_that_does_not_fit_is_refused_first(state: object, message: str, tmp_path: Path) -> None:
     """A `sampler.bin` of another version or unit, whose checksum is right, is refused and the model stays as it was."""
     loader = prepare_data_loader(DataLoader(range(4), batch_size=2), num_processes=1, process_index=0)
     run = BareRun([nn.Linear(2, 2)], dataloaders=[loader])

@@ -219,7 +219,7 @@ def test_a_dtype_that_torch_lacks_is_refused_where_it_is_needed(form: str, tmp_p
         file.read("odd")
 
 
-def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(tmp_path: Path) -> None:
+def test_tensors_are_read_on_the_cpu_under_any_default_device(tmp_path: Path) -> None:
     """A script may make its model on another device by default; bytes of a file reach memory of the CPU."""
     write_tensors(tmp_path / "x", {"across": torch.arange(6.0).view(2, 3)})
     destination = torch.zeros(3, 2).t()
@@ -230,7 +230,7 @@ def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(tmp_path: Pa
     assert found.tolist() == destination.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
-def test_a_tensor_that_torch_conjugates_or_negates_when_it_is_used_gets_the_values_of_the_file(tmp_path: Path) -> None:
+def test_lazy_conj_and_neg_get_the_values_of_the_file(tmp_path: Path) -> None:
     """Its memory holds other values than it shows, so bytes of the file have no place there."""
     values = {"a": torch.tensor([1 + 2j, 3 - 4j]), "b": torch.tensor([5.0, 6.0])}
     write_tensors(tmp_path / "x", values)
@@ -303,7 +303,7 @@ def test_a_stream_takes_the_bytes_of_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "s").read_bytes() == (tmp_path / "f").read_bytes()
 
 
-def test_views_that_conjugate_or_negate_are_stored_with_their_values(tmp_path: Path) -> None:
+def test_lazy_conj_and_neg_views_store_their_values(tmp_path: Path) -> None:
     """They have the memory of another tensor, and other values."""
     value = torch.tensor([1 + 2j, 3 - 4j])
     state = {"value": value, "conjugated": value.conj(), "imaginary": value.imag, "negated": value.conj().imag}

@@ -84,7 +84,7 @@ def test_the_batch_after_the_loop_counts_its_own_samples(
     assert len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(5))) == 3
 
 
-def test_an_evaluation_broken_off_does_not_end_the_training_epoch(fresh_state: None) -> None:
+def test_a_broken_off_evaluation_keeps_the_training_epoch(fresh_state: None) -> None:
     """What is known of a loader broken off is forgotten with the next batch of the training loader."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     train = accelerator.prepare(DataLoader(list(range(6)), batch_size=1))  # type: ignore[arg-type]

@@ -472,7 +472,7 @@ class Parted(IterableDataset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [((2, 2), (1, 2)), ((2, 2), (2, 0)), ((1, 0), (1, 2)), ((1, 2), (1, 1))])
-def test_streams_parted_by_worker_go_on_with_the_same_workers_alone(before, after):
+def test_streams_split_by_worker_need_the_same_workers(before, after):
     """Parts of a stream that workers read are taken up by as many ranks and workers, and refused by others."""
 
     def parted(ranks, workers):

@@ -171,7 +171,7 @@ def test_seedable_order(ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_split_batches_in_seedable_order_are_those_of_one_process(ranks):
+def test_seedable_split_batches_are_those_of_one_process(ranks):
     """With `split_batches` and full batches, the ranks' parts of a step make up the batch of one process, in order."""
 
     def steps(ranks, rank):
@@ -235,7 +235,7 @@ def test_break_keeps_what_is_known_of_the_last_batch():
     assert not state.in_dataloader
 
 
-def test_an_iterator_collected_late_leaves_the_next_iteration_alone():
+def test_a_late_collected_iterator_leaves_the_next_alone():
     """An older iterator that is let go while a newer one is read changes nothing of what is known."""
     state = GradientState()
     loader = prepare(DataLoader(range(12), batch_size=2))

@@ -66,7 +66,7 @@ def test_copies_to_the_host_are_waited_for(monkeypatch):
     assert asked == [False]
 
 
-def test_copies_wait_for_the_readers_of_a_batch_that_does_not_show_its_tensors():
+def test_copies_wait_for_readers_of_an_opaque_batch():
     """Memory of such a batch may be written to only behind what was queued when it was let go of."""
     seen = []
 

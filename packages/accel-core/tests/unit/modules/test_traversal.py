@@ -37,7 +37,7 @@ def test_named_module_tensors_chooses_tensors(options: dict[str, bool], expected
     assert [name for name, _ in named_module_tensors(Block(), **options)] == expected
 
 
-def test_non_persistent_buffers_of_submodules_are_named_from_the_root() -> None:
+def test_non_persistent_buffers_are_named_from_the_root() -> None:
     """With `fqns`, a buffer of a submodule carries its path."""
     model = nn.Sequential(Block())
     assert get_non_persistent_buffers(model) == set()

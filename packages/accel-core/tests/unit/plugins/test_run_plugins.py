@@ -31,7 +31,7 @@ def test_uneven_end_is_checked() -> None:
         DataLoaderConfiguration(uneven_end="wait")  # type: ignore[arg-type]
 
 
-def test_positions_are_restored_as_argument_environment_and_process_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_are_restored_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """The argument is stronger than the variable, which is stronger than the default of the process; it is yes."""
     default, yes, no = (DataLoaderConfiguration(restore_position=choice) for choice in (None, True, False))
     assert default.restores_position

@@ -88,7 +88,7 @@ def test_packed_weights_in_the_right_place_pass(places: dict[str, Any], device: 
     refuse_misplaced(_model(places, is_loaded_in_4bit=True), device)
 
 
-def test_packed_weights_on_a_cpu_need_a_library_that_computes_there(bitsandbytes: ModuleType) -> None:
+def test_packed_weights_on_a_cpu_need_its_library(bitsandbytes: ModuleType) -> None:
     """With several backends the CPU is a device like any other; without them it is refused."""
     model = _model({"": "cpu"}, is_loaded_in_8bit=True)
     bitsandbytes.features = {"multi_backend"}

@@ -83,7 +83,7 @@ def test_missing_library():
         discovery.filter_trackers("lacking")
 
 
-def test_a_missing_library_is_passed_over_where_the_process_says_so(caplog):
+def test_a_missing_library_is_skipped_on_request(caplog):
     """With the default `warn`, a run does without the tracker: one warning, however often it is asked for."""
     discovery.set_default_missing_library("warn")
     try:

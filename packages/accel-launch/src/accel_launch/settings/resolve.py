@@ -85,7 +85,7 @@ def resolve(
             )
         for source in (cluster, file):
             if source and setting.key in source:
-                # Also where a flag wins: a wrong file is told at once.
+                # Also where a flag wins: a wrong file is reported at once.
                 checked(setting, source[setting.key].value, source[setting.key].where)
                 sources.append(source[setting.key])
         sources.append(Resolved(setting.default, "default", "default"))

@@ -59,7 +59,7 @@ def born_at(pid: int) -> str:
 
 
 def _stat(pid: int, field: int) -> str:
-    """Return what /proc says of a process, by place behind its name; an empty text where it says nothing."""
+    """Return what /proc says of a process, by place after its name; an empty text where it says nothing."""
     # https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
     with contextlib.suppress(OSError, IndexError):
         # The program's name stands in parentheses, and may hold any character.

@@ -17,7 +17,7 @@ def supervise(
 
     Its error stream is passed on and remembered. A signal to the launcher goes to the whole process group; a second one
     kills it, and so does the end of the time that it has after the first. When the command fails, the record of the
-    failure is written and a person is told.
+    failure is written and shown.
 
     Raises:
         ConfigurationError: The folder for logs cannot be used.

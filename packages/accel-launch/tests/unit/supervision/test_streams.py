@@ -68,7 +68,7 @@ RAISED = (
 )
 
 
-def test_a_traceback_is_held_back_until_it_is_known_what_becomes_of_it(
+def test_a_traceback_is_held_until_its_outcome_is_known(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a process prints from a traceback on is kept where it ends by it, and passed on where it goes on."""
@@ -100,7 +100,7 @@ def test_marked_tracebacks_are_held_without_their_marks(capfd: pytest.CaptureFix
 
 
 @pytest.mark.slow
-def test_a_traceback_that_nobody_caught_waits_for_the_end_of_its_process(
+def test_an_uncaught_traceback_waits_for_the_process_to_end(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What torch prints for an uncaught exception is held, however long its process takes to end, unless it hangs."""

@@ -33,7 +33,7 @@ def locate_values(file: IO[bytes], like: Tensor) -> int | None:
         if laid_out != (like.dtype, like.shape, like.stride(), 0, like.nbytes) or any(rest) or not native:
             return None
         file.seek(member.header_offset)
-        # A member's content begins behind a header of its own, with its own padding.
+        # A member's content begins after a header of its own, with its own padding.
         name, extra = struct.unpack("<26xHH", file.read(30))
         return int(member.header_offset + 30 + name + extra)
     except Exception:  # a damaged stream can raise anything, and the reader of objects names what is wrong

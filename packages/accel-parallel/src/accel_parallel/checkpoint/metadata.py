@@ -90,7 +90,7 @@ def _check(found: Metadata, path: Path) -> None:
             raise ValueError(f"a place in {place.relative_path} that is not one")
     for steps in (found.planner_data or {}).values():
         if type(steps) is not tuple or not steps or not all(type(step) in (str, int) for step in steps):
-            raise ValueError("a path of something that is no text or number")
+            raise ValueError("a path of something that is not a text or a number")
     for name, stored in found.state_dict_metadata.items():
         if type(name) is not str:
             raise ValueError(f"a {type(name).__name__} where a name belongs")

@@ -105,11 +105,11 @@ class ShardFolder:
         return wrong
 
     def like(self, name: str) -> object:
-        """Return something with the `shape` and `dtype` of a stored tensor, or a value that is no tensor."""
+        """Return something with the `shape` and `dtype` of a stored tensor, or a value that is not a tensor."""
         return self.tensors[name] if name in self.tensors else self.read(name)
 
     def read(self, name: str) -> Any:
-        """Return one tensor, whole, in new memory on the CPU, or a value that is no tensor."""
+        """Return one tensor, whole, in new memory on the CPU, or a value that is not a tensor."""
         if name not in self.tensors:
             return self._read(MetadataIndex(name))
         pieces = self._pieces_of(name)

@@ -34,7 +34,7 @@ class Route(NamedTuple):
     """Which tokens go where.
 
     Attributes:
-        order: The choices of this rank's tokens, one behind the other, in the order in which they leave.
+        order: The choices of this rank's tokens, one after the other, in the order in which they leave.
         held: For each row that comes, the number of its expert among those held here.
         leaving: How many rows go to each rank.
         coming: How many come from each.
@@ -212,7 +212,7 @@ def _sent(
 
 
 def rows_of_all(rows: torch.Tensor, groups: Sequence[dist.ProcessGroup]) -> torch.Tensor:
-    """Return the rows of all ranks that read data, one rank behind the other; every rank calls it.
+    """Return the rows of all ranks that read data, one rank after the other; every rank calls it.
 
     A loss of them all is the loss of the whole batch: each rank computes all of it, and the gradient of its own rows is
     multiplied by the number of ranks, because gradients are averaged.

@@ -31,7 +31,7 @@ class _Slice(NamedTuple):
     rows: int  # how many it has of every shard
     weight: Tensor
     bias: Tensor | None
-    missing: Tensor | None  # which rows are behind the end of the vocabulary
+    missing: Tensor | None  # which rows are after the end of the vocabulary
 
 
 def slice_heads(model: nn.Module, policy: object) -> None:

@@ -112,7 +112,7 @@ class Flow:
         return self.needed_inside(first, end + (end == len(self.needs) - 1))
 
     def crossing(self, cut: int) -> tuple[tuple[int, int], ...]:
-        """Return which outputs of the blocks before a cut are read by the blocks behind it, or by the model's end."""
+        """Return which outputs of the blocks before a cut are read by the blocks after it, or by the model's end."""
         read = (source for source in self.needed_inside(cut, len(self.needs)) if isinstance(source, tuple))
         return tuple(sorted(source for source in read if source[0] < cut))
 

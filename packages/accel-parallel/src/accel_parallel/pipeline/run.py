@@ -127,7 +127,7 @@ class Pipeline:
         return self._holders.get(id(tensor), ())
 
     def source(self, tensor: torch.Tensor) -> int | None:
-        """Return the rank that gives others a parameter or buffer; none for one that is no part of the model."""
+        """Return the rank that gives others a parameter or buffer; none for one that is not a part of the model."""
         found = self.holders(tensor)
         return self._peer(min(found)) if found else None
 
@@ -355,7 +355,7 @@ class Pipeline:
         return [each for each in {id(each): each for each in own}.values() if each.requires_grad]
 
     def compute(self, stage: int, part: int, received: Sequence[torch.Tensor]) -> Any:
-        """Return what crosses the cut behind a stage; of the last one what the model returns, or in training the loss.
+        """Return what crosses the cut after a stage; of the last one what the model returns, or in training the loss.
 
         After an error only memory leaves a stage, so that no other rank waits.
         """
@@ -536,7 +536,7 @@ class _StageModule(nn.Module):
         self.sharded = tuple(block for block in blocks if isinstance(block, FSDPModule))
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Return the parameters that this stage trains; the model itself is no part of this module."""
+        """Return the parameters that this stage trains; the model itself is not a part of this module."""
         return iter(self.trained)
 
     def forward(self, *received: torch.Tensor, index: torch.Tensor) -> object:

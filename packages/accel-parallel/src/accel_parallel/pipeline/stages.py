@@ -52,7 +52,7 @@ class Stages:
         return len(self.starts)
 
     def span(self, stage: int) -> tuple[int, int]:
-        """Return the first block of a stage, and the one behind its last."""
+        """Return the first block of a stage, and the one after its last."""
         return self.starts[stage], (*self.starts, len(self.blocks))[stage + 1]
 
     def of_rank(self, rank: int) -> list[int]:
@@ -65,7 +65,7 @@ def lay_out(model: nn.Module, settings: PipelineKwargs, ranks: int) -> Stages:
 
     Raises:
         PreparationError: It has no repeated blocks, or fewer than stages, layers that look at the whole batch, or
-            `split` names what is no block.
+            `split` names something that is not a block.
     """
     kind = type(model).__name__
     whole = [name for name, part in model.named_modules() if isinstance(part, _WHOLE_BATCH)]

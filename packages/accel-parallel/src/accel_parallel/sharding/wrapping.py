@@ -37,7 +37,7 @@ class WrapPlan:
         blocks: Modules that are sharded one by one, with their names; those inside others come first. The model itself,
             which takes what is left, is not among them.
         replicated: Names of the parameters that are not sharded: each rank keeps a whole copy, or its own experts.
-        heads: A head that is sharded on its own as well, and is no block in which activations are computed again.
+        heads: A head that is sharded on its own as well, and is not a block in which activations are computed again.
         kept: Modules that compute in 32 bits where the others do not, because the model says so.
         cast: Names of parameters and buffers of which it says so too, and that are cast nevertheless.
     """
@@ -146,7 +146,7 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     whole = {id(parameter) for module in ignored for parameter in module.parameters()}
     # A scalar has no dim to shard.
     replicated = [n for n, p in model.named_parameters() if id(p) in whole or p.dim() == 0 or n in left_out]
-    # Of what another axis spreads there is nothing to shard: experts of a list are no blocks.
+    # Of what another axis spreads there is nothing to shard: experts of a list are not blocks.
     spread = {id(model.get_parameter(name)) for name in left_out}
     found = [(name, each) for name, each in found if not spread or any(id(p) not in spread for p in each.parameters())]
     safe = {id(each) for _, module in kept for each in module.parameters()} | spread | whole

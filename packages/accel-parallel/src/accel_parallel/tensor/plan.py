@@ -22,7 +22,7 @@ _HEAD_SIZES = ("head_dim", "attention_head_size")
 """How models of transformers, and others, call the size of one head in their modules of attention."""
 
 _PACKED = re.compile(r"(?i)(^|_)(w?qkv|kqv|c_attn|gate_up)(_|$)")
-"""Last parts of names of layers whose columns are several products, one behind the other."""
+"""Last parts of names of layers whose columns are several products, one after the other."""
 
 _CUT = {
     (nn.Linear, ColwiseParallel): ("out_features", 0),
@@ -186,7 +186,7 @@ def _check_packed(name: str, style: ParallelStyle) -> None:
     if type(style) is ColwiseParallel and _stays_split(style) and _PACKED.search(name.rpartition(".")[2]):
         raise PreparationError(
             f"Columns that belong to several products would be mixed up; got {name}, whose name says that it holds "
-            'some one behind the other. Name it in the plan as "colwise_gather_output", or use a style of your own.'
+            'some one after the other. Name it in the plan as "colwise_gather_output", or use a style of your own.'
         )
 
 

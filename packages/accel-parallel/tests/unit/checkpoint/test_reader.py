@@ -55,14 +55,14 @@ def test_what_torch_wrote_is_read(saved: Path) -> None:
     assert sorted(shards.contents()["__0_0.distcp"]) == sorted(["model.weight", "model.scale", *shards.objects])
 
 
-def test_a_tensor_that_torch_negates_when_it_is_used_gets_the_values_of_the_folder(saved: Path) -> None:
+def test_lazy_neg_gets_the_values_of_the_folder(saved: Path) -> None:
     """Its memory holds other values than it shows, so bytes of a file have no place there."""
     into = torch._neg_view(torch.zeros(3, 2))
     ShardFolder(saved).read_into("model.weight", into)
     assert torch.equal(into, CONTENT["model"]["weight"])  # type: ignore[call-overload]
 
 
-def test_tensors_are_read_on_the_cpu_whatever_the_default_device_is(saved: Path) -> None:
+def test_tensors_are_read_on_the_cpu_under_any_default_device(saved: Path) -> None:
     """Bytes of a file reach memory of the CPU, whether a tensor is read at once or piece by piece."""
     weight = torch.arange(6.0).reshape(3, 2)
     with torch.device("meta"):
@@ -178,7 +178,7 @@ def test_a_large_number_of_a_memo_takes_no_memory() -> None:
         load_closed(b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.", {}, ())
 
 
-def test_the_state_of_an_optimizer_that_transformers_flattens_is_refused_by_name(tmp_path: Path) -> None:
+def test_flattened_transformers_optimizers_are_refused(tmp_path: Path) -> None:
     """What its `save_optimizer_distributed` writes has other names; the error says who reads it."""
     state = {"state.head.weight.exp_avg": torch.zeros(2), "param_groups.head.weight.lr": 0.1}
     with warnings.catch_warnings():

@@ -201,7 +201,7 @@ def test_a_run_without_pipelines_imports_nothing_of_them() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout == "\n"
 
 
-def test_stages_hold_as_few_bytes_as_they_can_or_what_the_user_names() -> None:
+def test_stages_balance_bytes_or_follow_the_user() -> None:
     """A large head takes blocks from the last stage; `split` decides by hand; V-shaped schedules fold back."""
     model = Net(6)
     model.leave = nn.Linear(8, 27)

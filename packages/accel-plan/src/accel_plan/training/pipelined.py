@@ -43,7 +43,7 @@ _CPU = torch.device("cpu")
 class Crossing:
     """A tensor that goes from stage to stage, for each micro-batch."""
 
-    before: str  # the first block behind the cut
+    before: str  # the first block after the cut
     made_by: str  # the block that returned it
     place: int  # where in what that returned
     shape: tuple[int, ...]

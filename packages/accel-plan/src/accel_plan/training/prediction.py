@@ -41,7 +41,7 @@ _SUMMED = torch.float32.itemsize
 class TrainingMemory:
     """The bytes that one rank needs for a training step.
 
-    They are told apart so: "weights" are parameters and buffers that the rank holds; "gradients" those of them;
+    Categories: "weights" are parameters and buffers that the rank holds; "gradients" those of them;
     "optimizer" its states; "communication" gathered layers, what is reduced and buckets; "activations" what the forward
     pass made and the backward pass needs; "logits" what the model returns; "workspace" what passes and steps make for
     themselves; "batch" the data.

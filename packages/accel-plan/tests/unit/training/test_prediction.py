@@ -321,7 +321,7 @@ def test_stage_3_steps_on_groups_of_parts() -> None:
     assert many.most["gradients"] == 4 * (count + 100) < one.most["gradients"]
 
 
-def test_stage_3_takes_weights_that_are_read_elsewhere_and_frozen_ones() -> None:
+def test_stage_3_takes_frozen_weights_and_shared_reads() -> None:
     """A weight that a model reads outside of its module is gathered there; a frozen one has no gradient and no copy."""
     found, again = of("zero3x2", TOKENS, Words), of("zero3x2", TOKENS, Words, checkpointing=True)
     assert found.most["weights"] == 4 * parts(Words(), 2)
@@ -482,7 +482,7 @@ def test_each_rank_of_a_pipeline_has_its_stage(layout: str) -> None:
     assert sum(found.pipeline.work) == pytest.approx(1)
 
 
-def test_fewer_activations_wait_where_backward_passes_begin_early() -> None:
+def test_early_backward_passes_keep_fewer_activations() -> None:
     """With eight micro-batches on four ranks, gpipe keeps eight on each rank, and 1f1b as many as stages follow."""
 
     def deep() -> Mlp:

@@ -196,7 +196,7 @@ class _Lives:
 
     @cached_property
     def _notes(self) -> "Notes":
-        module = load("accel_torchft.notes")  # behind the first starts: importing torch takes as long as they do
+        module = load("accel_torchft.notes")  # after the first starts: importing torch takes as long as they do
         if self._machines == 1:
             self._serves = module.serve(self._serves)
         notes: Notes = module.Notes(self._place)

@@ -1,7 +1,7 @@
 """What is seen of the forward pass: outputs of modules, masks of attention, the random numbers that dropout would draw.
 
 Dropout lets everything through while a script is verified: one process cannot draw the masks that several ranks draw,
-for each of them draws its own. That they do is checked in its stead, by the state of their generators.
+for each of them draws its own. Instead, that they do is checked by the state of their generators.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class TrainingClock(Recorder):
         return found
 
     def _now(self) -> float:
-        """Return the time at which the device has done what it was given; kernels run behind the script."""
+        """Return the time at which the device has done what it was given; kernels run later than the script."""
         if self.accelerator is not None:
             self.accelerator._runtime.world.hardware.synchronize()
         return time.perf_counter()

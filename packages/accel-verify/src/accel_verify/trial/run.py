@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     others = [finding for finding in verdict.findings if finding.kind != "dropout"]
     if verdict.state == "differs":
         verdict = replace(verdict, findings=others or verdict.findings, state="differs" if others else "equal")
-    # A fault of its own on both is no difference.
+    # A fault of its own on both is not a difference.
     good = verdict.state == "equal" and (verdict.note is None or verdict.note_of_one)
     lines = [
         (

@@ -141,7 +141,7 @@ class Store:
             )
 
     def delete(self, gone: Iterable[str]) -> None:
-        """Delete objects, in their order; one that is not there is no error."""
+        """Delete objects, in their order; one that is not there is ignored."""
         for name in gone:
 
             def delete(name: str = name) -> None:
@@ -213,7 +213,7 @@ class Store:
             return ConfigurationError(f"The bucket of {at} is not there; got {got}. Create it, or correct the address.")
         if isinstance(error, NotImplementedError):
             return ConfigurationError(
-                f"Checkpoints cannot be kept at {at}: {doing.lower()} is nothing that its store can do; got {got}. "
+                f"Checkpoints cannot be kept at {at}: its store does not support {doing.lower()}; got {got}. "
                 "Use an object store, such as s3://, gs:// or abfs://."
             )
         return CheckpointError(

@@ -19,7 +19,7 @@ def own_command(module: str, *words: str) -> list[str]:
 
 
 def main() -> None:
-    """Run the module that the first word names, with the words behind it."""
+    """Run the module that the first word names, with the words after it."""
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -203,7 +203,7 @@ def dead(packages: dict[str, Path]) -> dict[str, list[str]]:
     met: set[str] = set()
     for line in listed.stdout.splitlines():
         match = re.match(r"(.+?):(\d+): unused (\S+) '(.+)' \(", line)
-        if match is None:
+        if match is None or match[4].startswith("test_"):  # pytest calls those
             continue
         path, number, kind, name = match.groups()
         owner = next((title for title, folder in packages.items() if (ROOT / path).is_relative_to(folder)), None)

@@ -19,7 +19,7 @@ _PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cach
 
 _TRAINING = (
     "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
-    "checkpointing", "loss", "tp_plan", "reduce_bucket", "zero3", "device", "schedule", "microbatches", "split",
+    "checkpointing", "loss", "tp_plan", "reduce_bucket", "schedule", "microbatches", "split",
     "explain",
 )  # fmt: skip
 """Options of the memory of training."""
@@ -60,7 +60,7 @@ def _read(args: argparse.Namespace) -> None:
         )
     for name in _NUMBERS:
         setattr(args, name, _whole_number(getattr(args, name), f"--{name.replace('_', '-')}"))
-    args.sample, args.zero3, args.tp_plan = _shape(args.sample), _pairs(args.zero3), _tensor_plan(args.tp_plan)
+    args.sample, args.tp_plan = _shape(args.sample), _tensor_plan(args.tp_plan)
     if (args.sequence is None) == (args.sample is None):
         raise ConfigurationError(
             f"A model reads token numbers or samples of a shape; got --sequence {args.sequence} and --sample "
@@ -96,18 +96,6 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
             "3x224x224."
         )
     return tuple(map(int, parts))
-
-
-def _pairs(text: str | None) -> dict[str, int] | None:
-    if text is None:
-        return None
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    if not all(is_count(number) for _, _, number in pairs):
-        raise ConfigurationError(
-            f"Options of stage 3 are written as NAME=NUMBER, separated by commas; got {text!r:.80}. Write for example "
-            "--zero3 stage3_max_reuse_distance=0."
-        )
-    return {name: int(number) for name, _, number in pairs}
 
 
 def _tensor_plan(text: str | None) -> Mapping[str, str] | None:

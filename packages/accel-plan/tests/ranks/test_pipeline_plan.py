@@ -107,7 +107,7 @@ def test_ranks_need_the_bytes_of_the_plan(schedule: str, passes: int) -> None:
     """Peaks of both ranks are, to a twentieth, as planned without ranks."""
     workload = TrainingWorkload(
         batch=ROWS, sample=(WIDTH,), schedule=schedule, microbatches=PARTS, accumulation=passes, optimizer="SGD",
-        optimizer_arguments={"momentum": 0.9}, loss=squares,
+        optimizer_arguments={"momentum": 0.9, "foreach": False}, loss=squares,
     )  # fmt: skip
     plan = predict(meta, parse_layout("pp2"), workload).pipeline
     assert plan is not None

@@ -25,7 +25,7 @@ from accel_plan.training.workload import Loss, TrainingWorkload, optimizer_writt
 
 __all__ = ["maker_of", "run", "workload_of"]
 
-_AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "zero3", "microbatches")
+_AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "microbatches")
 
 
 def maker_of(name: str) -> Callable[[], nn.Module]:
@@ -59,7 +59,6 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
         dtype=dtype,
         optimizer=optimizer,
         optimizer_arguments=arguments,
-        foreach=args.device != "cpu",
         loss=loss,
         chunk_logits=args.chunk_logits,
         tensor_plan=args.tp_plan or "auto",

@@ -34,8 +34,6 @@ PURPOSES = (
 )
 """What the memory of training is used for; see `TrainingMemory`."""
 
-_SUMMED = torch.float32.itemsize
-
 
 @record(frozen=True)
 class TrainingMemory:
@@ -129,7 +127,7 @@ def _on_rank(
         )
     with laid_out(spec, rank) as mesh:
         mode = fake_mode()
-        counter = LiveBytes("weights", mode, None if workload.foreach else _needed_on_cpu)
+        counter = LiveBytes("weights", mode)
         with mode:
             _give_device(model, weights_dtype(spec, workload), workload.dtype)
         with _traced(model):
@@ -167,27 +165,6 @@ def _give_device(model: nn.Module, dtype: torch.dtype | None, buffer_dtype: torc
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = empty(buffer, buffer_dtype)
-
-
-def _needed_on_cpu(operation: str, arguments: tuple[Any, ...], result: Any) -> int:
-    """Return the bytes that an operation on a CPU needs beside what it returns, where they count."""
-    # oneDNN multiplies matrices in half precision that lie in one piece. It convolves in formats of its own: it copies
-    # what it reads, and what it made is written out afterwards. The gradient of an input is made contiguous too, so
-    # that there are three copies of it for a moment; the one of weights in half precision is summed in 32 bits.
-    if operation == "aten.bmm.default" and result.itemsize < _SUMMED:
-        apart = [each for each in arguments[:2] if not (each.is_contiguous() or each.mT.is_contiguous())]
-        return sum(each.numel() * int(each.itemsize) for each in apart)
-    if operation == "aten.convolution.default":
-        read = sum(int(tensor.nbytes) for tensor in arguments[:2])
-        return max(read, int(result.nbytes))
-    if operation == "aten.convolution_backward.default":
-        output, rows, weight = (int(tensor.nbytes) for tensor in arguments[:3])
-        of_rows, of_weight = (0 if each is None else int(each.nbytes) for each in result[:2])
-        sums = 0 if result[1] is None or result[1].itemsize >= _SUMMED else result[1].numel() * _SUMMED
-        first = max(output + weight + of_rows, 3 * of_rows) if of_rows else 0
-        second = of_rows + output + rows + of_weight + sums if of_weight else 0
-        return max(first, second) - of_rows - of_weight
-    return 0
 
 
 def _held(model: nn.Module) -> list[torch.Tensor]:

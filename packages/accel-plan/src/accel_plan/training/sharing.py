@@ -39,7 +39,6 @@ from accel_parallel.tensor.plan import plan_of
 from accel_parallel.tensor.split import cut
 from accel_plan._torch import fake_store
 from accel_plan.live_bytes import LiveBytes
-from accel_plan.training.limits import ZeroLimits
 from accel_plan.training.workload import TrainingWorkload
 from accel_plan.training.zero import ZeroShare
 
@@ -178,8 +177,8 @@ class SharedModel:
             slice_heads(model, plugin.mixed_precision_policy)
         apply_where_asked(model)
         self.buckets = self._make_buckets()
-        limits, stage = ZeroLimits.written(workload.zero3), spec.zero_stage
-        self.zero = None if stage is None else ZeroShare(model, stage, spec.ranks, workload.reduce_bucket, limits)
+        stage = spec.zero_stage
+        self.zero = None if stage is None else ZeroShare(model, stage, spec.ranks, workload.reduce_bucket)
 
     @staticmethod
     def _plugin(precision: str) -> FullyShardedDataParallelPlugin:
@@ -247,7 +246,7 @@ class SharedModel:
 
     def adapt(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer step as it does on this layout."""
-        step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
+        step_one_by_one(optimizer, lambda: True)
 
 
 @contextmanager

@@ -193,9 +193,6 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
         for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
             shared.reduce_gradients(last)
             _pass(shared, spec, workload, counter, kept)
-        counter.purpose = "communication"
-        shared.average()
-        counter.note(shared.gradients(), "gradients")
         counter.purpose = "workspace"
         shared.step(optimizer, counter.note)
         states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]

@@ -12,14 +12,13 @@ from torch.distributed.fsdp import fully_shard
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
 from accel_core.host.versions import require_torch
-from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
+from accel_core.mesh.layout import MESH_AXES, SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
 from accel_core.modules.linear_loss import apply_where_asked, ask, asked_head
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.autocast import AutocastPrecision
-from accel_parallel.averaging import average
 from accel_parallel.context.attention import GatheredAttention
 from accel_parallel.context.interception import attending
 from accel_parallel.context.order import Share
@@ -221,16 +220,6 @@ class SharedModel:
         if self._sharded:
             sharded: Any = self.model
             sharded.set_requires_gradient_sync(wanted)
-
-    @torch.no_grad()
-    def average(self) -> None:
-        """Average the gradients that no engine averages in the backward pass."""
-        if self._spec.engine not in ("fsdp", "mesh") or self._mesh is None:
-            return
-        groups = [self._mesh.get_group(axis) for axis in GROUPS["dp_cp"] if self._spec.size(axis) > 1]
-        found = [local_part(parameter.grad) for parameter in self._whole if parameter.grad is not None]
-        if groups and found:
-            average(found, groups)
 
     def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
         """Say what an engine has."""

@@ -83,10 +83,6 @@ class PipelinePlan:
     crossing: tuple[Crossing, ...]
     holders: dict[str, tuple[int, ...]]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
-        return {**vars(self), "crossing": [vars(each) for each in self.crossing]}
-
 
 class PipelinedModel(SharedModel):
     """A model of which a rank runs its stages, on one micro-batch after the other."""

@@ -60,10 +60,6 @@ class TrainingMemory:
     most: dict[str, int]
     pipeline: PipelinePlan | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
-        return {**vars(self), "pipeline": None if self.pipeline is None else self.pipeline.to_json()}
-
 
 def predict(
     make_model: Callable[[], nn.Module], spec: LayoutSpec, workload: TrainingWorkload, *, checkpointing: bool = False

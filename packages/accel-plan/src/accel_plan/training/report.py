@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from accel_core.modules.sizes import written_size
 from accel_plan.drawing import Bar, Segment, draw_bars
@@ -91,8 +92,8 @@ def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: Tr
     """Write what was found as JSON: bytes at the peak and at most, by purpose."""
     document = {
         "limit": limit,
-        "chosen": None if chosen is None else chosen.to_json(),
-        "layouts": [row.to_json() for row in rows],
+        "chosen": None if chosen is None else asdict(chosen),
+        "layouts": [asdict(row) for row in rows],
     }
     return json.dumps(document, indent=2) + "\n"
 

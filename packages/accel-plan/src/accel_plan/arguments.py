@@ -59,7 +59,7 @@ def _read(args: argparse.Namespace) -> None:
             "accel-parallel`."
         )
     for name in _NUMBERS:
-        setattr(args, name, _whole_number(getattr(args, name), f"--{name.replace('_', '-')}"))
+        vars(args)[name] = _whole_number(vars(args)[name], f"--{name.replace('_', '-')}")
     args.sample, args.tp_plan = _shape(args.sample), _tensor_plan(args.tp_plan)
     if (args.sequence is None) == (args.sample is None):
         raise ConfigurationError(
@@ -71,7 +71,7 @@ def _read(args: argparse.Namespace) -> None:
 
 def _refuse_others(args: argparse.Namespace) -> None:
     """Refuse options that place weights with --train, and those of training without it: they would have no effect."""
-    others = [f"--{name.replace('_', '-')}" for name in (_PLACING if args.train else _TRAINING) if getattr(args, name)]
+    others = [f"--{name.replace('_', '-')}" for name in (_PLACING if args.train else _TRAINING) if vars(args)[name]]
     if others:
         raise ConfigurationError(
             f"--train finds the memory of training, and other options place a checkpoint; got {', '.join(others)} "
@@ -103,14 +103,11 @@ def _tensor_plan(text: str | None) -> Mapping[str, str] | None:
         return None
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as failure:
-        raise ConfigurationError(
-            f"A plan of tensor parallel is written as JSON; got {text!r:.80}: {failure}. Write for example "
-            """--tp-plan '{"layers.*.up": "colwise"}'."""
-        ) from failure
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict) or not found:
         raise ConfigurationError(
-            f"A plan of tensor parallel maps patterns of module names to styles; got {text!r:.80}. Write for example "
-            """--tp-plan '{"layers.*.up": "colwise"}'."""
+            f"A plan of tensor parallel is JSON that maps patterns of module names to styles; got {text!r:.80}. Write "
+            """for example --tp-plan '{"layers.*.up": "colwise"}'."""
         )
     return found

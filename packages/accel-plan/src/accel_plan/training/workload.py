@@ -4,7 +4,6 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -111,10 +110,8 @@ def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
         if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
     if name.lower() not in known:
-        near = get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        meant = f" Did you mean {known[near[0]].__name__}?" if near else ""
         raise ConfigurationError(
-            f"torch.optim has no such optimizer; got {name!r}.{meant} Use one of "
+            f"torch.optim has no such optimizer; got {name!r}. Use one of "
             f"{', '.join(sorted(cls.__name__ for cls in known.values()))}."
         )
     return known[name.lower()]

@@ -111,19 +111,18 @@ def _check_zero(spec: LayoutSpec, workload: TrainingWorkload) -> None:
             f"Memory of DeepSpeed's engine is predicted without sp; got the layout {spec.name}. Leave sp out, and plan "
             "the part of the sequence that one rank reads."
         )
-    if workload.precision not in ("no", "bf16") or workload.dtype not in (None, torch.float32):
+    if workload.dtype not in (None, torch.float32):
         raise EngineUnavailableError(
-            "Memory of DeepSpeed's engine is predicted in float32 and for mixed precision bf16, which a CPU can prove; "
-            f"got precision={workload.precision!r} and dtype={workload.dtype} for {spec.name}. Use --mixed-precision "
-            f"bf16 without --dtype, or plan dp{spec.ranks} or fsdp{spec.ranks}."
+            f"DeepSpeed's engine chooses the dtype of weights by its mixed precision; got dtype={workload.dtype} for "
+            f"{spec.name}. Use --mixed-precision without --dtype."
         )
 
 
 def weights_dtype(spec: LayoutSpec, workload: TrainingWorkload) -> torch.dtype | None:
     """Return the dtype that parameters and batches of numbers are converted to; `None` where they stay as they are."""
     # DeepSpeed's engine holds parameters in the dtype of mixed precision, and casts no batch.
-    is_cast = spec.zero_stage is not None and workload.precision == "bf16"
-    return torch.bfloat16 if is_cast else workload.dtype
+    casts = {"bf16": torch.bfloat16, "fp16": torch.float16} if spec.zero_stage is not None else {}
+    return casts.get(workload.precision, workload.dtype)
 
 
 class _Attention(GatheredAttention):

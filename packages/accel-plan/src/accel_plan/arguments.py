@@ -19,7 +19,7 @@ _PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cach
 
 _TRAINING = (
     "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
-    "checkpointing", "loss", "tp_plan", "reduce_bucket", "schedule", "microbatches", "split",
+    "checkpointing", "loss", "chunk_logits", "tp_plan", "reduce_bucket", "schedule", "microbatches", "split",
     "explain",
 )  # fmt: skip
 """Options of the memory of training."""

@@ -149,8 +149,8 @@ def test_wrong_arguments_are_named(given: list[str], said: str, capsys: pytest.C
             "got --layout, --fits without --train. Leave them out, or add",
         ),
         (
-            ["here", "--reduce-bucket", "100", "--explain"],
-            "got --reduce-bucket, --explain without --train. Leave them out, or add",
+            ["here", "--reduce-bucket", "100", "--chunk-logits"],
+            "got --chunk-logits, --reduce-bucket without --train. Leave them out, or add",
         ),
         (["--train", "here", "--balanced"], "got --balanced beside --train. Leave it out, or leave --train out."),
     ],

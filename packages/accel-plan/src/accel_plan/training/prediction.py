@@ -14,6 +14,7 @@ from accel_core._torch import fake_mode
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
+from accel_parallel.sharding.mixed import step_one_by_one
 from accel_plan._torch import tree_leaves
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.pipelined import PipelinedModel, PipelinePlan, plan_of_pipeline
@@ -171,7 +172,7 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
     """Run a training step that has optimizer states, which the step before it makes."""
     model = shared.model
     optimizer = workload.make_optimizer(model)
-    shared.adapt(optimizer)
+    step_one_by_one(optimizer, lambda: True)
     counter.note(_held(model), "weights")
     counter.note(shared.buckets, "communication")
     shared.watch(counter.note)

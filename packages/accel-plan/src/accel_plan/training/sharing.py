@@ -1,7 +1,7 @@
 """A model on one rank of a layout: split, sharded and averaged by the code that trains, in a process of its own."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,7 +31,6 @@ from accel_parallel.pipeline.stages import SPLIT_BACKWARD
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
 from accel_parallel.sharding.mesh import sharding_part
-from accel_parallel.sharding.mixed import step_one_by_one
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.strategy import keep_masters
 from accel_parallel.tensor.plan import plan_of
@@ -44,21 +43,6 @@ from accel_plan.training.zero import ZeroShare
 __all__ = ["SharedModel", "check_layout", "laid_out", "weights_dtype"]
 
 _CPU = torch.device("cpu")
-
-
-@contextmanager
-def _one_of_many(ranks: int, rank: int) -> Iterator[None]:
-    """Be one of so many ranks, none of which is asked."""
-    if dist.is_initialized():
-        raise StateError(
-            "Memory of training is found in a process of its own, on torch's fake process group; got one that is in a "
-            "process group already. Run `accel plan --train` beside the training."
-        )
-    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
@@ -232,27 +216,30 @@ class SharedModel:
         else:
             self.zero.step(optimizer, note)
 
-    def adapt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer step as it does on this layout."""
-        step_one_by_one(optimizer, lambda: True)
-
 
 @contextmanager
 def laid_out(spec: LayoutSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
-    """Lay out the mesh of a layout in a process group of which only one rank is there.
+    """Lay out the mesh of a layout in a process group of which only one rank is there, and none is asked.
 
     Raises:
         StateError: This process is in a process group already.
         TorchVersionError: The layout has several ranks, and the installed torch cannot stand for them.
     """
-    with ExitStack() as stack:
-        if spec.engine in ("single", "deepspeed"):
-            yield None
-            return
-        require_torch("training_plan")
-        stack.enter_context(_one_of_many(spec.ranks, rank))
+    if spec.engine in ("single", "deepspeed"):
+        yield None
+        return
+    require_torch("training_plan")
+    if dist.is_initialized():
+        raise StateError(
+            "Memory of training is found in a process of its own, on torch's fake process group; got one that is in a "
+            "process group already. Run `accel plan --train` beside the training."
+        )
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=spec.ranks)
+    try:
         sizes: dict[str, Any] = {f"{axis}_size": spec.size(axis) for axis in MESH_AXES}
         mesh = ParallelismConfig(**sizes).build_device_mesh("cpu")
         if mesh is None and spec.engine == "fsdp":  # of one rank there are no axes, and FSDP wants one
             mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
         yield mesh
+    finally:
+        dist.destroy_process_group()

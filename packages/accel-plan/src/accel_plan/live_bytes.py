@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         """Run an operation and count what it makes."""
         if any(kind not in _PLAIN and kind.__name__ != "FakeTensor" for kind in types):
@@ -124,7 +124,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._filled:
             self._measure_freed()
-        namespace, name = getattr(func, "namespace", ""), str(func)
+        namespace, name = func.namespace, str(func)
         if namespace == "_c10d_functional" and "wait_tensor" in name:
             return args[0]  # its fake version makes a new tensor, and the real one does not
         result = func(*args, **kwargs)

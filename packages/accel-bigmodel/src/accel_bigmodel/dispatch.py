@@ -17,6 +17,7 @@ from accel_bigmodel.gguf.packed import GGUF
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import HookSettings, Prefetch, attach_prefetch
 from accel_bigmodel.hooks.hook import add_hook_to_module
+from accel_bigmodel.hooks.slot import packed_key
 from accel_bigmodel.hooks.whole import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.prefetch import pin_in_place
@@ -138,9 +139,7 @@ def _whole_state(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         form = packed.find(parameter)
         if form is not None:
-            path = name.rpartition(".")[0]
-            for suffix, part in form.unpack(parameter).items():
-                state[name if not suffix else f"{path}.{suffix}" if path else suffix] = part
+            state |= {packed_key(name, suffix): part for suffix, part in form.unpack(parameter).items()}
     return state
 
 

@@ -1,17 +1,16 @@
 """Models without weights: parameters created on the meta device, or on any device, in this thread only."""
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
-from torch.utils.hooks import RemovableHandle
 
 from accel_bigmodel._torch import make_subclass
 from accel_core.host import environ
@@ -40,9 +39,6 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_lock = threading.Lock()  # torch's hook is one for all threads
-_users = 0
-_handles: list[RemovableHandle] = []
 
 
 @contextlib.contextmanager
@@ -99,12 +95,8 @@ def init_on_device(device: torch.device | str, include_buffers: bool | None = No
 
 @contextlib.contextmanager
 def _registering(placement: _Placement) -> Iterator[None]:
-    """Move the parameters that this thread registers to a device; torch's hook is only set while it is needed."""
-    global _users
-    with _lock:
-        _users += 1
-        if _users == 1:
-            _handles.append(nn_module.register_module_parameter_registration_hook(cast(Any, _place_parameter)))
+    """Move the parameters that this thread registers to a device."""
+    _watch_modules()
     _active.stack.append(placement)
     try:
         yield
@@ -117,10 +109,12 @@ def _registering(placement: _Placement) -> Iterator[None]:
             left = reference()
             if left is not None:
                 left.__dict__.pop("_accel_moved", None)
-        with _lock:
-            _users -= 1
-            if _users == 0:
-                _handles.pop().remove()
+
+
+@functools.cache
+def _watch_modules() -> None:
+    """Have torch show each parameter that a module gets; without a placement on its thread nothing is done."""
+    nn_module.register_module_parameter_registration_hook(cast(Any, _place_parameter))
 
 
 def _place_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -151,8 +145,8 @@ def _leave_unfilled(parameter: nn.Parameter, placement: _Placement) -> None:
         # Its own attributes stand before the methods of its class: another class could not be wrapped in
         # `nn.Parameter`.
         own = parameter.__dict__
-        own["normal_"] = own["uniform_"] = partial(_itself, parameter)
-        own["__getstate__"] = partial(own_attributes, parameter)  # what torch pickles
+        own["normal_"] = own["uniform_"] = functools.partial(_itself, parameter)
+        own["__getstate__"] = functools.partial(own_attributes, parameter)  # what torch pickles
         placement.unfilled.append(parameter)
 
 

@@ -19,7 +19,7 @@ _PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cach
 
 _TRAINING = (
     "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
-    "checkpointing", "loss", "tp_plan", "reduce_bucket", "zero3", "device", "schedule", "microbatches", "split",
+    "checkpointing", "loss", "chunk_logits", "tp_plan", "reduce_bucket", "schedule", "microbatches", "split",
     "explain",
 )  # fmt: skip
 """Options of the memory of training."""
@@ -59,8 +59,8 @@ def _read(args: argparse.Namespace) -> None:
             "accel-parallel`."
         )
     for name in _NUMBERS:
-        setattr(args, name, _whole_number(getattr(args, name), f"--{name.replace('_', '-')}"))
-    args.sample, args.zero3, args.tp_plan = _shape(args.sample), _pairs(args.zero3), _tensor_plan(args.tp_plan)
+        vars(args)[name] = _whole_number(vars(args)[name], f"--{name.replace('_', '-')}")
+    args.sample, args.tp_plan = _shape(args.sample), _tensor_plan(args.tp_plan)
     if (args.sequence is None) == (args.sample is None):
         raise ConfigurationError(
             f"A model reads token numbers or samples of a shape; got --sequence {args.sequence} and --sample "
@@ -71,7 +71,7 @@ def _read(args: argparse.Namespace) -> None:
 
 def _refuse_others(args: argparse.Namespace) -> None:
     """Refuse options that place weights with --train, and those of training without it: they would have no effect."""
-    others = [f"--{name.replace('_', '-')}" for name in (_PLACING if args.train else _TRAINING) if getattr(args, name)]
+    others = [f"--{name.replace('_', '-')}" for name in (_PLACING if args.train else _TRAINING) if vars(args)[name]]
     if others:
         raise ConfigurationError(
             f"--train finds the memory of training, and other options place a checkpoint; got {', '.join(others)} "
@@ -98,31 +98,16 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
-def _pairs(text: str | None) -> dict[str, int] | None:
-    if text is None:
-        return None
-    pairs = [part.strip().partition("=") for part in text.split(",")]
-    if not all(is_count(number) for _, _, number in pairs):
-        raise ConfigurationError(
-            f"Options of stage 3 are written as NAME=NUMBER, separated by commas; got {text!r:.80}. Write for example "
-            "--zero3 stage3_max_reuse_distance=0."
-        )
-    return {name: int(number) for name, _, number in pairs}
-
-
 def _tensor_plan(text: str | None) -> Mapping[str, str] | None:
     if text is None:
         return None
     try:
         found = json.loads(text)
-    except (ValueError, RecursionError) as failure:
-        raise ConfigurationError(
-            f"A plan of tensor parallel is written as JSON; got {text!r:.80}: {failure}. Write for example "
-            """--tp-plan '{"layers.*.up": "colwise"}'."""
-        ) from failure
+    except (ValueError, RecursionError):
+        found = None
     if not isinstance(found, dict) or not found:
         raise ConfigurationError(
-            f"A plan of tensor parallel maps patterns of module names to styles; got {text!r:.80}. Write for example "
-            """--tp-plan '{"layers.*.up": "colwise"}'."""
+            f"A plan of tensor parallel is JSON that maps patterns of module names to styles; got {text!r:.80}. Write "
+            """for example --tp-plan '{"layers.*.up": "colwise"}'."""
         )
     return found

@@ -19,14 +19,15 @@ from accel_bigmodel.device_map.experts import (
 from accel_bigmodel.device_map.infer import check_accelerators, solve, solve_evenly
 from accel_bigmodel.device_map.tree import build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
-from accel_bigmodel.sizes import Dtype
+from accel_bigmodel.sizes import Dtype, compute_module_sizes
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.modules.experts import are_stacked, number_of_experts
-from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, tensor_bytes, written_size
+from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
 from accel_plan.drawing import Bar, Segment, draw_bars
 from accel_plan.experts import ExpertShare, choices_of
 from accel_plan.headroom import Workload, activation_bytes
+from accel_plan.output import draw_table
 
 __all__ = ["DeviceShare", "Part", "Plan", "plan_device_map"]
 
@@ -130,16 +131,13 @@ class Plan:
 
     def table(self) -> str:
         """Draw the devices as a table of text: device, parts, weights, reserve, headroom, free, limit."""
-        rows: list[tuple[str, ...]] = [("device", "parts", "weights", "reserve", "headroom", "free", "limit")]
+        rows = [["device", "parts", "weights", "reserve", "headroom", "free", "limit"]]
         for share in self.shares:
             count = sum(part.device == share.device for part in self.parts)
             cells = (share.weights, share.reserve, share.headroom, share.free, share.limit)
             written = ("-" if cell is None else written_size(cell) for cell in cells)
-            rows.append((str(share.device), str(count), *written))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        lines.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join(lines)
+            rows.append([str(share.device), str(count), *written])
+        return draw_table(rows)
 
     def svg(self) -> str:
         """Draw the devices as the bars of an SVG document, each to the scale of the largest limit."""
@@ -239,9 +237,10 @@ def plan_device_map(
     no_split = no_split_classes(no_split_module_classes)
     fast = [device for device in limits if device not in ("cpu", "disk")]
     kept = _kept(model, headroom, {device: limits[device] for device in fast or limits if device != "disk"}, dtype)
-    share_of_experts = None
+    share_of_experts, sizes = None, dict[str, int]()
     if expert_cache is not None:
-        share_of_experts = _share_of(model, experts, expert_cache, dtype, special_dtypes)
+        sizes = compute_module_sizes(model, dtype, special_dtypes)
+        share_of_experts = _share_of(model, experts, expert_cache, sizes)
         for device, count in room_for_cache(expert_cache, limits).items():
             kept[device] = kept.get(device, 0) + count
     left = {device: limit - kept.get(device, 0) for device, limit in limits.items()}
@@ -266,7 +265,7 @@ def plan_device_map(
                 kind = type(node.value).__name__ if node.is_module else _kind(node.value)
                 parts.append(Part(name, place, node.size, kind))
             else:
-                parts.append(_part(model, name, place, dtype, special_dtypes))
+                parts.append(_part(model, name, place, sizes.get(name, 0)))
     used = {**solution.used}
     if share_of_experts is not None:
         used["disk"] = used.get("disk", 0) + share_of_experts.nbytes
@@ -285,37 +284,19 @@ def plan_device_map(
     return Plan(tuple(parts), shares, solution.main, share_of_experts)
 
 
-def _bytes_below(model: nn.Module, name: str, dtype: Dtype | None, special: Mapping[str, Dtype] | None) -> int:
-    """Return the bytes of a tensor, or of a module's tensors."""
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    return sum(
-        tensor_bytes(tensor, as_dtype((special or {}).get(each, dtype)))
-        for each, tensor in tensors
-        if each == name or each.startswith(f"{name}.")
-    )
-
-
-def _part(
-    model: nn.Module, name: str, device: Device, dtype: Dtype | None, special: Mapping[str, Dtype] | None
-) -> Part:
+def _part(model: nn.Module, name: str, device: Device, nbytes: int) -> Part:
     """Return a part of a block that is split because its experts wait elsewhere."""
     path, _, leaf = name.rpartition(".")
-    owner = model.get_submodule(path)
-    value = getattr(owner, leaf)
-    kind = type(value).__name__ if isinstance(value, nn.Module) else _kind(value)
-    return Part(name, device, _bytes_below(model, name, dtype, special), kind)
+    value = getattr(model.get_submodule(path), leaf)
+    return Part(name, device, nbytes, type(value).__name__ if isinstance(value, nn.Module) else _kind(value))
 
 
 def _share_of(
-    model: nn.Module,
-    experts: Mapping[str, nn.Module],
-    size: int | str,
-    dtype: Dtype | None,
-    special: Mapping[str, Dtype] | None,
+    model: nn.Module, experts: Mapping[str, nn.Module], size: int | str, below: Mapping[str, int]
 ) -> ExpertShare:
     """Account for experts; refuse a cache that has no room for one."""
     budget, choices = convert_file_size_to_int(size), choices_of(model)
-    sizes = {name: _bytes_below(model, name, dtype, special) for name in experts}
+    sizes = {name: below.get(name, 0) for name in experts}
     counts = {name: int(number_of_experts(module)) for name, module in experts.items()}
     each = {name: sizes[name] // counts[name] for name in experts}
     one = max(each.values())

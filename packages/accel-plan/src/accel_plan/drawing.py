@@ -12,10 +12,6 @@ _LEFT, _WIDTH, _RIGHT = 90, 720, 20
 _BAR, _LINE, _GAP = 26, 14, 10
 _CHARACTER = 6.2  # the mean width of a character of a name, in pixels
 _NOTE = 125  # characters of a note in one line
-_PURPOSES = (
-    "weights", "reserve", "headroom",
-    "gradients", "optimizer", "communication", "activations", "logits", "workspace", "batch", "free",
-)  # fmt: skip
 _PALE = ("reserve", "headroom", "free")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STYLE = """
@@ -134,9 +130,8 @@ def _axis(longest: int, bottom: int) -> Iterator[str]:
 
 
 def _legend(bars: Sequence[Bar], bottom: int) -> Iterator[str]:
-    used = {segment.purpose for bar in bars for segment in bar.segments}
     x = float(_LEFT)
-    for purpose in (purpose for purpose in _PURPOSES if purpose in used):
+    for purpose in dict.fromkeys(segment.purpose for bar in bars for segment in bar.segments):
         yield f'<rect class="block {purpose}" x="{x:g}" y="{bottom - 10}" width="12" height="12"/>'
         yield f'<text class="note" x="{x + 17:g}" y="{bottom}">{purpose}</text>'
         x += 30 + _CHARACTER * len(purpose)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,14 +40,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         most: For each purpose, the most bytes of it that were alive at once.
     """
 
-    def __init__(
-        self, purpose: str, fake_mode: object = None, needs: Callable[[str, tuple[Any, ...], Any], int] | None = None
-    ) -> None:
+    def __init__(self, purpose: str, fake_mode: object = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.purpose = purpose
         self.live: Counter[str] = Counter()
         self.total = 0
-        self._mode, self._needs = fake_mode, needs
+        self._mode = fake_mode
         self._held: dict[int, _Held] = {}
         self._filled: set[int] = set()
         self.forget_peak()
@@ -95,14 +93,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._measure(self._held.pop(key), 0)
         self._filled.discard(key)
 
-    def _sample(self, needed: int = 0) -> None:
-        """Record the bytes alive if they are a new peak, with those that an operation needed as workspace."""
+    def _sample(self) -> None:
+        """Record the bytes alive if they are a new peak."""
         for purpose, nbytes in self.live.items():
             if nbytes > self.most.get(purpose, 0):
                 self.most[purpose] = nbytes
-        if self.total + needed >= self.peak:  # also where only a purpose became known
-            self.peak, self.at_peak = self.total + needed, dict(self.live)
-            self.at_peak["workspace"] = self.at_peak.get("workspace", 0) + needed
+        if self.total >= self.peak:  # also where only a purpose became known
+            self.peak, self.at_peak = self.total, dict(self.live)
 
     def _measure_freed(self) -> None:
         """Check whether memory that FSDP reuses was freed: no operation shows it."""
@@ -119,7 +116,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         """Run an operation and count what it makes."""
         if any(kind not in _PLAIN and kind.__name__ != "FakeTensor" for kind in types):
@@ -127,7 +124,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._filled:
             self._measure_freed()
-        namespace, name = getattr(func, "namespace", ""), str(func)
+        namespace, name = func.namespace, str(func)
         if namespace == "_c10d_functional" and "wait_tensor" in name:
             return args[0]  # its fake version makes a new tensor, and the real one does not
         result = func(*args, **kwargs)
@@ -136,7 +133,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._hold(tensor.untyped_storage(), self.purpose)
         if namespace in ("fsdp", "c10d"):
             self._note_traffic(name, args, kwargs)
-        self._sample(0 if self._needs is None else self._needs(name, args, result))
+        self._sample()
         return result
 
     def _note_traffic(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,12 +1,12 @@
-"""The files that a command writes what it found to."""
+"""Tables of text, and the files that a command writes what it found to."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["is_count", "write_output"]
+__all__ = ["draw_table", "is_count", "write_output"]
 
 
 def write_output(place: str | None, make: Callable[[], str]) -> None:
@@ -25,3 +25,13 @@ def write_output(place: str | None, make: Callable[[], str]) -> None:
 def is_count(written: str) -> bool:
     """Return whether a text on a command line is a whole number; no count of bytes has more than 18 digits."""
     return written.isdecimal() and len(written) <= 18
+
+
+def draw_table(lines: Sequence[Sequence[str]]) -> str:
+    """Draw a table, its first line the heads; the first column begins at the left, all others end at the right."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    drawn = [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        for line in lines
+    ]
+    return "\n".join([drawn[0], "  ".join("-" * width for width in widths), *drawn[1:]])

@@ -1,9 +1,7 @@
 """Whether the hub can be reached: the libraries that ask it try for half a minute if nothing answers."""
 
-import contextlib
 import importlib
 import socket
-import threading
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -16,8 +14,8 @@ __all__ = ["in_one_line", "is_cached", "not_in_cache", "why_unreachable"]
 
 _HUB = "https://huggingface.co"
 _PORTS = {"https": 443, "socks4": 1080, "socks5": 1080, "socks5h": 1080}
-# Seconds for one attempt to connect, and for all of them with the look-up of names, which has no limit of its own.
-_ATTEMPT, _LONGEST = 2.0, 5.0
+_ATTEMPT = 1.0
+"""Seconds for an attempt to connect, for each address that the host has."""
 
 
 class _Address(NamedTuple):
@@ -88,19 +86,9 @@ def _address_of(text: str) -> _Address:
 
 
 def _answers(address: _Address) -> bool:
-    """Return whether a connection is accepted, within seconds even if the look-up of names hangs."""
-    connected = threading.Event()
-
-    def connect() -> None:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            # Refused, unknown or silent: the next family is tried, and what is not connected in the end is the answer.
-            with contextlib.suppress(OSError):
-                place = socket.getaddrinfo(address.host, address.port, family, socket.SOCK_STREAM)[0][4]
-                with socket.create_connection(place[:2], timeout=_ATTEMPT):  # type: ignore[arg-type]
-                    connected.set()
-                    return
-
-    attempt = threading.Thread(target=connect, name="accel-hub", daemon=True)
-    attempt.start()
-    attempt.join(_LONGEST)
-    return connected.is_set()
+    """Return whether a connection is accepted, within seconds."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=_ATTEMPT):
+            return True
+    except OSError:
+        return False

@@ -91,12 +91,6 @@ def add_training(group: argparse._ActionsContainer) -> None:
         metavar="N",
         help="elements of DeepSpeed's reduce_bucket_size, for zero layouts (default: its own, 500000000)",
     )
-    group.add_argument(
-        "--zero3",
-        metavar="OPTION=N,...",
-        help="DeepSpeed's options for zero3 layouts: stage3_max_reuse_distance=0,sub_group_size=100000000 (default: "
-        "its own)",
-    )
     group.add_argument("--schedule", metavar="NAME,...", help="schedules of pp layouts to compare (default: 1f1b)")
     group.add_argument(
         "--microbatches",
@@ -112,10 +106,4 @@ def add_training(group: argparse._ActionsContainer) -> None:
         "--explain",
         action="store_true",
         help="also show what crosses each cut of pp layouts, and which ranks hold what is outside of blocks",
-    )
-    group.add_argument(
-        "--device",
-        choices=("accelerator", "cpu"),
-        help="where the ranks compute: optimizers update all parameters at once on accelerators (default), one by one "
-        "on CPUs",
     )

@@ -25,7 +25,7 @@ from accel_plan.training.workload import Loss, TrainingWorkload, optimizer_writt
 
 __all__ = ["maker_of", "run", "workload_of"]
 
-_AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "zero3", "microbatches")
+_AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "microbatches")
 
 
 def maker_of(name: str) -> Callable[[], nn.Module]:
@@ -52,14 +52,13 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
             f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or "
             "float16."
         )
-    given = {name: getattr(args, name) for name in _AS_GIVEN if getattr(args, name) is not None}
+    given = {name: vars(args)[name] for name in _AS_GIVEN if vars(args)[name] is not None}
     return TrainingWorkload(
         **given,
         precision=args.mixed_precision or "no",
         dtype=dtype,
         optimizer=optimizer,
         optimizer_arguments=arguments,
-        foreach=args.device != "cpu",
         loss=loss,
         chunk_logits=args.chunk_logits,
         tensor_plan=args.tp_plan or "auto",
@@ -73,7 +72,7 @@ def _compared(
     """Find the memory on each layout that was named; of pipelines, under each schedule."""
     specs = parse_layouts(args.layout or "single")
     for option in ("schedule", "microbatches", "split", "explain"):
-        if getattr(args, option) and not any(spec.size("pp") > 1 for spec in specs):
+        if vars(args)[option] and not any(spec.size("pp") > 1 for spec in specs):
             raise ConfigurationError(
                 f"Only pipelines have a schedule; got --{option} and --layout {args.layout}. Name a layout with pp, or "
                 "leave it out."

@@ -1,7 +1,7 @@
 """A model on one rank of a pipeline: cut, run and torn down by the code that trains, with other ranks left out."""
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +29,7 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.mesh import sharding_part
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.wrapping import repeated_blocks
-from accel_plan._torch import tree_leaves, without_votes
+from accel_plan._torch import without_votes
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.sharing import SharedModel, weights_dtype
 from accel_plan.training.workload import TrainingWorkload, call_of
@@ -83,21 +83,6 @@ class PipelinePlan:
     crossing: tuple[Crossing, ...]
     holders: dict[str, tuple[int, ...]]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
-        return {**vars(self), "crossing": [vars(each) for each in self.crossing]}
-
-
-class _CountedPipeline(Pipeline):
-    """A pipeline that says what the last stage returns."""
-
-    note: Callable[[Iterable[torch.Tensor], str], None] = staticmethod(lambda tensors, purpose: None)
-
-    def loss_of(self, step: Any, part: int, result: object) -> torch.Tensor:
-        """Return what a micro-batch adds to the loss of its batch."""
-        self.note([each for each in tree_leaves(result) if _is_numbers(each)], "logits")
-        return super().loss_of(step, part, result)
-
 
 class PipelinedModel(SharedModel):
     """A model of which a rank runs its stages, on one micro-batch after the other."""
@@ -110,7 +95,7 @@ class PipelinedModel(SharedModel):
         self._sharded, self.buckets = spec.engine == "fsdp", []
         settings = settings_of(model, workload)
         stages = lay_out(model, settings, spec.size("pp"))
-        self.pipeline = _CountedPipeline(model, stages, settings, mesh.get_group("pp"), _CPU)
+        self.pipeline = Pipeline(model, stages, settings, mesh.get_group("pp"), _CPU)
         own = [block for block in self.pipeline.blocks.values() if block not in self.pipeline.foreign]
         if workload.precision != "no":
             AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
@@ -127,15 +112,12 @@ class PipelinedModel(SharedModel):
         batch = like.expand(workload.batch // spec.layout().replicas, *like.shape[1:])
         self._step = self.pipeline.planned(model.forward, call_of(model, batch), True)
         self._schedule: Any = None
-        # What is on its way is kept until it arrived: torch waits for it at the end of a step, in "1f1b" at once.
-        self._sent: deque[torch.Tensor] = deque(maxlen=0 if workload.schedule == "1f1b" else None)
 
     def reduce_gradients(self, wanted: bool) -> None:
         """Do nothing: stages reduce after the last micro-batch of each batch."""
 
     def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
         """Free what other ranks hold."""
-        self.pipeline.note = note
         self.pipeline.free(self.model)
 
     def run(self, inputs: torch.Tensor, counter: LiveBytes) -> None:
@@ -154,7 +136,6 @@ class PipelinedModel(SharedModel):
             parameter.grad = None
         counter.purpose = "communication"
         self._schedule.schedule.step(target=torch.zeros(pipeline.stages.parts), return_outputs=False)
-        self._sent.clear()
         if step.failure is not None:
             raise step.failure
         pipeline.add_shared(self._schedule.shared)
@@ -166,8 +147,7 @@ class PipelinedModel(SharedModel):
         pipeline.step = None
 
     def _counted(self, counter: LiveBytes) -> type[Any]:
-        """Return a class of stages that say what their memory is for."""
-        gradients, sent = self.gradients, self._sent
+        """Return a class of stages that know their micro-batch, and say what their memory is for."""
 
         class Stage(without_votes(self.pipeline.stage_type)):  # type: ignore[misc]
             def forward_one_chunk(
@@ -175,30 +155,8 @@ class PipelinedModel(SharedModel):
             ) -> object:
                 counter.purpose = "activations"
                 result: object = super().forward_one_chunk(part, args, {"index": part}, *rest, **more)
-                counter.purpose = "communication"
+                counter.purpose = "workspace"
                 return result
-
-            def backward_one_chunk(self, *args: object, **kwargs: object) -> None:
-                counter.purpose = "workspace"
-                super().backward_one_chunk(*args, **kwargs)
-                counter.note(gradients(), "gradients")
-                counter.purpose = "communication"
-
-            def backward_weight_one_chunk(self, *args: object, **kwargs: object) -> None:
-                counter.purpose = "workspace"
-                super().backward_weight_one_chunk(*args, **kwargs)
-                counter.note(gradients(), "gradients")
-                counter.purpose = "communication"
-
-            def get_fwd_send_ops(self, part: int) -> list[Any]:
-                moves: list[Any] = super().get_fwd_send_ops(part)
-                sent.extend(move.tensor for move in moves)
-                return moves
-
-            def get_bwd_send_ops(self, part: int) -> list[Any]:
-                moves: list[Any] = super().get_bwd_send_ops(part)
-                sent.extend(move.tensor for move in moves)
-                return moves
 
         return Stage
 
@@ -211,10 +169,6 @@ def settings_of(model: nn.Module, workload: TrainingWorkload) -> PipelineKwargs:
         return workload.loss_of(output, next(iter(batch.values())))
 
     return PipelineKwargs(workload.schedule, workload.microbatches, workload.split, None if own else loss_fn)
-
-
-def _is_numbers(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def work_of(model: nn.Module, blocks: Iterable[nn.Module], inputs: torch.Tensor) -> list[float]:

@@ -14,6 +14,7 @@ from accel_core._torch import fake_mode
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
+from accel_parallel.sharding.mixed import step_one_by_one
 from accel_plan._torch import tree_leaves
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.pipelined import PipelinedModel, PipelinePlan, plan_of_pipeline
@@ -33,8 +34,6 @@ PURPOSES = (
     "batch",
 )
 """What the memory of training is used for; see `TrainingMemory`."""
-
-_SUMMED = torch.float32.itemsize
 
 
 @record(frozen=True)
@@ -61,10 +60,6 @@ class TrainingMemory:
     at_peak: dict[str, int]
     most: dict[str, int]
     pipeline: PipelinePlan | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
-        return {**vars(self), "pipeline": None if self.pipeline is None else self.pipeline.to_json()}
 
 
 def predict(
@@ -129,7 +124,7 @@ def _on_rank(
         )
     with laid_out(spec, rank) as mesh:
         mode = fake_mode()
-        counter = LiveBytes("weights", mode, None if workload.foreach else _needed_on_cpu)
+        counter = LiveBytes("weights", mode)
         with mode:
             _give_device(model, weights_dtype(spec, workload), workload.dtype)
         with _traced(model):
@@ -169,27 +164,6 @@ def _give_device(model: nn.Module, dtype: torch.dtype | None, buffer_dtype: torc
                 module._buffers[name] = empty(buffer, buffer_dtype)
 
 
-def _needed_on_cpu(operation: str, arguments: tuple[Any, ...], result: Any) -> int:
-    """Return the bytes that an operation on a CPU needs beside what it returns, where they count."""
-    # oneDNN multiplies matrices in half precision that lie in one piece. It convolves in formats of its own: it copies
-    # what it reads, and what it made is written out afterwards. The gradient of an input is made contiguous too, so
-    # that there are three copies of it for a moment; the one of weights in half precision is summed in 32 bits.
-    if operation == "aten.bmm.default" and result.itemsize < _SUMMED:
-        apart = [each for each in arguments[:2] if not (each.is_contiguous() or each.mT.is_contiguous())]
-        return sum(each.numel() * int(each.itemsize) for each in apart)
-    if operation == "aten.convolution.default":
-        read = sum(int(tensor.nbytes) for tensor in arguments[:2])
-        return max(read, int(result.nbytes))
-    if operation == "aten.convolution_backward.default":
-        output, rows, weight = (int(tensor.nbytes) for tensor in arguments[:3])
-        of_rows, of_weight = (0 if each is None else int(each.nbytes) for each in result[:2])
-        sums = 0 if result[1] is None or result[1].itemsize >= _SUMMED else result[1].numel() * _SUMMED
-        first = max(output + weight + of_rows, 3 * of_rows) if of_rows else 0
-        second = of_rows + output + rows + of_weight + sums if of_weight else 0
-        return max(first, second) - of_rows - of_weight
-    return 0
-
-
 def _held(model: nn.Module) -> list[torch.Tensor]:
     return [local_part(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())]
 
@@ -198,7 +172,7 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
     """Run a training step that has optimizer states, which the step before it makes."""
     model = shared.model
     optimizer = workload.make_optimizer(model)
-    shared.adapt(optimizer)
+    step_one_by_one(optimizer, lambda: True)
     counter.note(_held(model), "weights")
     counter.note(shared.buckets, "communication")
     shared.watch(counter.note)
@@ -216,9 +190,6 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
         for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
             shared.reduce_gradients(last)
             _pass(shared, spec, workload, counter, kept)
-        counter.purpose = "communication"
-        shared.average()
-        counter.note(shared.gradients(), "gradients")
         counter.purpose = "workspace"
         shared.step(optimizer, counter.note)
         states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from accel_core.modules.sizes import written_size
 from accel_plan.drawing import Bar, Segment, draw_bars
+from accel_plan.output import draw_table
 from accel_plan.training.pipelined import PipelinePlan
 from accel_plan.training.prediction import PURPOSES, TrainingMemory
 
@@ -25,17 +27,7 @@ def table(rows: Sequence[TrainingMemory], limit: int | None = None) -> str:
         fits = [] if limit is None else ["yes" if row.peak <= limit else "no"]
         sizes = [written_size(row.at_peak[purpose]) for purpose in shown]
         lines.append([described(row), str(row.ranks), *sizes, written_size(row.peak), *fits])
-    return _drawn(lines)
-
-
-def _drawn(lines: Sequence[Sequence[str]]) -> str:
-    """Draw a table, its first line the heads; the first column begins at the left, all others end at the right."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    drawn = [
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
-        for line in lines
-    ]
-    return "\n".join([drawn[0], "  ".join("-" * width for width in widths), *drawn[1:]])
+    return draw_table(lines)
 
 
 def pipelines(rows: Sequence[TrainingMemory]) -> str:
@@ -56,7 +48,7 @@ def _stages(name: str, plan: PipelinePlan) -> str:
         lines.append([str(rank), blocks, f"{work:.1%}", *(written_size(at_peak[each]) for each in shown)])
         lines[-1].append(written_size(peak))
     text = f"{name}, {plan.microbatches} micro-batches: ranks wait for {plan.bubble:.1%} of a step.\n\n"
-    text += _drawn(lines)
+    text += draw_table(lines)
     if plan.even_work < max(plan.work) - 0.0005:
         split = ",".join(plan.even)
         text += f"\n\nWith --split {split} the largest stage has {plan.even_work:.1%} of the work"
@@ -76,7 +68,7 @@ def _bubbles(layout: str, plan: PipelinePlan) -> str:
     lines = [[f"{layout}, micro-batches", *map(str, counts)]]
     for schedule, found in plan.bubbles.items():
         lines.append([schedule, *(f"{found[parts]:.1%}" if parts in found else "-" for parts in counts)])
-    return f"The part of a step in which ranks wait:\n\n{_drawn(lines)}"
+    return f"The part of a step in which ranks wait:\n\n{draw_table(lines)}"
 
 
 def explained(rows: Sequence[TrainingMemory]) -> str:
@@ -92,16 +84,16 @@ def _explained(name: str, plan: PipelinePlan) -> str:
         lines.append([each.before, what, shape, each.dtype, written_size(each.nbytes)])
     held = [["outside of blocks", "ranks"]]
     held += [[parameter, ", ".join(map(str, ranks))] for parameter, ranks in plan.holders.items()]
-    text = f"{name}: what crosses each cut, for each micro-batch; gradients come back:\n\n{_drawn(lines)}"
-    return f"{text}\n\n{_drawn(held)}" if plan.holders else text
+    text = f"{name}: what crosses each cut, for each micro-batch; gradients come back:\n\n{draw_table(lines)}"
+    return f"{text}\n\n{draw_table(held)}" if plan.holders else text
 
 
 def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: TrainingMemory | None = None) -> str:
     """Write what was found as JSON: bytes at the peak and at most, by purpose."""
     document = {
         "limit": limit,
-        "chosen": None if chosen is None else chosen.to_json(),
-        "layouts": [row.to_json() for row in rows],
+        "chosen": None if chosen is None else asdict(chosen),
+        "layouts": [asdict(row) for row in rows],
     }
     return json.dumps(document, indent=2) + "\n"
 

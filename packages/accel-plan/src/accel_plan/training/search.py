@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from accel_core.errors import AccelError, ConfigurationError, EngineUnavailableError
+from accel_core.errors import AccelError, ConfigurationError
 from accel_core.mesh.layout import SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec, parse_layout
 from accel_core.modules.sizes import tensor_bytes, written_size
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
 from accel_plan.training.prediction import TrainingMemory, predict
-from accel_plan.training.sharing import check_layout
 from accel_plan.training.workload import TrainingWorkload
 
 __all__ = ["candidates", "has_blocks", "smallest"]
@@ -65,32 +64,23 @@ def smallest(
     needed = sum(tensor_bytes(each, workload.dtype) * (1 + each.requires_grad) for each in model.parameters())
     ways = [checkpointing] if checkpointing is not None else [False, True] if has_blocks(model) else [False]
     best: TrainingMemory | None = None
-    refusal: AccelError | None = None
-    too_large = False
     for spec in candidates(ranks):
-        try:
-            check_layout(spec, workload)
-        except (ConfigurationError, EngineUnavailableError):
-            continue
         if needed / _shards(spec) > limit:
-            too_large = True
             continue
-        for way in ways:
-            try:
+        try:
+            for way in ways:
                 found = predict(make_model, spec, workload, checkpointing=way)
-            except AccelError as failure:
-                refusal = failure  # with and without checkpointing alike
-                break
-            report(found)
-            if found.peak <= limit:
-                return found
-            best = found if best is None or found.peak < best.peak else best
-    if best is None and refusal is not None and not too_large:
-        raise refusal  # what is wrong is not the layout
+                report(found)
+                if found.peak <= limit:
+                    return found
+                best = found if best is None or found.peak < best.peak else best
+        except AccelError:
+            if spec.ranks == 1:  # what is wrong is not the layout
+                raise
     least = (
         "more than that for weights and gradients" if best is None else f"{written_size(best.peak)} on {best.layout}"
     )
     raise ConfigurationError(
         f"A training step has to fit on each rank; got {written_size(limit)} a rank and up to {ranks} ranks, and it "
         f"needs {least} at least. Allow more ranks, or make the batch smaller."
-    ) from refusal
+    )

@@ -1,7 +1,7 @@
 """A model on one rank of a layout: split, sharded and averaged by the code that trains, in a process of its own."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,14 +12,13 @@ from torch.distributed.fsdp import fully_shard
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError, StateError
 from accel_core.host.versions import require_torch
-from accel_core.mesh.layout import GROUPS, MESH_AXES, SHARD_AXES
+from accel_core.mesh.layout import MESH_AXES, SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
 from accel_core.modules.linear_loss import apply_where_asked, ask, asked_head
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.autocast import AutocastPrecision
-from accel_parallel.averaging import average
 from accel_parallel.context.attention import GatheredAttention
 from accel_parallel.context.interception import attending
 from accel_parallel.context.order import Share
@@ -32,35 +31,18 @@ from accel_parallel.pipeline.stages import SPLIT_BACKWARD
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
 from accel_parallel.sharding.mesh import sharding_part
-from accel_parallel.sharding.mixed import step_one_by_one
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.strategy import keep_masters
 from accel_parallel.tensor.plan import plan_of
 from accel_parallel.tensor.split import cut
 from accel_plan._torch import fake_store
 from accel_plan.live_bytes import LiveBytes
-from accel_plan.training.limits import ZeroLimits
 from accel_plan.training.workload import TrainingWorkload
 from accel_plan.training.zero import ZeroShare
 
 __all__ = ["SharedModel", "check_layout", "laid_out", "weights_dtype"]
 
 _CPU = torch.device("cpu")
-
-
-@contextmanager
-def _one_of_many(ranks: int, rank: int) -> Iterator[None]:
-    """Be one of so many ranks, none of which is asked."""
-    if dist.is_initialized():
-        raise StateError(
-            "Memory of training is found in a process of its own, on torch's fake process group; got one that is in a "
-            "process group already. Run `accel plan --train` beside the training."
-        )
-    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
@@ -113,19 +95,18 @@ def _check_zero(spec: LayoutSpec, workload: TrainingWorkload) -> None:
             f"Memory of DeepSpeed's engine is predicted without sp; got the layout {spec.name}. Leave sp out, and plan "
             "the part of the sequence that one rank reads."
         )
-    if workload.precision not in ("no", "bf16") or workload.dtype not in (None, torch.float32):
+    if workload.dtype not in (None, torch.float32):
         raise EngineUnavailableError(
-            "Memory of DeepSpeed's engine is predicted in float32 and for mixed precision bf16, which a CPU can prove; "
-            f"got precision={workload.precision!r} and dtype={workload.dtype} for {spec.name}. Use --mixed-precision "
-            f"bf16 without --dtype, or plan dp{spec.ranks} or fsdp{spec.ranks}."
+            f"DeepSpeed's engine chooses the dtype of weights by its mixed precision; got dtype={workload.dtype} for "
+            f"{spec.name}. Use --mixed-precision without --dtype."
         )
 
 
 def weights_dtype(spec: LayoutSpec, workload: TrainingWorkload) -> torch.dtype | None:
     """Return the dtype that parameters and batches of numbers are converted to; `None` where they stay as they are."""
     # DeepSpeed's engine holds parameters in the dtype of mixed precision, and casts no batch.
-    is_cast = spec.zero_stage is not None and workload.precision == "bf16"
-    return torch.bfloat16 if is_cast else workload.dtype
+    casts = {"bf16": torch.bfloat16, "fp16": torch.float16} if spec.zero_stage is not None else {}
+    return casts.get(workload.precision, workload.dtype)
 
 
 class _Attention(GatheredAttention):
@@ -178,8 +159,8 @@ class SharedModel:
             slice_heads(model, plugin.mixed_precision_policy)
         apply_where_asked(model)
         self.buckets = self._make_buckets()
-        limits, stage = ZeroLimits.written(workload.zero3), spec.zero_stage
-        self.zero = None if stage is None else ZeroShare(model, stage, spec.ranks, workload.reduce_bucket, limits)
+        stage = spec.zero_stage
+        self.zero = None if stage is None else ZeroShare(model, stage, spec.ranks, workload.reduce_bucket)
 
     @staticmethod
     def _plugin(precision: str) -> FullyShardedDataParallelPlugin:
@@ -223,16 +204,6 @@ class SharedModel:
             sharded: Any = self.model
             sharded.set_requires_gradient_sync(wanted)
 
-    @torch.no_grad()
-    def average(self) -> None:
-        """Average the gradients that no engine averages in the backward pass."""
-        if self._spec.engine not in ("fsdp", "mesh") or self._mesh is None:
-            return
-        groups = [self._mesh.get_group(axis) for axis in GROUPS["dp_cp"] if self._spec.size(axis) > 1]
-        found = [local_part(parameter.grad) for parameter in self._whole if parameter.grad is not None]
-        if groups and found:
-            average(found, groups)
-
     def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
         """Say what an engine has."""
         for purpose, tensors in ({} if self.zero is None else self.zero.held).items():
@@ -245,27 +216,30 @@ class SharedModel:
         else:
             self.zero.step(optimizer, note)
 
-    def adapt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer step as it does on this layout."""
-        step_one_by_one(optimizer, lambda: self._spec.size("tp") > 1 or (self._sharded and bool(self._whole)))
-
 
 @contextmanager
 def laid_out(spec: LayoutSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
-    """Lay out the mesh of a layout in a process group of which only one rank is there.
+    """Lay out the mesh of a layout in a process group of which only one rank is there, and none is asked.
 
     Raises:
         StateError: This process is in a process group already.
         TorchVersionError: The layout has several ranks, and the installed torch cannot stand for them.
     """
-    with ExitStack() as stack:
-        if spec.engine in ("single", "deepspeed"):
-            yield None
-            return
-        require_torch("training_plan")
-        stack.enter_context(_one_of_many(spec.ranks, rank))
+    if spec.engine in ("single", "deepspeed"):
+        yield None
+        return
+    require_torch("training_plan")
+    if dist.is_initialized():
+        raise StateError(
+            "Memory of training is found in a process of its own, on torch's fake process group; got one that is in a "
+            "process group already. Run `accel plan --train` beside the training."
+        )
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=spec.ranks)
+    try:
         sizes: dict[str, Any] = {f"{axis}_size": spec.size(axis) for axis in MESH_AXES}
         mesh = ParallelismConfig(**sizes).build_device_mesh("cpu")
         if mesh is None and spec.engine == "fsdp":  # of one rank there are no axes, and FSDP wants one
             mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
         yield mesh
+    finally:
+        dist.destroy_process_group()

@@ -4,7 +4,6 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import AUTOCAST_PRECISIONS
 from accel_plan._torch import tree_leaves
-from accel_plan.training.limits import ZeroLimits
 
 __all__ = ["Loss", "TrainingWorkload", "call_of", "optimizer_named", "optimizer_written"]
 
@@ -35,14 +33,11 @@ class TrainingWorkload:
     dtype: torch.dtype | None = None
     optimizer: str = "AdamW"  # a class of `torch.optim`, by name
     optimizer_arguments: Mapping[str, Any] = field(default_factory=dict)  # its arguments
-    foreach: bool = False  # whether the optimizer updates lists of tensors at once, torch's default on accelerators
     loss: Loss | None = None  # computes the loss; by default the model's own, or the mean of what it returns
     chunk_logits: bool = False  # whether the loss is computed from logits of some tokens at a time
     # How tensor parallel splits the model; "auto" for the model's own plan.
     tensor_plan: Mapping[str, str] | str = "auto"
     reduce_bucket: int = 500_000_000  # elements of the bucket in which DeepSpeed reduces gradients; its own default
-    # Options of DeepSpeed's stage 3 that change its memory, by their keys; see `ZeroLimits`.
-    zero3: Mapping[str, int] = field(default_factory=dict)
     schedule: str = "1f1b"  # of pipelines, by the names of `PipelineKwargs`, as the next two
     microbatches: int | None = None  # into how many each rank's batch is divided; by default two for each rank of pp
     split: Sequence[str] | None = None  # the blocks with which stages begin, but the first; by default by bytes
@@ -60,7 +55,6 @@ class TrainingWorkload:
             raise ConfigurationError(
                 f"Mixed precision is one of {', '.join(AUTOCAST_PRECISIONS)}; got {self.precision!r}. Use one of them."
             )
-        ZeroLimits.written(self.zero3)
 
     def inputs(self, batch: int, sequence: int | None, dtype: torch.dtype | None) -> torch.Tensor:
         """Make a batch."""
@@ -71,7 +65,7 @@ class TrainingWorkload:
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Make the optimizer of a model's parameters that train."""
         cls, arguments = optimizer_named(self.optimizer), dict(self.optimizer_arguments)
-        if self.foreach and "foreach" in inspect.signature(cls).parameters:
+        if "foreach" in inspect.signature(cls).parameters:
             arguments = {"foreach": True, **arguments}  # torch's default on accelerators
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         try:
@@ -116,10 +110,8 @@ def optimizer_named(name: str) -> type[torch.optim.Optimizer]:
         if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
     if name.lower() not in known:
-        near = get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-        meant = f" Did you mean {known[near[0]].__name__}?" if near else ""
         raise ConfigurationError(
-            f"torch.optim has no such optimizer; got {name!r}.{meant} Use one of "
+            f"torch.optim has no such optimizer; got {name!r}. Use one of "
             f"{', '.join(sorted(cls.__name__ for cls in known.values()))}."
         )
     return known[name.lower()]

@@ -21,35 +21,35 @@ import torch
 from torch import nn
 
 from accel_plan.live_bytes import LiveBytes
-from accel_plan.training.limits import ZeroLimits
 
 __all__ = ["ZeroShare"]
 
 _GRADIENTS, _WEIGHTS = 2, 3
 """The stages from which on gradients and weights are shared."""
 
+_STAY, _AHEAD = 1_000_000_000, 50_000_000
+"""Elements that stage 3 keeps gathered, and those that it gathers at once: DeepSpeed's `stage3_max_live_parameters` and
+`stage3_max_reuse_distance`, and its `stage3_prefetch_bucket_size`, by default."""
+
 
 class ZeroShare:
     """The part of one rank.
 
     Attributes:
-        masters: The copies of this rank's weights on which the optimizer steps, one after the other.
+        master: The copy of this rank's weights on which the optimizer steps.
         held: What this rank has between steps beside the model, by what it is for.
         sums: Its part of the gradients, where the model has not all of them.
     """
 
-    def __init__(self, model: nn.Module, stage: int, ranks: int, bucket: int, limits: ZeroLimits) -> None:
+    def __init__(self, model: nn.Module, stage: int, ranks: int, bucket: int) -> None:
         self._parameters = list(model.parameters())
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         self._like, self._bucket, self._stage = self._trained[0].detach(), bucket, stage
-        part = _part(self._trained, ranks)
-        group = min(limits.group or part, part)
-        sizes = [min(group, part - begin) for begin in range(0, part, group)]
-        self.masters = [nn.Parameter(self._like.new_empty(size, dtype=torch.float32)) for size in sizes]
-        self.held = {"optimizer": list[torch.Tensor](self.masters)}
+        self._part, self._reduced = _part(self._trained, ranks), False
+        self.master = nn.Parameter(self._like.new_empty(self._part, dtype=torch.float32))
+        self.held: dict[str, list[torch.Tensor]] = {"optimizer": [self.master]}
         self.sums: list[torch.Tensor] = []
-        self._part, self._reduced = part, False
         if stage >= _GRADIENTS:
             for parameter in self._trained:
                 parameter.register_post_accumulate_grad_hook(self._reduce)  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ class ZeroShare:
         self._coming = 0  # elements of the buffer in which parameters come
         if stage == _WEIGHTS:
             self.held["weights"] = [self._like.new_empty(_part(self._parameters, ranks))]
-            here, self._coming = gathered(model, limits) if ranks > 1 else (0, 0)
+            here, self._coming = gathered(model) if ranks > 1 else (0, 0)
             self._excess = sum(each.nbytes for each in self._parameters) - here * self._like.itemsize
             self._empty()
 
@@ -93,30 +93,23 @@ class ZeroShare:
             parameter.data = parameter.new_empty(0)
 
     def step(self, optimizer: torch.optim.Optimizer, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
-        """Step on one group of parts after the other, each with its gradients in 32 bits."""
-        for number, master in enumerate(self.masters):
-            master.grad = torch.empty_like(master)
-            note([master.grad], "gradients")
-            if number == 0 and self._stage < _WEIGHTS:  # what they are a copy of is there until then, or always
-                self.sums.clear()
-                for parameter in self._trained:
-                    parameter.grad = None
-            optimizer.param_groups[0]["params"] = [master]
-            optimizer.step()
-            master.grad = None
+        """Step on this rank's part, with its gradients in 32 bits."""
+        self.master.grad = torch.empty_like(self.master)
+        note([self.master.grad], "gradients")
+        if self._stage < _WEIGHTS:  # what they are a copy of is there until then, or always
+            self.sums.clear()
+            for parameter in self._trained:
+                parameter.grad = None
+        optimizer.param_groups[0]["params"] = [self.master]
+        optimizer.step()
+        self.master.grad = None
 
 
-def gathered(model: nn.Module, limits: ZeroLimits) -> tuple[int, int]:
-    """Return how many elements stage 3 has gathered at once, and how many come at once.
-
-    By DeepSpeed's documentation of the options: small parameters, those of the module that runs, those gathered ahead,
-    and those that are used again soon. Without any room, those that are needed are there.
-    """
-    sizes = [parameter.numel() for parameter in model.parameters()]
+def gathered(model: nn.Module) -> tuple[int, int]:
+    """Return how many elements stage 3 has gathered at once, and how many come at once, by DeepSpeed's defaults."""
+    total = sum(parameter.numel() for parameter in model.parameters())
     largest = max(sum(each.numel() for each in module.parameters(recurse=False)) for module in model.modules())
-    needed = largest + sum(size for size in sizes if size <= limits.kept)
-    there = min(needed + limits.ahead + limits.soon, max(limits.alive, needed))
-    return min(there, sum(sizes)), min(max(limits.ahead, largest), sum(sizes))
+    return min(max(_STAY, largest), total), min(max(_AHEAD, largest), total)
 
 
 def _part(parameters: Iterable[torch.Tensor], ranks: int) -> int:

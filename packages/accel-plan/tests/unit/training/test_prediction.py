@@ -205,7 +205,7 @@ def test_buckets_of_data_parallel_are_as_large_as_the_gradients() -> None:
 def test_one_process_has_what_was_predicted() -> None:
     """The bytes alive at once of a step of real tensors, one by one freed, are those of the prediction."""
     model, rows = Mlp(), torch.zeros(8, 16)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     counter = LiveBytes("any")
     counter.note([*model.parameters(), rows], "any")
     with counter:
@@ -218,18 +218,6 @@ def test_one_process_has_what_was_predicted() -> None:
             optimizer.zero_grad()
             del output, loss
     assert of("single").peak == counter.peak
-
-
-def test_convolutions_copy_what_they_read_on_cpus() -> None:
-    """For the gradient of a weight, oneDNN copies the rows and the gradient of the output into its own format."""
-
-    def conv() -> nn.Module:
-        return nn.Conv2d(16, 64, 3, padding=1)
-
-    cpu = TrainingWorkload(batch=2, sample=(16, 8, 8), optimizer="SGD")
-    accelerator = dataclasses.replace(cpu, foreach=True)
-    copied = 4 * (2 * 64 * 8 * 8 + 2 * 16 * 8 * 8)
-    assert of("single", cpu, conv).peak - of("single", accelerator, conv).peak == copied
 
 
 @pytest.mark.parametrize(("layout", "ranks"), [("zero1x1", 1), ("zero1x2", 2), ("zero2x2", 2), ("zero2x4", 4)])
@@ -253,10 +241,11 @@ def test_stage_2_has_its_part_of_the_gradients() -> None:
     assert of("zero2x4", workload).most["gradients"] < of("zero1x4", workload).most["gradients"] / 2
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(("layout", "ranks"), [("zero1x2", 2), ("zero2x4", 4)])
-def test_zero_keeps_masters_of_weights_in_half_precision(layout: str, ranks: int) -> None:
-    """In bf16, weights, buckets and gradients take 2 bytes an element; the copy and states stay in 32 bits."""
-    workload = TrainingWorkload(batch=8, sample=(16,), precision="bf16", reduce_bucket=600)
+def test_zero_keeps_masters_of_weights_in_half_precision(layout: str, ranks: int, precision: str) -> None:
+    """In 16 bits, weights, buckets and gradients take 2 bytes an element; the copy and states stay in 32 bits."""
+    workload = TrainingWorkload(batch=8, sample=(16,), precision=precision, reduce_bucket=600)
     count, found = elements(Mlp()), of(layout, workload)
     part = -(-count // ranks)
     assert found.most["weights"] == 2 * count
@@ -273,10 +262,6 @@ def test_zero_adds_passes_up(layout: str) -> None:
     single, thrice = of(layout, once), of(layout, dataclasses.replace(once, accumulation=3))
     assert thrice.most["gradients"] == single.most["gradients"]
     assert thrice.most["optimizer"] == single.most["optimizer"]
-
-
-ALONE = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-"""Options with which stage 3 gathers what a module needs, and drops it at once."""
 
 
 def parts(model: nn.Module, ranks: int) -> int:
@@ -297,28 +282,6 @@ def test_stage_3_shares_all_that_a_rank_holds(ranks: int) -> None:
     half = of(f"zero3x{ranks}", dataclasses.replace(workload, precision="bf16"))
     assert half.most["weights"] == 2 * count
     assert half.most["optimizer"] == found.most["optimizer"]
-
-
-def test_stage_3_gathers_a_module_alone_where_options_say_so() -> None:
-    """Gathered at once are the bucket, a module's parameters with the buffer they came in, and what stays."""
-    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
-    largest = 16 * 32 + 32
-    alone = of("zero3x2", dataclasses.replace(workload, zero3=ALONE))
-    assert alone.most["communication"] == 4 * (600 + 2 * largest)
-    kept = of("zero3x2", dataclasses.replace(workload, zero3={**ALONE, "stage3_param_persistence_threshold": 40}))
-    biases = sum(parameter.numel() for parameter in Mlp().parameters() if parameter.numel() <= 40)
-    assert kept.most["communication"] == alone.most["communication"] + 4 * biases
-    few = {"stage3_max_live_parameters": 0, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
-    assert of("zero3x2", dataclasses.replace(workload, zero3=few)).most["communication"] == 4 * (600 + 2 * largest)
-
-
-def test_stage_3_steps_on_groups_of_parts() -> None:
-    """Each group has a counter of steps; of gradients in 32 bits there are those of one group at a time."""
-    workload = TrainingWorkload(batch=8, sample=(16,), reduce_bucket=600)
-    grouped = dataclasses.replace(workload, zero3={"sub_group_size": 100})
-    count, one, many = parts(Mlp(), 2), of("zero3x2", workload), of("zero3x2", grouped)
-    assert many.most["optimizer"] == 3 * 4 * count + 4 * -(-count // 100)
-    assert many.most["gradients"] == 4 * (count + 100) < one.most["gradients"]
 
 
 def test_stage_3_takes_frozen_weights_and_shared_reads() -> None:
@@ -439,8 +402,6 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ),
         ("pp2", dataclasses.replace(NUMBERS, schedule="fast"), Mlp, ConfigurationError, "got schedule='fast'"),
         ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
-        ("zero3x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
-        ("zero2x2", TrainingWorkload(batch=8, sample=(16,), precision="fp16"), Mlp, EngineUnavailableError, "'fp16'"),
         (
             "zero1x2",
             TrainingWorkload(batch=8, sample=(16,), dtype=torch.bfloat16),
@@ -526,8 +487,6 @@ def test_a_workload_is_checked() -> None:
         ({"sequence": 4, "sample": (3,)}, r"sequence=4, sample=\(3,\)"),
         ({}, "sequence=None, sample=None"),
         ({"sequence": 4, "precision": "fp8"}, "got 'fp8'"),
-        ({"sequence": 4, "zero3": {"stage3_bucket": 3}}, "got stage3_bucket"),
-        ({"sequence": 4, "zero3": {"sub_group_size": -1}}, "got sub_group_size=-1"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             TrainingWorkload(**given)

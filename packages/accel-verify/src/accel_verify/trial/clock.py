@@ -115,7 +115,7 @@ class TrainingClock(Recorder):
         found: list[dict[str, Any]] = []
         for layout in _LAYOUTS:
             spec = parse_layout(layout)
-            step = workload(batch=len(given) * spec.layout().replicas, foreach=True, **shape)
+            step = workload(batch=len(given) * spec.layout().replicas, **shape)
             try:
                 needed = prediction.predict(lambda: copy.deepcopy(model), spec, step)
             except AccelError as error:

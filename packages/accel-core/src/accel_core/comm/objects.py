@@ -94,7 +94,6 @@ def swap(
     check: Callable[[Any], None] | None = None,
     *,
     group_name: str = "",
-    patient: bool = False,
 ) -> list[Any]:
     """Give every rank every rank's object, by rank.
 
@@ -103,7 +102,7 @@ def swap(
     """
     if world.size == 1:
         return [value]
-    with participate(world, operation, group_name, patient=patient) as transport:
+    with participate(world, operation, group_name) as transport:
         if check is not None:
             check(value)
         content = pickled(value)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from accel_core.comm.packing import Layout, lay_out
 from accel_core.comm.transport import Message, Transport, check_rank, participate
 from accel_core.comm.tree import flatten, leaf_paths, recursively_apply, unflatten, view_of
-from accel_core.errors import CollectiveError, ConfigurationError, UnsupportedTypeError
+from accel_core.errors import CollectiveError, ConfigurationError
 from accel_core.process.world import World, ensure
 
 __all__ = ["broadcast", "gather", "reduce"]
@@ -49,18 +49,8 @@ def gather(tensor: Nest) -> Nest:
     """
     world = ensure()
     if world.size == 1:
-        if not isinstance(tensor, torch.Tensor):
-            _compare_with_several(tensor)
         return tensor
     return _gather(tensor, world)
-
-
-def _compare_with_several(nest: object) -> None:
-    """Warn of a nest that one process gives back, and that several could not gather."""
-    try:
-        flatten(nest, "gather")
-    except UnsupportedTypeError as failure:
-        warnings.warn(f"On several processes this call fails: {failure}", stacklevel=4)
 
 
 @torch.no_grad()

@@ -164,10 +164,6 @@ class TorchTensorParallelPlugin:
     tp_size: int = 1
     torch_device_mesh: DeviceMesh | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a text where a number belongs."""
-        expect_flags(type(self), vars(self))
-
 
 @record
 class ParallelismConfig:
@@ -221,7 +217,6 @@ class ParallelismConfig:
         for name in (*(f"{axis}_size" for axis in MESH_AXES), "cp_backend", "sp_backend"):
             if getattr(self, name) is None:
                 setattr(self, name, _read(name))
-        expect_flags(type(self), vars(self))
         for name in ("cp_backend", "sp_backend"):
             option_named(ParallelismOptions, name).check(getattr(self, name), f"the argument {name}")
         for axis, size in self.sizes.items():

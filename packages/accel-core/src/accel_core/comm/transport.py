@@ -352,9 +352,7 @@ class Transport:
         gone = ended(self.world.size)
         if not gone:
             raise RemoteRankError(lost_message(operation, site, rank, failure)) from failure
-        error = RemoteRankError(ended_message(operation, site, rank, gone))
-        callsite.show_program_alone(error)
-        raise error from None
+        raise RemoteRankError(ended_message(operation, site, rank, gone)) from None
 
     def _operation(self) -> str:
         """Return the operation under way, and note that the others have been met in it."""
@@ -509,7 +507,7 @@ class Participation:
     def _contended(self) -> CollectiveError:
         """Return the error of this operation, and leave one for that which is under way."""
         other, holder = self.transport._current, self.transport._holder
-        where = callsite.of_thread(holder)
+        where = callsite.find(holder)
         text = (
             f"Two operations between ranks run at once in one process, so their data would mix; got {self.operation} "
             f"at {callsite.find()} while {other.operation if other else 'another one'} at {where} is under way. "

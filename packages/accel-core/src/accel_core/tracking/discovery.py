@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -60,41 +61,30 @@ def set_default_missing_library(what: MissingLibrary) -> None:
 class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
     """The classes of trackers by name, imported when asked for."""
 
-    def __init__(self) -> None:
-        self._points: dict[str, str] | None = None
-        self._classes: dict[str, type[GeneralTracker]] = {}
-
-    def _offered(self) -> dict[str, str]:
-        if self._points is None:  # looking for packages reads many files
-            self._points = points_of(ENTRY_POINT_GROUP)
-        return self._points
+    @functools.cached_property
+    def _known(self) -> dict[str, Any]:
+        return dict(points_of(ENTRY_POINT_GROUP))  # when asked for: looking for packages reads many files
 
     def __getitem__(self, name: str) -> type[GeneralTracker]:
-        if name not in self._classes:
-            self._classes[name] = load(self._offered()[name])
-        return self._classes[name]
+        if isinstance(self._known[name], str):
+            self._known[name] = load(self._known[name])
+        found: type[GeneralTracker] = self._known[name]
+        return found
 
     def __setitem__(self, name: str, tracker_class: type[GeneralTracker]) -> None:
-        self._classes[name] = tracker_class
+        self._known[name] = tracker_class
 
     def __delitem__(self, name: str) -> None:
-        known = name in self._classes or name in self._offered()
-        if not known:
-            raise KeyError(name)
-        self._classes.pop(name, None)
-        self._offered().pop(name, None)
+        del self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._offered(), *self._classes]))
+        return iter(self._known)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+        return len(self._known)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._classes or name in self._offered()
+        return name in self._known
 
 
 LOGGER_TYPE_TO_CLASS: MutableMapping[str, type[GeneralTracker]] = _TrackerClasses()

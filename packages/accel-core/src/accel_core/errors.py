@@ -5,7 +5,6 @@ expect, so that `except ValueError` keeps working.
 
     AccelError
     ├── ConfigurationError (ValueError)          an argument, option or plugin that is not valid
-    │   └── MeshAxisError (KeyError)                 an axis that the mesh of the run does not have
     ├── DeviceMapError (ValueError)              a placement that misses, doubles or does not hold a tensor
     ├── DeviceUnavailableError (RuntimeError)    hardware that was asked for is not here
     ├── EngineUnavailableError (NotImplementedError)  an engine that was asked for is not built
@@ -55,7 +54,6 @@ __all__ = [
     "DoubleShardingError",
     "EngineUnavailableError",
     "LaunchError",
-    "MeshAxisError",
     "MissingDependencyError",
     "OffloadError",
     "OffloadFolderError",
@@ -91,15 +89,6 @@ class ConfigurationError(AccelError, ValueError):
 
     Correct the value that the message names; it lists those that are allowed.
     """
-
-
-class MeshAxisError(ConfigurationError, KeyError):
-    """The mesh of a run was asked for an axis that it does not have: only axes of two or more ranks are active.
-
-    Set the size that the message names, or check first that the axis is in `mesh.mesh_dim_names`.
-    """
-
-    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class DeviceMapError(AccelError, ValueError):

@@ -115,9 +115,6 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     Args:
         tracker_class: A subclass of `GeneralTracker` with a `name` and `requires_logging_directory`.
 
-    Raises:
-        ConfigurationError: It is not such a class, its name is empty, or one of the two is missing.
-
     Examples:
         >>> from accel import GeneralTracker
         >>> class Silent(GeneralTracker):
@@ -125,22 +122,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         >>> register_tracker_class(Silent)
         >>> accelerator = Accelerator(log_with="silent")
     """
-    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
-        raise ConfigurationError(
-            f"A tracker's class has to be a subclass of GeneralTracker; got {tracker_class!r}. Derive it from "
-            "accel_core.tracking.tracker.GeneralTracker."
-        )
-    name = getattr(tracker_class, "name", None)
-    if not isinstance(name, str) or not name:
-        raise ConfigurationError(
-            f"A tracker's class needs a name to be asked for by; {tracker_class.__name__}.name is {name!r}. Give the "
-            "class an attribute `name` that is a non-empty text."
-        )
-    if not hasattr(tracker_class, "requires_logging_directory"):
-        raise ConfigurationError(
-            f"A tracker's class says whether it writes to a folder; {tracker_class.__name__} has no "
-            "`requires_logging_directory`. Set it to True or False in the class."
-        )
+    name = str(tracker_class.name)
     if name in LOGGER_TYPE_TO_CLASS:
         warnings.warn(
             f"A tracker named {name!r} is already known and is now replaced by {tracker_class.__name__}. Choose "

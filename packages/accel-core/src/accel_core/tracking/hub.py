@@ -137,7 +137,7 @@ class TrackerHub:
         A run that is open is finished first.
 
         Raises:
-            ConfigurationError: The logging directory cannot be written.
+            OSError: The logging directory cannot be made.
             TrackerError: With the policy `raise`, a tracker did not start.
         """
         self.finish()
@@ -148,7 +148,9 @@ class TrackerHub:
         self._trackers = []
         if not wanted:
             return
-        self._check_folder(wanted)
+        needs_folder = any(getattr(_like(item), "requires_logging_directory", False) for item in wanted.values())
+        if needs_folder and self.logging_dir is not None:
+            Path(self.logging_dir).mkdir(parents=True, exist_ok=True)
         self._project = str(project_name)
         self._open()
         for name, item in wanted.items():
@@ -293,23 +295,6 @@ class TrackerHub:
     def _state_for(self, name: str) -> dict[str, Any]:
         """Return the stored state of one tracker, with the step at which the run was left."""
         return {**self._resumed["trackers"].get(name, {}), "step": self._steps.last}
-
-    def _check_folder(self, wanted: Mapping[str, Wanted]) -> None:
-        needing = [name for name, item in wanted.items() if getattr(_like(item), "requires_logging_directory", False)]
-        if not needing or self.logging_dir is None:
-            return
-        folder = Path(self.logging_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Tried, because the mode of a folder does not tell that its mount is read-only.
-            probe = folder / f".accel-{uuid.uuid4().hex}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigurationError(
-                f"The logging directory {folder} cannot be written, and {', '.join(needing)} write there; the system "
-                f"says {error.strerror or error}. Choose another project_dir or logging_dir."
-            ) from error
 
     def _add(self, name: str, item: Wanted, kwargs: dict[str, Any]) -> None:
         state = self._state_for(name) if self._resumed else None

@@ -75,7 +75,6 @@ _NAMES = {
         "DoubleShardingError",
         "EngineUnavailableError",
         "LaunchError",
-        "MeshAxisError",
         "MissingDependencyError",
         "OffloadError",
         "OffloadFolderError",

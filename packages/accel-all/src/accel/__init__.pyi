@@ -74,7 +74,6 @@ from accel_core.errors import DeviceUnavailableError as DeviceUnavailableError
 from accel_core.errors import DoubleShardingError as DoubleShardingError
 from accel_core.errors import EngineUnavailableError as EngineUnavailableError
 from accel_core.errors import LaunchError as LaunchError
-from accel_core.errors import MeshAxisError as MeshAxisError
 from accel_core.errors import MissingDependencyError as MissingDependencyError
 from accel_core.errors import OffloadError as OffloadError
 from accel_core.errors import OffloadFolderError as OffloadFolderError

@@ -1,15 +1,15 @@
 """What of torch is private, or is not the same in all versions from 2.8 on, each imported here and nowhere else.
 
-A private name may change with any release of torch, so each comes with the reason why no public one serves; a test
-looks each of them up in the installed torch. What stands in for something that older versions lack names the version
-that ends it. `FEATURES` says what torch has to have for what accel does; a call that needs more is refused by name.
+A private name may change with any release of torch: `tests/unit/private_names.txt` has the reason why no public one
+serves, and a test looks each of them up in the installed torch. What stands in for something that older versions lack
+names the version that ends it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,6 @@ from torch.torch_version import __version__ as torch_version
 from torch.utils.data._utils.pin_memory import pin_memory
 
 __all__ = [
-    "PRIVATE_NAMES",
-    "PrivateName",
     "after_gradients",
     "all_gather_single",
     "call_hooks",
@@ -172,158 +170,3 @@ def storage_info(file: str, offset: int, length: int) -> Any:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return _StorageInfo(file, offset, length)
-
-
-class PrivateName(NamedTuple):
-    """A private name of torch."""
-
-    path: str  # where torch has it, as `module:name`
-    reason: str  # why it is needed
-    renamed: str = ""  # where later versions have it instead, in the same form
-
-
-PRIVATE_NAMES = (
-    PrivateName(
-        "torch.distributed.distributed_c10d:_get_default_store",
-        "Ranks that check where the others are need a store that works while collectives hang; no public name returns "
-        "the store of the default process group.",
-    ),
-    PrivateName(
-        "torch.distributed.checkpoint.filesystem:_StorageInfo",
-        "A list of shards that torch reads has to hold this record; only torch's own writer makes it.",
-    ),
-    PrivateName(
-        "torch.utils.data._utils.pin_memory:pin_memory",
-        "A batch that carries its counts is pinned as torch's loader pins what is in it, whatever it is.",
-    ),
-    PrivateName(
-        "torch:_foreach_mul_",
-        "All gradients of a window are scaled at once; the public loop costs a kernel for each of them.",
-    ),
-    PrivateName(
-        "torch.amp:GradScaler._per_optimizer_states",
-        "Only there torch notes whether gradients were unscaled since the last step; a second call raises.",
-    ),
-    PrivateName(
-        "torch.amp:GradScaler._unscale_grads_",
-        "Ranks that hold parts of gradients skip a step together; torch's own scalers for that know FSDP alone.",
-    ),
-    PrivateName(
-        "torch:_amp_foreach_non_finite_check_and_unscale_",
-        "What a gradient scaler does to gradients, in one kernel; the public way takes two passes and a wait.",
-    ),
-    PrivateName(
-        "torch.nn:Module._compiled_call_impl",
-        "A meter and a pipeline stand around a model's calls, its hooks inside; a class of their own would show.",
-    ),
-    PrivateName("torch.nn:Module._call_impl", "What such a call is otherwise."),
-    PrivateName(
-        "torch.nn:Module._load_from_state_dict",
-        "A module that overrides it, as torch documents, decides itself what it takes: names are then not compared.",
-    ),
-    PrivateName(
-        "torch:Tensor._make_wrapper_subclass",
-        "A tensor of which a rank holds a part has the shape of the whole and no memory for it.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._flat_param:FlatParamHandle.needs_unshard",
-        "An evaluation leaves weights whole beside the shards, with which torch goes on; no public name tells.",
-    ),
-    PrivateName(
-        "torch.distributed.tensor:DTensor._local_tensor",
-        "An average reads each weight after each step; the views that the public way makes cost more than the "
-        "arithmetic on small weights.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._flat_param:FlatParamHandle.reshard",
-        "Averages are written into shards, and what an evaluation left gathered is freed; no public name does that.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._flat_param:FlatParamHandle.init_flat_param_attributes",
-        "What a pass under inference_mode gathers into has to be memory that later passes can write to.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
-        "Rows of a head that are reduced one slice at a time follow the settings of torch's record, and a model that "
-        "arrives sharded is asked how; no public name has either.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._pre_forward",
-        "A method of a model gathers its parameters where it first computes; register_fsdp_forward_method does so for "
-        "each call, and would wait where one rank calls a method that only looks after the model.",
-    ),
-    PrivateName(
-        "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState._post_forward",
-        "The same, for what the method returns.",
-    ),
-    PrivateName(
-        "torch.autograd:Variable._execution_engine",
-        "Torch's engine alone knows when a rank has all its gradients, and begins to wait for those of others.",
-    ),
-    PrivateName(
-        "torch:_C._current_graph_task_id",
-        "What runs forward inside of backward computes activations once more; a mode is not told so otherwise.",
-    ),
-    PrivateName(
-        "torch:Tensor._backward_hooks",
-        "Hooks of parameters that preparing replaces are refused; no public name lists them.",
-    ),
-    PrivateName(
-        "torch:Tensor._post_accumulate_grad_hooks",
-        "The same, for those that follow a gradient.",
-    ),
-    PrivateName(
-        "torch.distributed.tensor.experimental._attention:_templated_ring_attention",
-        "torch's ring is called with the kernel of CPUs too; its public context_parallel knows those of GPUs alone.",
-        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention",
-    ),
-    PrivateName(
-        "torch.distributed.tensor.experimental._attention:_templated_ring_attention_backward",
-        "The same, backward.",
-        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention_backward",
-    ),
-    PrivateName(
-        "torch.distributed.tensor.experimental._attention:_cp_options",
-        "A ring shares a causal mask evenly, or not, by this record, which only context_parallel sets.",
-        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_cp_options",
-    ),
-    PrivateName(
-        "torch.distributed.tensor.experimental._attention:_RotateMethod",
-        "The public set_rotate_method cannot be asked what it was before.",
-        renamed="torch.distributed.tensor.experimental._context_parallel._attention:_RotateMethod",
-    ),
-    PrivateName(
-        "torch.nn.attention.flex_attention:_validate_sdpa_input",
-        "Flexible attention, which no mode of torch sees, is refused where ranks share a sequence; it asks this first.",
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor:FakeTensorMode",
-        "What the stages of a pipeline need of one another is found in a pass on tensors that claim to be on a device; "
-        "models treat those as a compiler's, and read no values of them. A training step is planned on them too.",
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor:DataDependentOutputException",
-        "What such a pass raises where a model reads a value all the same.",
-    ),
-    PrivateName(
-        "torch._subclasses.fake_tensor:DynamicOutputShapeException",
-        "The same, where a shape depends on values.",
-    ),
-    PrivateName(
-        "torch._inductor.config:_micro_pipeline_tp",
-        "The switch by which torch's compiler overlaps products of tensor parallel with what travels; it has no other.",
-    ),
-    PrivateName(
-        "torch.distributed._symmetric_memory:enable_symm_mem_for_group",
-        "Such products read one another's memory, which only this makes ready for a group; torch 2.15 does so itself.",
-    ),
-    PrivateName(
-        "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
-        "In which order gradients are added up decides their last bits, and nothing public tells it.",
-    ),
-    PrivateName(
-        "torch.distributed:ProcessGroup._allgather_base",
-        "What torch.distributed wraps around a group's own method costs 0.1 ms a call; until torch 2.13 it is private.",
-        renamed="torch.distributed:ProcessGroup.all_gather_single",
-    ),
-)

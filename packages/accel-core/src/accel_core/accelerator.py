@@ -22,11 +22,9 @@ from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
 from accel_core.errors import (
-    AccelError,
     ConfigurationError,
     PreparationError,
     StateError,
-    expect,
 )
 from accel_core.modules import empty, linear_loss
 from accel_core.optim import lomo
@@ -666,7 +664,6 @@ class Accelerator(FunctionControl):
 
         Raises:
             ConfigurationError: Some batches of a window have a weight and others do not.
-            UnsupportedTypeError: The loss is not a tensor.
 
         Examples:
             The gradient of the mean over all tokens, where batches have different numbers of them:
@@ -678,15 +675,7 @@ class Accelerator(FunctionControl):
             ...     optimizer.step()
             ...     optimizer.zero_grad()
         """
-        try:
-            self._runtime.backward(loss, weight, kwargs)
-        except AccelError:
-            raise
-        except Exception:
-            # Looked at after a failure only: a check before it would cost every step.
-            fits = hasattr(loss, "backward")
-            expect(fits, loss, "backward() takes a loss tensor", "Pass the loss itself, before .item() or float().")
-            raise
+        self._runtime.backward(loss, weight, kwargs)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Run the fused backward and update of a LOMO optimizer.

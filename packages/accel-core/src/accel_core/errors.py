@@ -5,7 +5,6 @@ expect, so that `except ValueError` keeps working.
 
     AccelError
     ├── ConfigurationError (ValueError)          an argument, option or plugin that is not valid
-    │   └── MeshAxisError (KeyError)                 an axis that the mesh of the run does not have
     ├── DeviceMapError (ValueError)              a placement that misses, doubles or does not hold a tensor
     ├── DeviceUnavailableError (RuntimeError)    hardware that was asked for is not here
     ├── EngineUnavailableError (NotImplementedError)  an engine that was asked for is not built
@@ -55,7 +54,6 @@ __all__ = [
     "DoubleShardingError",
     "EngineUnavailableError",
     "LaunchError",
-    "MeshAxisError",
     "MissingDependencyError",
     "OffloadError",
     "OffloadFolderError",
@@ -80,7 +78,6 @@ __all__ = [
 
 _PLAIN = (str, bytes, int, float, list, tuple, dict)
 _SHORT = 40
-_NUMBERS = ("int", "int | None", "float", "float | None")
 
 
 class AccelError(Exception):
@@ -92,15 +89,6 @@ class ConfigurationError(AccelError, ValueError):
 
     Correct the value that the message names; it lists those that are allowed.
     """
-
-
-class MeshAxisError(ConfigurationError, KeyError):
-    """The mesh of a run was asked for an axis that it does not have: only axes of two or more ranks are active.
-
-    Set the size that the message names, or check first that the axis is in `mesh.mesh_dim_names`.
-    """
-
-    __str__ = Exception.__str__  # KeyError would quote the message
 
 
 class DeviceMapError(AccelError, ValueError):
@@ -360,19 +348,16 @@ def expect(fits: bool, value: object, needed: str, todo: str) -> None:
 def expect_flags(kind: type, values: Mapping[str, object]) -> None:
     """Refuse, for the fields of a dataclass that are declared `bool`, what only counts as true, such as the text "no".
 
-    0, 1 and scalars of array libraries pass, and `None`, which stands for a default. A text in a field that is declared
-    as a number is refused too.
+    0, 1 and scalars of array libraries pass, and `None`, which stands for a default.
 
     Raises:
-        UnsupportedTypeError: A value is neither true nor false, or a text and not a number.
+        UnsupportedTypeError: A value is neither true nor false.
     """
     for field in fields(kind):
         value = values.get(field.name)
         if field.type in ("bool", "bool | None") and value is not True and value is not False:
             fits = not getattr(value, "shape", ()) and value in (None, 0, 1)
             expect(fits, value, f"{field.name} is True or False", f"Write {field.name}=True or {field.name}=False.")
-        if field.type in _NUMBERS and isinstance(value, str):
-            expect(False, value, f"{field.name} is a number", "Write the number, without quotation marks.")
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from accel_core.errors import expect
 from accel_core.plugins.handlers import ProfileKwargs
 
 __all__ = ["PROFILE_PATTERN_NAME", "profile"]
@@ -20,12 +19,6 @@ PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 @contextmanager
 def profile(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
     """Profile the block."""
-    expect(
-        hasattr(handler, "build"),
-        handler,
-        "A profile is described by ProfileKwargs",
-        "Pass profile(ProfileKwargs(...)).",
-    )
     folder = handler.output_trace_dir
     if folder is not None:
         os.makedirs(folder, exist_ok=True)  # one that cannot be made is known before the block runs

@@ -276,8 +276,6 @@ def _publish(
 def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
     """Sort handlers by type name, refusing what is not a handler and what is there twice."""
     found: dict[str, Any] = {}
-    single = type(given).__name__
-    expect(not isinstance(given, KwargsHandler), given, "kwargs_handlers is a list", f"Write [{single}(...)].")
     for handler in given or []:
         if not isinstance(handler, KwargsHandler):
             raise ConfigurationError(
@@ -419,9 +417,7 @@ def _check_types(given: Arguments) -> None:
     fits = not isinstance(given.device_placement, str)
     expect(fits, given.device_placement, "device_placement is True or False", "Pass cpu=True to compute on the CPU.")
     expect_flags(Arguments, {name: value for name, value in vars(given).items() if value is not UNSET})
-    named = given.rng_types or []
-    expect(not isinstance(named, str), named, "rng_types is a list", f"Write rng_types=[{named!r}].")
-    for each in named:
+    for each in given.rng_types or []:
         RNGType(each)  # raises
     kinds = {name: kind.__name__ for name, kind in _CONFIGURATIONS.items()}
     if given.plugins:

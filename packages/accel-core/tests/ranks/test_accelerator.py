@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError, RemoteRankError
-from accel_core.host.versions import is_torch_version
 from accel_core.options.enums import DDPCommunicationHookType, DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_testing import requires, world
@@ -327,11 +326,7 @@ def test_replicas_of_a_mesh_train_data_parallel() -> None:
     assert accelerator.data_parallel_rank == accelerator.process_index
     assert accelerator.torch_device_mesh.size() == 2
     assert (accelerator.tensor_parallel_rank, accelerator.context_parallel_rank) == (0, 0), "axes that it has not"
-    # Before torch 2.13 the mesh is torch's plain one.
-    words = (
-        r"got 'tp', and active are dp_replicate=2. Set tp_size" if is_torch_version(">=", "2.13") else "mesh_dim_name"
-    )
-    with pytest.raises(KeyError, match=words):
+    with pytest.raises(KeyError, match="mesh_dim_name"):
         accelerator.torch_device_mesh["tp"]
     config = accelerator.parallelism_config
     assert accelerator.torch_device_mesh is config.get_device_mesh(), "laid out once"

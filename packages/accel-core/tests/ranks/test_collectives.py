@@ -171,7 +171,9 @@ def test_reduce_equals_arithmetic():
             mean = collectives.reduce(tensor_of(dtype, rank))
             assert mean.to(torch.complex128).equal(parts.mean(0))
         if dtype.is_complex:
-            with pytest.raises(CollectiveError, match=r"no largest one; got torch.complex64 at \['z'\]. Reduce its"):
+            with pytest.raises(
+                CollectiveError, match=r"largest of complex.*got torch.complex64 at \['z'\]. Reduce its"
+            ):
                 collectives.reduce({"z": tensor_of(dtype, rank)}, "max")
         else:
             largest = collectives.reduce({"a": (tensor_of(dtype, 3 - rank),)}, "max")["a"][0]
@@ -251,31 +253,6 @@ def test_broadcast_from_nobody():
     ensure()
     with pytest.raises(ConfigurationError, match=r"got 2 with 2 ranks"):
         collectives.broadcast(torch.ones(1), from_process=2)
-
-
-@world(2)
-def test_broadcast_into_what_cannot_be_written():
-    """A tensor that torch does not write into is an error on both ranks, and the source's may be any."""
-    rank = ensure().rank
-    with torch.inference_mode():
-        made = torch.full((3,), float(rank))
-    for tensor, kind in ((made, "inference_mode"), (torch.full((1,), float(rank)).expand(3), "repeats its memory")):
-        with pytest.raises(CollectiveError if rank else RemoteRankError, match=f"{kind}.*at \\[0\\]"):
-            collectives.broadcast([tensor])
-        mine = torch.full((3,), 5.0) if rank else tensor
-        assert collectives.broadcast([mine])[0].tolist() == [0.0] * 3
-    with torch.inference_mode():
-        assert collectives.broadcast([made])[0].tolist() == [0.0] * 3
-
-
-@world(2)
-def test_the_largest_of_numbers_without_a_sign():
-    """Numbers above those of int64 are the larger ones, in one frame and in many."""
-    rank = ensure().rank
-    for count in (1, 200_000):
-        largest = collectives.reduce(torch.full((count,), (7, 2**63 + 5)[rank], dtype=torch.uint64), "max")
-        assert largest.dtype == torch.uint64
-        assert {largest[0].item(), largest[-1].item()} == {2**63 + 5}
 
 
 @world(2)

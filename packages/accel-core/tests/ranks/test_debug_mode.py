@@ -1,6 +1,5 @@
 """ACCELERATE_DEBUG_MODE: ranks that are in different places are told so instead of hanging."""
 
-import contextlib
 import os
 import time
 
@@ -8,9 +7,7 @@ import pytest
 import torch
 
 from accel_core.comm import collectives
-from accel_core.comm.control import Channel
 from accel_core.errors import RankDisagreementError
-from accel_core.process.desync_check import DesyncCheck
 from accel_core.process.world import ensure
 from accel_core.state.process import wait_for_everyone
 from accel_testing import limits, world
@@ -67,7 +64,7 @@ def test_a_rank_that_never_comes():
         return
     deadline = limits.Deadline()
     with pytest.raises(
-        RankDisagreementError, match=r"(?s)Ranks \[1\] did not come.*rank 1: not here; last seen in gather at"
+        RankDisagreementError, match=r"rank 1 did not come within .*; rank 1 was last seen in gather at .*DEBUG_TIMEOUT"
     ):
         collectives.gather(torch.ones(1))
     assert not deadline.is_over
@@ -83,34 +80,9 @@ def test_a_rank_that_comes_too_late():
         collectives.gather(torch.ones(1))
 
 
-@world(2, environment=IMPATIENT)
-def test_a_rank_that_works_longer():
-    """Ranks that come from work of different lengths, as those that save do, get more time than other operations."""
-    rank = ensure().rank
-    channel = Channel(ensure(), "save_state", patient=True)
-    if rank:
-        outlast()
-    assert channel.exchange(rank) == [0, 1]
-
-
 @world(2, environment=DEBUG)
 def test_a_barrier_is_an_operation_too():
     """A rank at wait_for_everyone and one at a gather are told apart."""
     here = ensure()
     with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at.*rank 1: wait_for_everyone at"):
         wait_for_everyone() if here.rank else collectives.gather(torch.ones(1))
-
-
-@world(2, environment=DEBUG)
-def test_a_rank_that_comes_while_another_gives_up():
-    """Both raise, or both go on: the one that came does not wait alone."""
-    if ensure().rank == 0:
-
-        def give_up(self: DesyncCheck, number: int, patience: float) -> list[int]:
-            self._store.get(f"{number}/1")
-            time.sleep(0.3)
-            return [1]
-
-        DesyncCheck._wait = give_up
-    with contextlib.suppress(RankDisagreementError):
-        collectives.gather(torch.ones(1))

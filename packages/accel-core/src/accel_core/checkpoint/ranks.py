@@ -32,8 +32,7 @@ class Ranks:
         self.size = world.size if together else 1
         # Without a process group there is nobody to exchange with, whatever the environment says.
         found = world if together else replace(world, size=1)
-        # Patient: ranks write different amounts, which may take longer than debug mode waits elsewhere.
-        self._channel = Channel(found, operation, group_name=group_name, patient=True)
+        self._channel = Channel(found, operation, group_name=group_name)
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value of each rank, by rank; every rank calls it."""

@@ -170,16 +170,11 @@ def pad_input_tensors(tensor: _T, batch_size: int, num_processes: int, dim: int 
     """Fill a batch with zeros until it can be dealt evenly to the processes.
 
     Raises:
-        UnsupportedTypeError: A leaf is not a tensor, or has no such dim.
+        UnsupportedTypeError: A leaf is not a tensor.
     """
     wanted = -(-batch_size // num_processes) * num_processes
 
     def fill(leaf: torch.Tensor) -> torch.Tensor:
-        if not -leaf.dim() <= dim < leaf.dim():
-            raise UnsupportedTypeError(
-                f"Every tensor of a batch that is filled up counts its samples along one dim; got one of "
-                f"{leaf.dim()} dims, and dim={dim}. Take it out of the batch, or expand it to the batch's size."
-            )
         missing = wanted - leaf.shape[dim]
         if missing <= 0:
             return leaf

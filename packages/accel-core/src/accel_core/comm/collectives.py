@@ -16,7 +16,7 @@ import torch.distributed as dist
 from accel_core.comm.packing import Layout, lay_out
 from accel_core.comm.transport import Message, Transport, check_rank, participate
 from accel_core.comm.tree import flatten, leaf_paths, recursively_apply, unflatten, view_of
-from accel_core.errors import CollectiveError, ConfigurationError, UnsupportedTypeError
+from accel_core.errors import CollectiveError, ConfigurationError
 from accel_core.process.world import World, ensure
 
 __all__ = ["broadcast", "gather", "reduce"]
@@ -49,18 +49,8 @@ def gather(tensor: Nest) -> Nest:
     """
     world = ensure()
     if world.size == 1:
-        if not isinstance(tensor, torch.Tensor):
-            _compare_with_several(tensor)
         return tensor
     return _gather(tensor, world)
-
-
-def _compare_with_several(nest: object) -> None:
-    """Warn of a nest that one process gives back, and that several could not gather."""
-    try:
-        flatten(nest, "gather")
-    except UnsupportedTypeError as failure:
-        warnings.warn(f"On several processes this call fails: {failure}", stacklevel=4)
 
 
 @torch.no_grad()
@@ -168,10 +158,10 @@ def _check_reduction(nest: object, reduction: str) -> None:
                 f"Whole numbers and booleans have no mean of their own dtype; got {dtype}"
                 f"{f' at {path}' if path else ''}. Use reduction='sum', or call .float() on it first."
             )
-        if reduction == "max" and dtype.is_complex:
+        if reduction == "max" and (dtype.is_complex or dtype is torch.uint64):
             raise CollectiveError(
-                f"Complex numbers have no largest one; got {dtype}{f' at {path}' if path else ''}. "
-                "Reduce its .abs() instead."
+                f"The largest of complex numbers, and of uint64, is not defined here; got {dtype}"
+                f"{f' at {path}' if path else ''}. Reduce its .abs(), or convert it to int64."
             )
 
 
@@ -183,8 +173,6 @@ def _reduce_rows(rows: torch.Tensor, reduction: str) -> torch.Tensor:
     if dtype is torch.complex32:
         # torch adds no halves of complex numbers; their parts are added as the floating-point numbers that they are.
         return torch.view_as_complex(_reduce_rows(torch.view_as_real(rows), reduction))
-    if dtype is torch.uint64 and reduction == "max":
-        return _flipped(_flipped(rows, torch.int64).amax(0), dtype)
     if not (dtype.is_complex or dtype in (torch.float32, torch.float64)):
         # Sums of few digits, and dtypes that torch can store and not compare, are computed in wider ones.
         rows = rows.to(torch.float32 if dtype.is_floating_point else torch.int64)
@@ -194,21 +182,12 @@ def _reduce_rows(rows: torch.Tensor, reduction: str) -> torch.Tensor:
     return (total.div_(len(rows)) if reduction == "mean" else total).to(dtype)
 
 
-def _flipped(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return numbers of 64 bits without a sign as ones with a sign that are in the same order, and back."""
-    return data.view(torch.int64).bitwise_xor(torch.iinfo(torch.int64).min).view(dtype)
-
-
 def _all_reduce(data: torch.Tensor, reduction: str, transport: Transport) -> torch.Tensor:
     """Combine a contiguous tensor, which may be overwritten, over the ranks."""
     dtype = data.dtype
     if dtype is torch.bool:
         transport.all_reduce(data.view(torch.uint8), dist.ReduceOp.MAX)
         return data
-    if dtype is torch.uint64 and reduction == "max":
-        wire = _flipped(data, torch.int64)
-        transport.all_reduce(wire, dist.ReduceOp.MAX)
-        return _flipped(wire, dtype)
     wire = data
     if dtype.is_complex:
         wire = torch.view_as_real(data)
@@ -275,8 +254,6 @@ def _broadcast(nest: object, source: int, world: World) -> None:
     with participate(world, f"broadcast(from_process={source})") as transport:
         check_rank(source, world.size)
         leaves, layout = lay_out(nest, "broadcast", transport.device, world.size)
-        if world.rank != source:
-            _check_written(nest)
         fits = layout.nbytes <= transport.capacity
         if fits and world.rank == source:
             layout.pack(leaves, transport.payload)
@@ -298,21 +275,6 @@ def _broadcast(nest: object, source: int, world: World) -> None:
             transport.broadcast(single.reshape(-1).view(torch.uint8), source)
             if world.rank != source:
                 leaves[place].copy_(single)
-
-
-def _check_written(nest: object) -> None:
-    """Refuse tensors that torch does not write into, before any rank has sent: all ranks hear of it."""
-    for path, leaf in leaf_paths(nest):
-        if leaf.is_inference() and not torch.is_inference_mode_enabled():
-            kind = "one made under torch.inference_mode"
-        elif any(size > 1 and not stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True)):
-            kind = "one that repeats its memory, as expand() makes it"
-        else:
-            continue
-        raise CollectiveError(
-            f"broadcast writes into the tensors of all ranks but one; got {kind}{f' at {path}' if path else ''}. Pass "
-            "its .clone()."
-        )
 
 
 def _packed(layout: Layout, leaves: list[torch.Tensor], transport: Transport) -> torch.Tensor:

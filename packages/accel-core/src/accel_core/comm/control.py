@@ -47,16 +47,15 @@ class Channel:
     They raise RankDisagreementError where a rank is in another operation, RemoteRankError where one failed or is gone.
     """
 
-    def __init__(self, world: World, operation: str, *, group_name: str = "", patient: bool = False) -> None:
+    def __init__(self, world: World, operation: str, *, group_name: str = "") -> None:
         self.world = world
-        self._patient = patient
         self.operation = operation
         self.group_name = group_name
         if group_name and world.size > 1:
             open_transport(world, group_name)
 
     def _participate(self) -> Participation:
-        return participate(self.world, self.operation, self.group_name, patient=self._patient)
+        return participate(self.world, self.operation, self.group_name)
 
     def exchange(self, value: _T) -> list[_T]:
         """Return the value that each rank brought, by rank.
@@ -64,7 +63,7 @@ class Channel:
         Raises:
             CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
         """
-        return swap(value, self.operation, self.world, group_name=self.group_name, patient=self._patient)
+        return swap(value, self.operation, self.world, group_name=self.group_name)
 
     def exchange_bytes(self, content: bytes) -> list[bytes]:
         """Return the bytes of each rank, by rank: `exchange` without pickling, cheap enough for every step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping
@@ -94,7 +93,6 @@ def swap(
     check: Callable[[Any], None] | None = None,
     *,
     group_name: str = "",
-    patient: bool = False,
 ) -> list[Any]:
     """Give every rank every rank's object, by rank.
 
@@ -103,53 +101,13 @@ def swap(
     """
     if world.size == 1:
         return [value]
-    with participate(world, operation, group_name, patient=patient) as transport:
+    with participate(world, operation, group_name) as transport:
         if check is not None:
             check(value)
         content = pickled(value)
-        read: list[_Read] = []
-        before: object = None
-        for received in transport.exchange_bytes(content, Message(nbytes=len(content))):
-            # What many ranks bring alike is the same memory, and is read once where nobody can change what it is.
-            read.append(read[-1] if received is before and read[-1].is_fixed else _Read(received))
-            before = received
-    return [each.value() for each in read]
-
-
-class _Read:
-    """What came of reading the pickle of one rank.
-
-    Long pickles are collectives of their own, so a rank takes part in all of them even if it cannot read one.
-    """
-
-    def __init__(self, content: bytes | memoryview) -> None:
-        self._value: object = None
-        self._failure: Exception | None = None
-        try:
-            self._value = pickle.loads(content)
-        except Exception as failure:
-            self._failure = failure
-
-    @functools.cached_property
-    def is_fixed(self) -> bool:
-        """Whether the object and all in it can never change."""
-        return _is_fixed(self._value)
-
-    def value(self) -> object:
-        """Return the object.
-
-        Raises:
-            Exception: What reading it raised.
-        """
-        if self._failure is not None:
-            raise self._failure
-        return self._value
-
-
-def _is_fixed(value: object) -> bool:
-    if isinstance(value, tuple):
-        return type(value) is tuple and all(map(_is_fixed, value))
-    return value is None or type(value) in (bool, int, float, str, bytes)
+        # All before the first is read: long ones are collectives, in which a rank that cannot read takes part too.
+        received = list(transport.exchange_bytes(content, Message(nbytes=len(content))))
+    return [pickle.loads(each) for each in received]
 
 
 def pickled(value: object) -> memoryview:

@@ -36,6 +36,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from accel_core._torch import all_gather_single, default_store, group_gather
+from accel_core.comm.arrival import arrive
 from accel_core.comm.disagreement import (
     decode_view,
     disagreement_message,
@@ -52,8 +53,8 @@ from accel_core.errors import (
     RankView,
     RemoteRankError,
 )
+from accel_core.host import environ
 from accel_core.process import callsite
-from accel_core.process.desync_check import DesyncCheck
 from accel_core.process.world import World, ended
 
 __all__ = [
@@ -98,6 +99,8 @@ _GATHERED_AT_ONCE = 32 * 2**20
 """Bytes up to which the contents of all ranks, each padded to the longest, travel together; above, one by one."""
 _SHORT = 1024
 """Bytes of a rank that travel together with those of any number of ranks, which one by one would take very long."""
+_TIMEOUT, _PATIENCE = "ACCELERATE_DEBUG_TIMEOUT", 60
+"""How many seconds an operation waits for other ranks in debug mode, and the variable that says otherwise."""
 _DIGITS = re.compile(r"\d+")
 
 
@@ -162,7 +165,6 @@ class Transport:
         self._gather = group_gather(self._group)
         self.on_host = self.device.type == "cpu"
         self.proven: set[tuple[str, bytes]] = set()
-        self._desync_check = DesyncCheck(world.rank, world.size) if world.debug else None
         self._turn = threading.Lock()
         self._holder = 0
         self._current: Participation | None = None
@@ -350,9 +352,7 @@ class Transport:
         gone = ended(self.world.size)
         if not gone:
             raise RemoteRankError(lost_message(operation, site, rank, failure)) from failure
-        error = RemoteRankError(ended_message(operation, site, rank, gone))
-        callsite.show_program_alone(error)
-        raise error from None
+        raise RemoteRankError(ended_message(operation, site, rank, gone)) from None
 
     def _operation(self) -> str:
         """Return the operation under way, and note that the others have been met in it."""
@@ -366,8 +366,9 @@ class Transport:
 
     def _meet(self, operation: str, state: int, digest: bytes, nbytes: int, content: bytes | memoryview = b"") -> _Met:
         """Send the frame, or what a reduction takes in its place."""
-        if self._desync_check is not None:
-            self._desync_check.check_in(operation, patient=self._current is not None and self._current.patient)
+        if self.world.debug:
+            seconds = environ.integer(_TIMEOUT, _PATIENCE) or _PATIENCE
+            arrive(self.world, operation, seconds, meeting=f"an operation of {self.group_name!r}", limit=_TIMEOUT)
         _HEADER.pack_into(self._outgoing, 0, _code(operation), state, digest, nbytes)
         if not self.on_host:
             self._send[: _HEADER.size].copy_(self._header[: _HEADER.size])
@@ -455,11 +456,10 @@ class Participation:
         is_met: Whether the other ranks were met, or are about to be.
     """
 
-    __slots__ = ("contender", "is_met", "operation", "patient", "transport")
+    __slots__ = ("contender", "is_met", "operation", "transport")
 
-    def __init__(self, transport: Transport, operation: str, *, patient: bool = False) -> None:
+    def __init__(self, transport: Transport, operation: str) -> None:
         self.transport = transport
-        self.patient = patient
         self.operation = operation
         if threading.get_ident() != threading.main_thread().ident and not transport.group_name:
             self.operation = f"{operation} in thread {_thread_name()!r}"
@@ -507,7 +507,7 @@ class Participation:
     def _contended(self) -> CollectiveError:
         """Return the error of this operation, and leave one for that which is under way."""
         other, holder = self.transport._current, self.transport._holder
-        where = callsite.of_thread(holder)
+        where = callsite.find(holder)
         text = (
             f"Two operations between ranks run at once in one process, so their data would mix; got {self.operation} "
             f"at {callsite.find()} while {other.operation if other else 'another one'} at {where} is under way. "
@@ -586,13 +586,13 @@ def open_transport(world: World, group_name: str = "") -> Transport:
     return made
 
 
-def participate(world: World, operation: str, group_name: str = "", *, patient: bool = False) -> Participation:
+def participate(world: World, operation: str, group_name: str = "") -> Participation:
     """Return a context for this rank's part in one operation of all ranks.
 
     Inside, `transport.exchange` and its relatives meet the other ranks. An error before that reaches them as
     RemoteRankError.
     """
-    return Participation(open_transport(world, group_name), operation, patient=patient)
+    return Participation(open_transport(world, group_name), operation)
 
 
 def known_to_all(failure: _E) -> _E:

@@ -19,7 +19,6 @@ from accel_core.data.position import (
     Cursor,
     Indices,
     capture_order,
-    keeps_default_generator,
     replay_order,
 )
 from accel_core.data.rows import count_rows_like, outline
@@ -172,7 +171,7 @@ class PreparedLoader(LoaderBase):
             epoch.replay = pending
             # The seed that torch draws for workers was drawn before the position was taken: drawing it once more must
             # not move the generator that the script goes on with.
-            with keeps_default_generator():
+            with torch.random.fork_rng(devices=[]):
                 stream = self._raw()
                 # A user's own iteration may be a generator, which draws nothing before its first batch is asked for.
                 return itertools.chain(list(itertools.islice(stream, 1)), stream) if self._iterates_itself() else stream

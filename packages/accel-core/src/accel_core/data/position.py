@@ -22,7 +22,7 @@ from accel_core.data.samplers import EXACT_SAMPLERS, batches_from, get_sampler
 from accel_core.data.shard import StepCounts
 from accel_core.errors import CheckpointMismatchError
 
-__all__ = ["Cursor", "Indices", "capture_order", "keeps_default_generator", "replay_order"]
+__all__ = ["Cursor", "Indices", "capture_order", "replay_order"]
 
 _VERSION = 1
 _END: object = object()
@@ -84,16 +84,6 @@ def replay_order(loader: LoaderBase, states: Order) -> Iterator[None]:
         if own is not None:
             sampler.generator = own
         loader.generator = own_loader
-
-
-@contextlib.contextmanager
-def keeps_default_generator() -> Iterator[None]:
-    """Restore torch's default generator at the end of the block."""
-    before = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def _generator_states(loader: LoaderBase) -> Order:

@@ -12,7 +12,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.samplers import Around
 from accel_core.data.settings import LoaderSettings
-from accel_core.errors import expect
 
 __all__ = ["SkipBatchSampler", "SkipDataLoader", "skip_first_batches"]
 
@@ -69,16 +68,11 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
     Returns:
         A loader of the same kind.
 
-    Raises:
-        UnsupportedTypeError: It is not a loader.
-
     Examples:
         >>> rest = skip_first_batches(loader, 3)
         >>> len(loader), len(rest)
         (4, 1)
     """
-    fits = hasattr(num_batches, "__index__") and num_batches >= 0
-    expect(fits, num_batches, "A number of batches is a whole number from 0", "Pass how many are to be skipped.")
     if isinstance(dataloader, PreparedLoader):
         dataloader._position_loaded = False
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)
@@ -90,8 +84,6 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         # What is left of a loaded position is the order of its epoch.
         skipping.pending = None if replay is None else {**replay, "offset": 0, "steps": 0}
         return skipping  # type: ignore[no-any-return]
-    fits = hasattr(dataloader, "dataset")
-    expect(fits, dataloader, "skip_first_batches takes a loader", "Pass a DataLoader, prepared or not.")
     if isinstance(dataloader.dataset, IterableDataset):
         return SkipDataLoader.adopt(  # type: ignore[return-value]
             dataloader, settings=LoaderSettings(skip_batches=num_batches)

@@ -73,7 +73,7 @@ class _Ends:
         # have a group of their own on the host.
         group_name = "" if self.world.device.type == "cpu" else "data"
         # Patient: reading a batch may take one rank much longer than another.
-        self.channel = Channel(self.world, "reading the next batch", group_name=group_name, patient=True)
+        self.channel = Channel(self.world, "reading the next batch", group_name=group_name)
 
     def next(self) -> tuple[Any, tuple[int, ...] | None]:
         """Read a batch and tell the others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -42,7 +42,7 @@ def is_exchanged(value: object) -> bool:
     return is_spread(value) or hasattr(value, "__tensor_flatten__")
 
 
-def _is_dtensor(value: object) -> bool:
+def _is_dtensor(value: object) -> TypeGuard[Any]:
     module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
     return module is not None and isinstance(value, module.DTensor)
 
@@ -51,12 +51,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
     if isinstance(tensor, FlatPart):
         return tensor.run
-    return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if _is_dtensor(tensor) else tensor
 
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds, outside of autograd: `local_part` without the view that it makes."""
-    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)  # type: ignore[attr-defined]
+    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
@@ -64,10 +64,10 @@ def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     if isinstance(tensor, FlatPart):
         yield from tensor.parts()
     elif _is_dtensor(tensor):
-        if tensor.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+        if tensor.device_mesh.get_coordinate() is None:
             return
         # What torch's own planners ask; a tensor on a mesh has one part on each rank of it.
-        (part,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+        (part,) = tensor.__create_chunk_list__()
         yield (tuple(part.offsets), tuple(part.sizes)), local_part(tensor)
     else:
         yield ((0,) * tensor.dim(), tuple(tensor.shape)), tensor
@@ -78,7 +78,7 @@ def spread_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     if isinstance(one, FlatPart) and isinstance(other, FlatPart):
         return (one.lengths, one.place) == (other.lengths, other.place)
     if _is_dtensor(one) and _is_dtensor(other):
-        return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)  # type: ignore[attr-defined]
+        return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)
     return not is_spread(one) and not is_spread(other)
 
 

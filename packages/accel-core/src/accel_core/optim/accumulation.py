@@ -11,14 +11,10 @@ import torch
 
 from accel_core.comm.collectives import reduce
 from accel_core.errors import ConfigurationError
-from accel_core.logging import get_logger
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
 
 __all__ = ["Accumulation", "Batch"]
-
-
-_logger = get_logger(__name__)
 
 
 class Accumulation:
@@ -160,8 +156,6 @@ class Batch:
 
     def __enter__(self) -> None:
         accumulation = self._accumulation
-        if accumulation.step % accumulation.num_steps and accumulation.models != self._models:
-            self._warn_of_others(accumulation.models)
         sync = accumulation.advance()
         accumulation.models = self._models
         if accumulation.num_steps > 1:
@@ -172,15 +166,6 @@ class Batch:
             context = self._no_sync(model)
             context.__enter__()
             self._entered.append(context)
-
-    def _warn_of_others(self, models: tuple[torch.nn.Module, ...]) -> None:
-        """Warn of models that share no block with those whose window is open: some would never step."""
-        if models and self._models and set(map(id, models)).isdisjoint(map(id, self._models)):
-            _logger.warning_once(
-                "Every block of accumulate() counts a batch of the one window; got blocks of "
-                f"{type(models[0]).__name__} and {type(self._models[0]).__name__} in it, so that it ends in blocks of "
-                "one of them more often. Pass all models that a batch trains to one block: accumulate(*models)."
-            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

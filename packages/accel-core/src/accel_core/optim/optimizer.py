@@ -196,15 +196,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         """Step where the accumulation window ends; elsewhere, and where backward has updated already, do nothing.
 
         Args:
-            closure: Passed to the wrapped optimizer.
+            closure: Passed to the wrapped optimizer, and not called inside of a window.
 
         Returns:
             What the wrapped optimizer returns.
         """
         heartbeat.beat()
         if not self.gradient_state.sync_gradients:
-            if closure is not None:
-                self._warn_of_uncalled()
             return None
         run: Callable[..., Any] = self._step_at_end
         for extension in self.gradient_state.extensions:
@@ -220,15 +218,12 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return self._step_and_average(closure)
         return None if self._updates_in_backward else self._step(closure)
 
-    @property
-    def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for group in self.param_groups for parameter in group["params"])
-
     def _look_at_first_step(self, closure: object) -> None:
         """Warn of gradients that were not divided as the run's accumulation asks for."""
         state, passes = self.gradient_state, self.gradient_state.passes
         state.passes = -1
-        if closure is not None or self._stepper is not None or not self._has_gradients:
+        gradients = (parameter.grad for group in self.param_groups for parameter in group["params"])
+        if closure is not None or self._stepper is not None or all(each is None for each in gradients):
             return
         if not passes:
             _logger.warning(
@@ -240,14 +235,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
                 f"gradient_accumulation_steps={state.num_steps} divides each loss by {state.num_steps}; got "
                 "optimizer.step() after one batch, outside of accumulate(), with that part of its gradients. Put the "
                 "batch into a block: with accelerator.accumulate(model)."
-            )
-
-    def _warn_of_uncalled(self) -> None:
-        """Warn of a batch that is lost, because only the closure would compute its gradients."""
-        if not self._has_gradients:
-            _logger.warning_once(
-                "Inside of an accumulation window a step does nothing, and calls no closure; got one in a batch that "
-                "has left no gradients, and trains nothing. Use gradient_accumulation_steps=1 with this optimizer."
             )
 
     def _step_and_average(self, closure: Callable[[], Any] | None) -> object:

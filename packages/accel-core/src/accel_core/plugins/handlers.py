@@ -248,9 +248,6 @@ class MeterKwargs(KwargsHandler):
             function from the batch to a number; `None` counts none.
         every: Number of optimizer steps between two measurements, in which ranks exchange a few numbers once.
 
-    Raises:
-        ConfigurationError: A value that cannot be.
-
     Examples:
         >>> accelerator = Accelerator(kwargs_handlers=[MeterKwargs(tokens="input_ids", every=100)])
         >>> accelerator.meter.last is None  # until 100 steps were made
@@ -263,20 +260,6 @@ class MeterKwargs(KwargsHandler):
     peak_flops: float | Literal["auto"] | None = "auto"
     tokens: str | Callable[[Any], Any] | None = None
     every: int = 50
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        for name in ("flops", "peak_flops"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-            if not (number or value is None or value == "auto"):
-                raise ConfigurationError(f"{name} is 'auto', a number or None; got {value!r}. Write {name}='auto'.")
-        if not (self.tokens is None or isinstance(self.tokens, str) or callable(self.tokens)):
-            raise ConfigurationError(
-                f"tokens is a key of the batch, a function or None; got {self.tokens!r}. Write tokens='input_ids'."
-            )
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise ConfigurationError(f"Steps are measured every 1 or more of them; got every={self.every!r}. Write 50.")
 
 
 @record

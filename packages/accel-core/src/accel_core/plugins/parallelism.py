@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.mesh.layout import GROUPS, MESH_AXES
-from accel_core.mesh.named import lay_out
 from accel_core.options.option import option_named
 from accel_core.options.parallelism import ParallelismOptions
 
@@ -164,10 +163,6 @@ class TorchTensorParallelPlugin:
     tp_size: int = 1
     torch_device_mesh: DeviceMesh | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse a text where a number belongs."""
-        expect_flags(type(self), vars(self))
-
 
 @record
 class ParallelismConfig:
@@ -221,7 +216,6 @@ class ParallelismConfig:
         for name in (*(f"{axis}_size" for axis in MESH_AXES), "cp_backend", "sp_backend"):
             if getattr(self, name) is None:
                 setattr(self, name, _read(name))
-        expect_flags(type(self), vars(self))
         for name in ("cp_backend", "sp_backend"):
             option_named(ParallelismOptions, name).check(getattr(self, name), f"the argument {name}")
         for axis, size in self.sizes.items():
@@ -385,13 +379,14 @@ class ParallelismConfig:
             device_type: Kind of device, for example "cuda" or "cpu".
 
         Returns:
-            The mesh; `None` where no axis is active, or where DeepSpeed lays out the ranks itself. It is torch's own,
-            but raises `MeshAxisError` where it is asked for an axis that is not active (with torch 2.13 or newer).
+            The mesh, torch's own; `None` where no axis is active, or where DeepSpeed lays out the ranks itself.
         """
         axes, sizes = self._get_mesh()
         if not axes or (self.sp_enabled and self.sp_backend == "deepspeed"):
             return None
-        mesh = lay_out(device_type, dict(zip(axes, sizes, strict=True)))
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(device_type, sizes, mesh_dim_names=axes)
         for name, over in GROUPS.items():
             members = self._active(*over)
             if members:

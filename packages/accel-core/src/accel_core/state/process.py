@@ -11,7 +11,7 @@ from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.process import world
-from accel_core.state.process_control import FunctionControl, SharedState, show_mains
+from accel_core.state.process_control import FunctionControl, ProcessControl, SharedState
 
 __all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
 
@@ -108,7 +108,7 @@ class PartialState(SharedState, FunctionControl):
     def _reset_state() -> None:
         """Empty the shared state. The process group stays; the next PartialState finds it again."""
         PartialState._shared_state.clear()
-        show_mains(None)
+        ProcessControl._mains = None
         world.forget()
 
     def _find_world(self) -> world.World:

@@ -15,17 +15,7 @@ from accel_core.process.world import World, ensure, leading
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FunctionControl", "ProcessControl", "SharedState", "show_mains"]
-
-
-_mains: tuple[bool, bool] | None = None
-"""Whether this is the main process of all, and of its machine, where an engine's results come to be elsewhere."""
-
-
-def show_mains(mains: tuple[bool, bool] | None) -> None:
-    """Let users see an engine's main processes instead of the first ones; `None` gives these back."""
-    global _mains
-    _mains = mains
+__all__ = ["FunctionControl", "ProcessControl", "SharedState"]
 
 
 class SharedState:
@@ -52,6 +42,9 @@ class SharedState:
 class ProcessControl:
     """The order in which processes run, and the part of each; the class that has it knows which one this process is."""
 
+    # Whether this is the main process of all, and of its machine, where an engine's results come to be elsewhere.
+    _mains: ClassVar[tuple[bool, bool] | None] = None
+
     if TYPE_CHECKING:  # attributes of one class, properties of another
 
         @property
@@ -74,12 +67,12 @@ class ProcessControl:
     @property
     def is_main_process(self) -> bool:
         """Whether this is rank 0 of all; the last rank where an engine's results come to be there, as with Megatron."""
-        return (self.process_index == 0 if _mains is None else _mains[0]) and leading()
+        return (self.process_index == 0 if self._mains is None else self._mains[0]) and leading()
 
     @property
     def is_local_main_process(self) -> bool:
         """Whether this is the first process of its machine; the last one where the last rank is the main process."""
-        return (self.local_process_index == 0 if _mains is None else _mains[1]) and leading()
+        return (self.local_process_index == 0 if self._mains is None else self._mains[1]) and leading()
 
     @property
     def is_last_process(self) -> bool:

@@ -10,7 +10,7 @@ from accel_core.host import environ
 from accel_core.options.enums import OTHER_NAMES, PRECISIONS, DistributedType, PrecisionType, meant
 from accel_core.process.world import World, current
 from accel_core.state.process import PartialState
-from accel_core.state.process_control import ProcessControl, SharedState, show_mains
+from accel_core.state.process_control import ProcessControl, SharedState
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +33,6 @@ class Decision:
     flag: str  # variable that was set to tell libraries of the engine, or nothing
 
 
-_decision: Decision | None = None
-_precision: str = "no"
-"""The number format of the runs of this process, while the view of the run holds something."""
-
-
 def is_initialized() -> bool:
     """Return whether an AcceleratorState, and so an Accelerator, was made in this process."""
     return AcceleratorState._shared_state != {}
@@ -45,7 +40,7 @@ def is_initialized() -> bool:
 
 def decided() -> Decision | None:
     """Return what was decided in this process; nothing, where the view of it is empty."""
-    return _decision if is_initialized() else None
+    return AcceleratorState._decision if is_initialized() else None
 
 
 def loss_part(world: World) -> int:
@@ -70,7 +65,7 @@ def resolve_precision(wanted: str | None, cpu: bool = False, of_engine: str | No
     """
     wanted = None if wanted is None else str(wanted).lower()
     if is_initialized():
-        resolved = _precision
+        resolved = AcceleratorState._precision
         if wanted not in (None, resolved):
             raise ConfigurationError(
                 f"A process cannot change its mixed precision; got {wanted!r} in one that trains in {resolved!r}. "
@@ -124,6 +119,8 @@ class AcceleratorState(SharedState, ProcessControl):
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
+    _decision: ClassVar[Decision | None] = None  # what the first Accelerator decided for all of this process
+    _precision: ClassVar[str] = "no"
     _plugin_attributes: ClassVar[tuple[str, ...]] = (
         "deepspeed_plugins",
         "fsdp_plugin",
@@ -171,8 +168,7 @@ class AcceleratorState(SharedState, ProcessControl):
         self.__dict__.setdefault("distributed_type", PartialState().distributed_type)
         if is_set:
             return
-        global _decision, _precision
-        _decision, _precision = None, precision
+        AcceleratorState._decision, AcceleratorState._precision = None, precision
         self.__dict__.update(
             dynamo_plugin=dynamo_plugin,
             deepspeed_plugins=_by_name(deepspeed_plugin),
@@ -189,13 +185,12 @@ class AcceleratorState(SharedState, ProcessControl):
         self, decision: Decision, label: DistributedType, mains: tuple[bool, bool] | None = None, **facts: object
     ) -> None:
         """Keep what an Accelerator decided, and show what users may see of it."""
-        global _decision
-        _decision = decision
+        AcceleratorState._decision = decision
         self.__dict__.update({name: value for name, value in facts.items() if value is not None})
         self.deepspeed_plugins = _by_name(self.__dict__.pop("deepspeed_plugin", self.deepspeed_plugins))
         self.distributed_type = label
         PartialState._shared_state.update(distributed_type=label, backend=self.backend)
-        show_mains(mains)
+        ProcessControl._mains = mains
         plugins = list((self.deepspeed_plugins or {}).values())
         if plugins and not any(getattr(plugin, "selected", False) for plugin in plugins):
             plugins[0].select(_from_accelerator_state=True)
@@ -209,11 +204,10 @@ class AcceleratorState(SharedState, ProcessControl):
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Empty the shared state, and with `reset_partial_state` that of the process; the process group stays."""
-        global _decision
         # The variable that the run's engine set for libraries goes too: it would choose the next run's engine.
-        if _decision is not None:
-            environ.remove(_decision.flag)
-        _decision = None
+        if AcceleratorState._decision is not None:
+            environ.remove(AcceleratorState._decision.flag)
+        AcceleratorState._decision = None
         AcceleratorState._shared_state.clear()
         if reset_partial_state:
             PartialState._reset_state()
@@ -223,7 +217,7 @@ class AcceleratorState(SharedState, ProcessControl):
         """The number format of the forward pass: `no`, `fp16`, `bf16` or `fp8`."""
         if not self.initialized:
             raise AttributeError("mixed_precision")  # which `__getattr__` explains
-        return _precision
+        return AcceleratorState._precision
 
     @property
     def fork_launched(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
@@ -60,41 +61,30 @@ def set_default_missing_library(what: MissingLibrary) -> None:
 class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
     """The classes of trackers by name, imported when asked for."""
 
-    def __init__(self) -> None:
-        self._points: dict[str, str] | None = None
-        self._classes: dict[str, type[GeneralTracker]] = {}
-
-    def _offered(self) -> dict[str, str]:
-        if self._points is None:  # looking for packages reads many files
-            self._points = points_of(ENTRY_POINT_GROUP)
-        return self._points
+    @functools.cached_property
+    def _known(self) -> dict[str, Any]:
+        return dict(points_of(ENTRY_POINT_GROUP))  # when asked for: looking for packages reads many files
 
     def __getitem__(self, name: str) -> type[GeneralTracker]:
-        if name not in self._classes:
-            self._classes[name] = load(self._offered()[name])
-        return self._classes[name]
+        if isinstance(self._known[name], str):
+            self._known[name] = load(self._known[name])
+        found: type[GeneralTracker] = self._known[name]
+        return found
 
     def __setitem__(self, name: str, tracker_class: type[GeneralTracker]) -> None:
-        self._classes[name] = tracker_class
+        self._known[name] = tracker_class
 
     def __delitem__(self, name: str) -> None:
-        known = name in self._classes or name in self._offered()
-        if not known:
-            raise KeyError(name)
-        self._classes.pop(name, None)
-        self._offered().pop(name, None)
+        del self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._offered(), *self._classes]))
+        return iter(self._known)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
+        return len(self._known)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._classes or name in self._offered()
+        return name in self._known
 
 
 LOGGER_TYPE_TO_CLASS: MutableMapping[str, type[GeneralTracker]] = _TrackerClasses()
@@ -125,9 +115,6 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     Args:
         tracker_class: A subclass of `GeneralTracker` with a `name` and `requires_logging_directory`.
 
-    Raises:
-        ConfigurationError: It is not such a class, its name is empty, or one of the two is missing.
-
     Examples:
         >>> from accel import GeneralTracker
         >>> class Silent(GeneralTracker):
@@ -135,22 +122,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         >>> register_tracker_class(Silent)
         >>> accelerator = Accelerator(log_with="silent")
     """
-    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
-        raise ConfigurationError(
-            f"A tracker's class has to be a subclass of GeneralTracker; got {tracker_class!r}. Derive it from "
-            "accel_core.tracking.tracker.GeneralTracker."
-        )
-    name = getattr(tracker_class, "name", None)
-    if not isinstance(name, str) or not name:
-        raise ConfigurationError(
-            f"A tracker's class needs a name to be asked for by; {tracker_class.__name__}.name is {name!r}. Give the "
-            "class an attribute `name` that is a non-empty text."
-        )
-    if not hasattr(tracker_class, "requires_logging_directory"):
-        raise ConfigurationError(
-            f"A tracker's class says whether it writes to a folder; {tracker_class.__name__} has no "
-            "`requires_logging_directory`. Set it to True or False in the class."
-        )
+    name = str(tracker_class.name)
     if name in LOGGER_TYPE_TO_CLASS:
         warnings.warn(
             f"A tracker named {name!r} is already known and is now replaced by {tracker_class.__name__}. Choose "

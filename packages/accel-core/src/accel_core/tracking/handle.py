@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.queues import QUEUED, TrackerQueue
 from accel_core.tracking.tracker import GeneralTracker
 
-__all__ = ["TrackerHandle"]
+__all__ = ["NULL_RUN", "NullRun", "TrackerHandle", "do_nothing"]
 
 _OWN = frozenset({"_kind", "_queued", "_real", "_send", "_queue", "_deliver", "name", "tracker"})
 _FACTS = frozenset({"fills_step", "libraries", "main_process_only", "requires_logging_directory", "starts_on_caller"})
@@ -18,6 +17,54 @@ _FACTS = frozenset({"fills_step", "libraries", "main_process_only", "requires_lo
 
 Sender = Callable[[TrackerQueue, str, tuple[Any, ...], dict[str, Any]], None]
 """Takes a call of one tracker: the tracker, the method, its arguments."""
+
+
+class NullRun:
+    """Stands for a library's run where none is open: every call and attribute of it is itself."""
+
+    def __getattr__(self, name: str) -> NullRun:
+        if name.startswith("__"):  # copies, pickles and protocols must find no methods here
+            raise AttributeError(name)
+        return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        return None
+
+    def __call__(self, *_args: object, **_kwargs: object) -> NullRun:
+        """Take any call."""
+        return self
+
+    def __getitem__(self, key: object) -> NullRun:
+        return self
+
+    def __setitem__(self, key: object, value: object) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[NullRun]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __enter__(self) -> NullRun:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return "NullRun()"
+
+
+NULL_RUN = NullRun()
+"""The one instance that null trackers give."""
+
+
+def do_nothing(*_args: object, **_kwargs: object) -> None:
+    """Take any call."""
 
 
 class TrackerHandle(GeneralTracker):
@@ -62,9 +109,7 @@ class TrackerHandle(GeneralTracker):
         found = self._real()
         if found is not None:
             return getattr(found, name)
-        if hasattr(kind, name):
-            return NULL_RUN
-        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        return do_nothing if callable(getattr(kind, name, None)) else NULL_RUN
 
     def __setattr__(self, name: str, value: object) -> None:
         found = self._real()
@@ -72,7 +117,7 @@ class TrackerHandle(GeneralTracker):
             setattr(found, name, value)
 
     def __repr__(self) -> str:
-        return f"<{self._kind.__name__} {self.name!r} behind its queue>"
+        return f"<{self._kind.__name__} {self.name!r}>"
 
     def _real(self) -> GeneralTracker | None:
         queue: TrackerQueue = self._queue

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_core.errors import ConfigurationError, StateError, TrackerError, expect
+from accel_core.errors import ConfigurationError, StateError, TrackerError
 from accel_core.options.enums import LoggerType
 from accel_core.tracking import discovery
 from accel_core.tracking.discovery import Wanted, filter_trackers
@@ -73,7 +73,7 @@ class TrackerHub:
         self._faces: dict[str, GeneralTracker] = {}
         self._undelivered = Undelivered(Path(), "", "")
         self._errors: list[TrackerError] = []
-        self._warned_of_start = self._warned_of_vector = False
+        self._warned_of_start = False
 
     @property
     def log_with(self) -> list[Any]:
@@ -137,11 +137,9 @@ class TrackerHub:
         A run that is open is finished first.
 
         Raises:
-            ConfigurationError: The logging directory cannot be written.
+            OSError: The logging directory cannot be made.
             TrackerError: With the policy `raise`, a tracker did not start.
         """
-        fits = config is None or isinstance(config, Mapping)
-        expect(fits, config, "config maps names to values", 'Write for example config={"rate": 0.1}.')
         self.finish()
         wanted = _named(self.log_with)
         if not self.is_main:
@@ -150,7 +148,9 @@ class TrackerHub:
         self._trackers = []
         if not wanted:
             return
-        self._check_folder(wanted)
+        needs_folder = any(getattr(_like(item), "requires_logging_directory", False) for item in wanted.values())
+        if needs_folder and self.logging_dir is not None:
+            Path(self.logging_dir).mkdir(parents=True, exist_ok=True)
         self._project = str(project_name)
         self._open()
         for name, item in wanted.items():
@@ -190,11 +190,6 @@ class TrackerHub:
                 'Write for example accelerator.log({"loss": loss}, step=step).'
             )
         if self.running:
-            if not self._warned_of_vector:
-                wide = [name for name, value in values.items() if getattr(value, "ndim", 0) and len(value) > 1]
-                self._warned_of_vector = bool(wide)
-                if wide:
-                    self._warn("Curves are made of numbers; got several values as %r. Log their mean.", wide[0])
             self._log(self._queues, snapshot(dict(values)), step, log_kwargs or {})
             self._raise_pending()
         elif self._log_with and self.is_main and self.run_id is None and not self._warned_of_start:
@@ -300,23 +295,6 @@ class TrackerHub:
     def _state_for(self, name: str) -> dict[str, Any]:
         """Return the stored state of one tracker, with the step at which the run was left."""
         return {**self._resumed["trackers"].get(name, {}), "step": self._steps.last}
-
-    def _check_folder(self, wanted: Mapping[str, Wanted]) -> None:
-        needing = [name for name, item in wanted.items() if getattr(_like(item), "requires_logging_directory", False)]
-        if not needing or self.logging_dir is None:
-            return
-        folder = Path(self.logging_dir)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # Tried, because the mode of a folder does not tell that its mount is read-only.
-            probe = folder / f".accel-{uuid.uuid4().hex}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigurationError(
-                f"The logging directory {folder} cannot be written, and {', '.join(needing)} write there; the system "
-                f"says {error.strerror or error}. Choose another project_dir or logging_dir."
-            ) from error
 
     def _add(self, name: str, item: Wanted, kwargs: dict[str, Any]) -> None:
         state = self._state_for(name) if self._resumed else None

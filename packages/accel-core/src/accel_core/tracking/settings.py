@@ -28,7 +28,7 @@ class TrackerKwargs(KwargsHandler):
             then is written to that file.
 
     Raises:
-        ConfigurationError: The policy is unknown, or a time is negative.
+        ConfigurationError: The policy is unknown.
 
     Examples:
         >>> settings = TrackerKwargs(policy="raise", drain_seconds=60.0)
@@ -44,6 +44,3 @@ class TrackerKwargs(KwargsHandler):
             raise ConfigurationError(
                 f"The policy for failing trackers is unknown; got {self.policy!r}. Use one of {', '.join(POLICIES)}."
             )
-        for name in ("start_seconds", "drain_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"{name} is a time in seconds; got {getattr(self, name)!r}. Use zero or more.")

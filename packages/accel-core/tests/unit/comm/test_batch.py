@@ -89,8 +89,6 @@ def test_batches_are_filled_with_zeros(size, processes, expected):
     assert filled["b"][0].tolist() == [1.0] * size + [0.0] * (expected - size)
     across = batch.pad_input_tensors(torch.ones(2, size), size, processes, dim=1)
     assert across.shape == (2, expected)
-    with pytest.raises(UnsupportedTypeError, match=r"one of 0 dims, and dim=0"):
-        batch.pad_input_tensors({"a": torch.ones(size), "scale": torch.tensor(2.0)}, size, processes)
 
 
 def test_one_process_gives_back_what_it_got():

@@ -292,9 +292,8 @@ def test_bad_input_is_refused_by_name() -> None:
     with pytest.raises(PreparationError, match="got a list that was not prepared"):
         accelerator.ema([model])  # type: ignore[arg-type]
     settings: list[tuple[dict[str, Any], str]] = [
-        *(({"decay": decay}, "from 0 to 1; got") for decay in (-0.1, 1.1, float("nan"), True, "0.9")),
-        *(({"every": every}, "every 1 or more optimizer steps; got") for every in (0, 1.5, True)),
-        ({"device": "nowhere"}, "got device='nowhere'"),
+        *(({"decay": decay}, "from 0 to 1; got") for decay in (-0.1, 1.1, float("nan"))),
+        *(({"every": every}, "every 1 or more optimizer steps; got") for every in (0, -1)),
         ({"buffers": "both"}, "got 'both'"),
     ]
     for given, words in settings:

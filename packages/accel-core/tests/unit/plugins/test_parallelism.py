@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from accel_core.errors import ConfigurationError, MeshAxisError
+from accel_core.errors import ConfigurationError
 from accel_core.plugins import parallelism
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_testing.requires import requires
 
 
 @pytest.fixture
@@ -157,40 +156,6 @@ def test_flattened_axes_can_be_had_by_name() -> None:
     assert mesh["dp"].mesh.tolist() == [1, 5, 9, 13, 17, 21]
     assert mesh["dp_shard_cp"].mesh.tolist() == [1, 3, 5, 7, 9, 11]
     assert mesh["dp_cp"].mesh.tolist() == list(range(1, 24, 2))
-
-
-@requires("torch:2.13")
-@pytest.mark.usefixtures("ranks_24")
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ("cp", "got 'cp', and active are dp_shard=12, tp=2. Set cp_size of ParallelismConfig to 2 or more, or check"),
-        (("dp_shard", "sp"), "got 'sp', and active .* Set sp_size"),
-        (["dp_replicate", "cp"], "got 'dp_replicate', 'cp', and active .* Set dp_replicate_size"),
-        ("data", "got 'data', and active .* Use one of dp_shard, tp, dp, dp_shard_cp, dp_cp."),
-    ],
-)
-def test_an_axis_that_is_not_active_is_refused_by_name(names: Any, words: str) -> None:
-    """The error names the active axes and what to set; groups of ranks are refused like the axes themselves."""
-    mesh = ParallelismConfig(dp_shard_size=12, tp_size=2).get_device_mesh("cpu")
-    assert mesh is not None
-    with pytest.raises(MeshAxisError, match=words):
-        mesh[names]
-    if isinstance(names, str):
-        with pytest.raises(MeshAxisError, match=words):
-            mesh.get_group(names)
-    with pytest.raises(KeyError, match="ascending order"):
-        mesh["tp", "dp_shard"]
-
-
-@requires("torch:2.13")
-@pytest.mark.usefixtures("ranks_24")
-def test_a_group_of_axes_that_are_not_active_is_refused_by_name() -> None:
-    """The remedy is to set one of the group's axes."""
-    mesh = ParallelismConfig(tp_size=24).get_device_mesh("cpu")
-    assert mesh is not None
-    with pytest.raises(MeshAxisError, match=r"got 'dp', and active .*=24. Set dp_replicate_size or dp_shard_size"):
-        mesh["dp"]
 
 
 def test_other_libraries_can_lay_the_mesh_out(ranks_24: None, monkeypatch: pytest.MonkeyPatch) -> None:

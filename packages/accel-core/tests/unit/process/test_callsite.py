@@ -1,40 +1,39 @@
-"""Which lines of a program are shown where an error of accel ends it."""
+"""The line of the user's program that an operation was called from."""
 
-import sys
-import traceback
-from types import TracebackType
+import threading
 
 import pytest
 
 from accel_core.process import callsite
 
 
-def _raise_in(package: str, call: object) -> None:
-    """Go through a function of a module of that name."""
+def _called_in(package: str, call: object) -> str:
+    """Call in a function of a module of that name."""
     names = {"__name__": package, "call": call}
-    exec(compile("def go():\n    call()\n", f"<{package}>", "exec"), names)
-    names["go"]()  # type: ignore[operator]
+    exec(compile("def go():\n    return call()\n", f"<{package}>", "exec"), names)
+    found: str = names["go"]()  # type: ignore[operator]
+    return found
 
 
-def _fail() -> None:
-    raise ValueError("lost")
+@pytest.mark.parametrize("package", ["accel_core.comm", "torch.utils"])
+def test_the_line_is_the_innermost_of_the_program(package: str) -> None:
+    """Lines of accel and torch are passed over, and no other ones."""
+    assert _called_in("user_program", callsite.find) == "<user_program>:2 in go"
+    assert _called_in(package, callsite.find).endswith(" in _called_in")
 
 
-@pytest.mark.parametrize("own", ["accel_core.comm", "torch.utils", "user_program"])
-def test_an_uncaught_error_shows_the_program_alone(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the marked error the lines of accel and torch are left out; of another one all are printed."""
-    printed: list[list[str]] = []
+def test_another_thread_is_found() -> None:
+    """The line of a thread that is waiting is given, and none of one that has ended."""
+    begun, ends = threading.Event(), threading.Event()
 
-    def before(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        printed.append([frame.name for frame in traceback.extract_tb(trace)])
+    def wait() -> None:
+        begun.set()
+        ends.wait()
 
-    monkeypatch.setattr(sys, "excepthook", before)
-    for marked in (True, False):
-        with pytest.raises(ValueError, match="lost") as caught:
-            _raise_in("user_program", lambda: _raise_in(own, _fail))
-        if marked:
-            callsite.show_program_alone(caught.value)
-        sys.excepthook(ValueError, caught.value, caught.value.__traceback__)
-    short, whole = printed
-    assert len(whole) - len(short) == (own != "user_program")
-    assert short[-1] == whole[-1] == "_fail"
+    other = threading.Thread(target=wait)
+    other.start()
+    begun.wait()
+    assert "threading.py" in callsite.find(other.ident)
+    ends.set()
+    other.join()
+    assert callsite.find(other.ident) == "an unknown line"

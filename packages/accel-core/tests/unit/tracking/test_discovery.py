@@ -104,24 +104,6 @@ def test_missing_folder():
     assert discovery.filter_trackers("writing", "logs") == ["writing"]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        int,
-        Mine(),
-        type("Nameless", (GeneralTracker,), {}),
-        type("Empty", (Mine,), {"name": ""}),
-        type("Folderless", (GeneralTracker,), {"name": "folderless"}),
-    ],
-)
-def test_register_refuses_what_is_no_tracker(kind):
-    """Only subclasses of GeneralTracker that have a name, and say whether they need a folder, are registered."""
-    known = set(discovery.LOGGER_TYPE_TO_CLASS)
-    with pytest.raises(ConfigurationError, match="tracker's class"):
-        discovery.register_tracker_class(kind)
-    assert set(discovery.LOGGER_TYPE_TO_CLASS) == known
-
-
 def test_register_warns_when_it_replaces():
     """Replacing a known tracker is told."""
     with pytest.warns(UserWarning, match="'mine' is already known"):

@@ -489,7 +489,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             wrapper,
             self._shapes[bare],
             {id(parameter) for parameter in self.averaging.of(bare)},
-            Channel(self.world, "the state of a sharded model", patient=True).exchange,
+            Channel(self.world, "the state of a sharded model").exchange,
             self._holders,
             self.world.rank,
         )

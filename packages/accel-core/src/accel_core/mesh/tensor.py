@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from accel_core.mesh.flat import Box, FlatPart
-
 __all__ = [
+    "Box",
     "empty_like",
     "fill",
     "is_exchanged",
@@ -27,11 +26,14 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a part of a tensor begins, and its size."""
 
 
 def is_spread(value: object) -> bool:
-    """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`, or a `FlatPart`."""
-    return isinstance(value, FlatPart) or _is_dtensor(value)
+    """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`."""
+    module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def is_exchanged(value: object) -> bool:
@@ -42,28 +44,19 @@ def is_exchanged(value: object) -> bool:
     return is_spread(value) or hasattr(value, "__tensor_flatten__")
 
 
-def _is_dtensor(value: object) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
-    return module is not None and isinstance(value, module.DTensor)
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
-    if isinstance(tensor, FlatPart):
-        return tensor.run
-    return tensor.to_local() if _is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds, outside of autograd: `local_part` without the view that it makes."""
-    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)  # type: ignore[attr-defined]
+    return tensor._local_tensor if is_spread(tensor) else local_part(tensor)  # type: ignore[attr-defined]
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     """Yield the boxes of the whole tensor that this rank holds, with their memory; of one not spread, all of it."""
-    if isinstance(tensor, FlatPart):
-        yield from tensor.parts()
-    elif _is_dtensor(tensor):
+    if is_spread(tensor):
         if tensor.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
             return
         # What torch's own planners ask; a tensor on a mesh has one part on each rank of it.
@@ -75,17 +68,13 @@ def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
 
 def spread_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether this rank holds the same part of two tensors of one shape."""
-    if isinstance(one, FlatPart) and isinstance(other, FlatPart):
-        return (one.lengths, one.place) == (other.lengths, other.place)
-    if _is_dtensor(one) and _is_dtensor(other):
+    if is_spread(one) and is_spread(other):
         return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)  # type: ignore[attr-defined]
     return not is_spread(one) and not is_spread(other)
 
 
 def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor without values, of another dtype, that is spread as `tensor` is."""
-    if isinstance(tensor, FlatPart):
-        return tensor.with_run(torch.empty_like(tensor.run, dtype=dtype))
     return torch.empty_like(tensor.detach(), dtype=dtype)
 
 
@@ -94,7 +83,7 @@ def whole(value: _T) -> _T:
 
     A mesh of one rank of several has their group as `among`: all of these ranks call it.
     """
-    if not _is_dtensor(value):
+    if not is_spread(value):
         return value
     spread: Any = value
     among = getattr(spread.device_mesh, "among", None)
@@ -142,8 +131,6 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
     It goes where `like` is, or stays where it is while that has no memory yet.
     """
-    if isinstance(like, FlatPart):
-        return like.part_of(value)
     module = sys.modules["torch.distributed.tensor"]
     mesh = like.device_mesh  # type: ignore[attr-defined]
     # Unchecked, as values are equal on all ranks: the check would broadcast them.
@@ -156,9 +143,7 @@ def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def spread_over(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return what ranks hold of a tensor as one that is spread as `like` is; nothing is sent."""
-    if isinstance(like, FlatPart):
-        return like.with_run(part)
-    if not _is_dtensor(like):
+    if not is_spread(like):
         return part
     spread: Any = like.detach()
     if part.device.type not in ("meta", spread.device_mesh.device_type):  # offloaded: torch would move it to the device

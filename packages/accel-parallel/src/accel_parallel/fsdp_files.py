@@ -45,7 +45,7 @@ def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     _write(
         "save_fsdp_model",
         lambda: _chosen(model, _state_of(model, wrapper), adapter_only),
-        folder / _model_name(kind, index),
+        folder / _name(kind, names.FSDP_MODEL_NAME, index),
         "model" if kind != _WHOLE else "",
         model,
     )
@@ -79,7 +79,7 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
         fitting = {key: given[name] for key in bare.state_dict() if (name := canonical_name(key)) in given}
         bare.load_state_dict(fitting, strict=False)  # what is left out was not asked for, as of an adapter
 
-    _read("load_fsdp_model", look, finish, folder, _model_name(kind, index), model)
+    _read("load_fsdp_model", look, finish, folder, _name(kind, names.FSDP_MODEL_NAME, index), model)
     return nn.Module().load_state_dict({})  # what torch returns where all keys match
 
 
@@ -93,7 +93,7 @@ def save_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module
         return stored_optimizers.state_by_names(optimizer, [model])
 
     key = "optimizer" if kind != _WHOLE else ""
-    _write("save_fsdp_optimizer", state, folder / _optimizer_name(kind, index), key, model)
+    _write("save_fsdp_optimizer", state, folder / _name(kind, names.OPTIMIZER_NAME, index), key, model)
 
 
 def load_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
@@ -107,7 +107,7 @@ def load_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module
             own = named_optimizer(optimizer, wrapper)
         return stored_optimizers.restoration(own, index, source, rank)
 
-    _read("load_fsdp_optimizer", look, lambda: None, folder, _optimizer_name(kind, index), model)
+    _read("load_fsdp_optimizer", look, lambda: None, folder, _name(kind, names.OPTIMIZER_NAME, index), model)
 
 
 def _wrapper(kind: str, model: nn.Module) -> nn.Module | None:
@@ -161,14 +161,8 @@ def _without_wrappers(model: nn.Module) -> Iterator[None]:
             parent._modules[name] = part
 
 
-def _model_name(kind: str, index: int) -> str:
-    return (
-        names.numbered(names.FSDP_MODEL_NAME, index) if kind == _WHOLE else names.sharded(names.FSDP_MODEL_NAME, index)
-    )
-
-
-def _optimizer_name(kind: str, index: int) -> str:
-    return names.numbered(names.OPTIMIZER_NAME, index) if kind == _WHOLE else names.sharded(names.OPTIMIZER_NAME, index)
+def _name(kind: str, stem: str, index: int) -> str:
+    return names.numbered(stem, index) if kind == _WHOLE else names.sharded(stem, index)
 
 
 def _parts_of(model: nn.Module) -> dict[str, PartView]:

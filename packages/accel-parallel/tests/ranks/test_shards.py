@@ -199,11 +199,13 @@ def test_moments_that_are_not_by_element_are_refused(tmp_path: Path) -> None:
     own = Trained("fsdp1")
     own.train(1)
     own.accelerator.save_state(str(tmp_path / "ckpt"))
+    own.accelerator.wait_for_everyone()
     before = {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()}
     if own.accelerator.is_main_process:
         next(iter(own.optimizer.state.values()))["factors"] = torch.zeros(3, 3)
     with pytest.raises(CheckpointError, match="rank 0: AssertionError"):
         own.accelerator.save_state(str(tmp_path / "ckpt"))
+    own.accelerator.wait_for_everyone()  # for the rank that clears what was staged
     assert before == {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()}
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "Box",
@@ -30,7 +33,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a part of a tensor begins, and its size."""
 
 
-def is_spread(value: object) -> bool:
+def is_spread(value: object) -> TypeGuard[DTensor]:
     """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`."""
     module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
     return module is not None and isinstance(value, module.DTensor)
@@ -46,21 +49,21 @@ def is_exchanged(value: object) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
-    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_spread(tensor) else tensor
 
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds, outside of autograd: `local_part` without the view that it makes."""
-    return tensor._local_tensor if is_spread(tensor) else local_part(tensor)  # type: ignore[attr-defined]
+    return tensor._local_tensor if is_spread(tensor) else local_part(tensor)
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     """Yield the boxes of the whole tensor that this rank holds, with their memory; of one not spread, all of it."""
     if is_spread(tensor):
-        if tensor.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+        if tensor.device_mesh.get_coordinate() is None:
             return
         # What torch's own planners ask; a tensor on a mesh has one part on each rank of it.
-        (part,) = tensor.__create_chunk_list__()  # type: ignore[attr-defined]
+        (part,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
         yield (tuple(part.offsets), tuple(part.sizes)), local_part(tensor)
     else:
         yield ((0,) * tensor.dim(), tuple(tensor.shape)), tensor
@@ -69,7 +72,7 @@ def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
 def spread_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether this rank holds the same part of two tensors of one shape."""
     if is_spread(one) and is_spread(other):
-        return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)  # type: ignore[attr-defined]
+        return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)
     return not is_spread(one) and not is_spread(other)
 
 
@@ -99,9 +102,9 @@ def whole(value: _T) -> _T:
     return spread.full_tensor()  # type: ignore[no-any-return]
 
 
-def whole_on_first(value: torch.Tensor) -> torch.Tensor:
+def whole_on_first(value: DTensor) -> torch.Tensor:
     """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it."""
-    mesh, placements = value.device_mesh, value.placements  # type: ignore[attr-defined]
+    mesh, placements = value.device_mesh, cast(tuple[Any, ...], value.placements)
     copied = all(each.is_replicate() for each in placements[:-1])
     if mesh.device_type != "cpu" or not copied or type(placements[-1]).__name__ != "Shard" or 0 not in mesh.mesh:
         return whole(value)
@@ -126,18 +129,18 @@ def whole_on_first(value: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def spread_like(value: torch.Tensor, like: DTensor) -> torch.Tensor:
     """Return a tensor, whole and equal on all ranks, spread as `like` is; nothing is sent.
 
     It goes where `like` is, or stays where it is while that has no memory yet.
     """
     module = sys.modules["torch.distributed.tensor"]
-    mesh = like.device_mesh  # type: ignore[attr-defined]
+    mesh = like.device_mesh
     # Unchecked, as values are equal on all ranks: the check would broadcast them.
     everywhere = module.DTensor.from_local(
         value if like.is_meta else value.to(like.device), mesh, [module.Replicate()] * mesh.ndim, run_check=False
     )
-    spread: torch.Tensor = everywhere.redistribute(placements=like.placements)  # type: ignore[attr-defined]
+    spread: torch.Tensor = everywhere.redistribute(placements=like.placements)
     return spread
 
 
@@ -168,6 +171,6 @@ def placed_like(value: object, parameter: torch.Tensor) -> object:
     """Return a value of an optimizer's state where, and sharded as, the parameter is that it belongs to."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.dim():
         return value
-    if not is_spread(parameter) or is_spread(value):
-        return value.to(parameter.device)
-    return spread_like(value, parameter)
+    if is_spread(parameter) and not is_spread(value):
+        return spread_like(value, parameter)
+    return value.to(parameter.device)

@@ -11,6 +11,7 @@ import torch
 
 from accel_core.checkpoint import names
 from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
+from accel_core.checkpoint.model import ObjectWeights, compare
 from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.checkpoint.state_only import StateOnlyModel
@@ -86,19 +87,13 @@ class WrappedFormat(FullyShardedFormat):
             return Restoration(component, findings=[Finding(component, "mismatch", detail, rank)])
         name = names.local_model_name(index, rank)
         try:
-            stored = source.read(name)
+            source.check_listed(name)
+            stored = ObjectWeights(source.folder, name)
         except (CheckpointError, OSError) as error:
             return Restoration(component, findings=[finding_of(error, component, rank)])
-        held = states.local_tensors(own)
-        problems = _differences(stored, held)
-        findings = [Finding(component, "mismatch", detail, rank) for detail in problems]
-
-        @torch.no_grad()
-        def apply() -> None:
-            for key, tensor in held.items():
-                tensor.copy_(stored[key])  # in place, as others hold these tensors
-
-        return Restoration(component, apply, findings, files=frozenset({name}))
+        # Read in place, as others hold these tensors.
+        found = compare(StateOnlyModel(states.local_tensors(own)), stored, component, rank)
+        return replace(found, files=frozenset({name}))
 
     def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
         """Compare the checkpoint with the optimizers, without changing them, and return how to restore each."""
@@ -131,30 +126,10 @@ def _load_by_names(
     """Load a state whose parameters have any keys, in the order of `given`, their names."""
     keys = [key for group in state["param_groups"] for key in group["params"]]
     names_of = dict(zip(keys, (name for group in given for name in group), strict=True))
-    # Pieces of one parameter may share its step count, which each would move for itself.
     named = {
         "state": {
-            names_of[key]: {name: value.clone() if _is_count(value) else value for name, value in entries.items()}
-            for key, entries in state["state"].items()
-            if key in names_of
+            names_of[key]: states.with_own_counts(entries) for key, entries in state["state"].items() if key in names_of
         },
         "param_groups": [{**g, "params": list(names)} for g, names in zip(state["param_groups"], given, strict=True)],
     }
     states.load_optimizer(wrapper, own, named)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim == 0
-
-
-def _differences(stored: object, held: dict[str, torch.Tensor]) -> list[str]:
-    if not isinstance(stored, dict):
-        return [f"the file holds a {type(stored).__name__} instead of a dict"]
-    found = [f"{name} is not in the checkpoint" for name in held if name not in stored]
-    found += [f"{name} is not in the model" for name in stored if name not in held]
-    for name in held.keys() & stored.keys():
-        value, own = stored[name], held[name]
-        if not isinstance(value, torch.Tensor) or value.shape != own.shape or value.dtype != own.dtype:
-            got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            found.append(f"{name} is {got} instead of {own.dtype} {tuple(own.shape)}")
-    return sorted(found)

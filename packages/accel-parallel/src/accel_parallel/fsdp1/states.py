@@ -38,6 +38,7 @@ __all__ = [
     "optimizer_of",
     "reshard",
     "state_of",
+    "with_own_counts",
 ]
 
 
@@ -121,6 +122,14 @@ def in_order_of(model: Iterable[str], groups: list[dict[str, Any]]) -> list[dict
     """Return an optimizer's groups, of which each has the names of its parameters in the order of the model."""
     order = list(model)
     return [{**group, "params": sorted(group["params"], key=order.index)} for group in groups]
+
+
+def with_own_counts(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with a step count of its own: pieces of one parameter may share one, which each would move."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) and not value.dim() else value
+        for name, value in entries.items()
+    }
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

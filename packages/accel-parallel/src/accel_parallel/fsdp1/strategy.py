@@ -1,4 +1,22 @@
-"""FSDP version 1 as a strategy: `FullyShardedDataParallel` does the work."""
+"""FSDP version 1 as a strategy: `FullyShardedDataParallel` does the work.
+
+What it refuses, beside what every sharded strategy does, and why:
+
+| what | when | because |
+|---|---|---|
+| an axis for tensors or sequences; one of `dp_replicate` and HYBRID_SHARD without the other | layout | not combined |
+| offloading with `sync_each_batch`, or of what is not sharded | start | torch would train wrong weights |
+| a model wrapped in parts, or in another way than the plugin says | prepare | gradients would not be averaged |
+| a block that was compiled by itself | prepare | torch wraps before it compiles |
+| parameters of several dtypes in one block | prepare | they become one tensor |
+| hidden parameters (`use_orig_params=False`): compilation, blocks frozen in part | prepare | they become one tensor |
+| … an optimizer of several groups, of a part of the model, or that has stepped | prepare | it cannot follow them |
+| … clipping of the parameters from before | step | they have no gradients |
+| one optimizer of several models | checkpoint | torch gathers its state through one model |
+| `trigger_sync_in_backward` inside `no_sync` | step | torch decides in the forward pass |
+| `ema(buffers="average")` | start | torch stores buffers with no optimizer |
+| methods other than `forward` that compute (`sharding.methods`) | call | they would compute with pieces |
+"""
 
 from __future__ import annotations
 
@@ -28,11 +46,10 @@ from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
 from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
+from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.fsdp1 import states
 from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_parallel.sharding import gradients
 from accel_parallel.sharding.guards import gather_outside_inference
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
@@ -345,9 +362,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             f"{type(optimizer).__name__} with the state of {len(optimizer.state)} parameters. {advice}"
         )
 
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward passes accumulate whole gradients on each rank."""
-        return self._unsynchronized(model)
+    @contextmanager
+    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
+        """Let backward passes accumulate whole gradients on each rank in the block."""
+        bare = self._bare(model)
+        wrapper: Any = self._wrappers.of(bare)
+        with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
+            yield
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context that does nothing, as gradients are synchronized anyway.
@@ -362,23 +383,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             "inside no_sync. Run that forward pass outside no_sync, or use fsdp_version=2."
         )
 
-    @contextmanager
-    def _unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
-        bare = self._bare(model)
-        wrapper: Any = self._wrappers.of(bare)
-        with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
-            yield
-
-    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
-        """Scale gradients, flattened or whole, down to a common norm; return the norm before, the same on all ranks."""
-        shards = self._shards if self._splits else ()
-        # Nothing stays whole as a rule: then all parameters are shared alike, and none has to be looked for.
-        groups = self.groups_of if self.averaging else lambda _: shards
-        return gradients.clip_norm(self._now(clip.parameters), clip.limit, clip.norm_type, groups)
-
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""
-        return self._shards if self._splits and not self.averaging.holds(parameter) else ()
+        if self.averaging and self.averaging.holds(parameter):
+            return ()
+        return self._shards if self._splits else ()
 
     @property
     def _splits(self) -> bool:
@@ -427,15 +436,10 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 groups = states.in_order_of(states.state_of(wrapper), groups)
         places = {name: place for place, name in enumerate(name for group in groups for name in group["params"])}
         groups = [{**group, "params": [places[name] for name in group["params"]]} for group in groups]
-        # Parameters that are pieces of one share its step count, which each would move for itself after loading.
-        state = {places[name]: {k: _own(v) for k, v in own.items()} for name, own in named["state"].items()}
+        state = {places[name]: states.with_own_counts(entries) for name, entries in named["state"].items()}
         found: dict[str, Any] = gather({"state": state, "param_groups": groups}, keep=keep)
         return found
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Return the names and weights that `save_model` writes, on the ranks that may write; every rank calls it."""
         return self.whole_state(model, keep=self.world.is_local_main).items()
-
-
-def _own(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -111,11 +111,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if plugin.sharding_strategy not in _HYBRID:
             return super()._without_axes(rank, world_size, plugin)
         machine = max(1, rendezvous.locate().local_size)
-        if world_size % machine:
-            raise ConfigurationError(
-                f"HYBRID_SHARD needs the same number of processes on every machine; got {world_size} processes, "
-                f"{machine} of them here. Give the sizes: ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)."
-            )
         return Layout.of(rank, world_size, {"dp_replicate": world_size // machine, "dp_shard": machine})
 
     def precision(self, asked: PrecisionRequest) -> Precision:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -208,9 +207,9 @@ def _average_together(gradients: list[torch.Tensor], groups: Sequence[dist.Proce
 def _reduce_partial(parameters: Sequence[torch.nn.Parameter]) -> None:
     """Add up the parts of gradients that ranks of a mesh hold as summands of what their parameters hold whole."""
     for parameter in parameters:
-        gradient: Any = parameter.grad
-        if is_spread(gradient) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
-            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+        gradient = parameter.grad
+        if is_spread(gradient) and is_spread(parameter) and gradient.placements != parameter.placements:
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

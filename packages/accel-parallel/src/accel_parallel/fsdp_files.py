@@ -22,12 +22,11 @@ from accel_core.errors import CheckpointError, CheckpointNotFoundError, EngineUn
 from accel_core.modules.unwrap import canonical_name, canonical_state_dict, extract_model_from_parallel
 from accel_core.process.world import ensure
 from accel_core.strategies.recipe import inside
-from accel_core.strategies.strategy import strategy_of
 from accel_parallel.checkpoint import models as stored_models
 from accel_parallel.checkpoint import optimizers as stored_optimizers
 from accel_parallel.checkpoint import writer
-from accel_parallel.fsdp1 import format as wrapped
 from accel_parallel.fsdp1 import states
+from accel_parallel.fsdp1.format import named_optimizer
 from accel_parallel.sharding.whole import gather
 
 __all__ = ["load_model", "load_optimizer", "save_model", "save_optimizer"]
@@ -46,7 +45,7 @@ def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     _write(
         "save_fsdp_model",
         lambda: _chosen(model, _state_of(model, wrapper), adapter_only),
-        folder / _model_name(kind, index),
+        folder / _name(kind, names.FSDP_MODEL_NAME, index),
         "model" if kind != _WHOLE else "",
         model,
     )
@@ -80,7 +79,7 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
         fitting = {key: given[name] for key in bare.state_dict() if (name := canonical_name(key)) in given}
         bare.load_state_dict(fitting, strict=False)  # what is left out was not asked for, as of an adapter
 
-    _read("load_fsdp_model", look, finish, folder, _model_name(kind, index), model)
+    _read("load_fsdp_model", look, finish, folder, _name(kind, names.FSDP_MODEL_NAME, index), model)
     return nn.Module().load_state_dict({})  # what torch returns where all keys match
 
 
@@ -90,11 +89,11 @@ def save_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module
 
     def state() -> dict[str, Any]:
         if wrapper is not None:
-            return states.optimizer_of(wrapper, states.inside(optimizer))
+            return states.optimizer_of(wrapper, optimizer)
         return stored_optimizers.state_by_names(optimizer, [model])
 
     key = "optimizer" if kind != _WHOLE else ""
-    _write("save_fsdp_optimizer", state, folder / _optimizer_name(kind, index), key, model)
+    _write("save_fsdp_optimizer", state, folder / _name(kind, names.OPTIMIZER_NAME, index), key, model)
 
 
 def load_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
@@ -105,10 +104,10 @@ def load_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module
         if wrapper is None:
             own = stored_optimizers.named_optimizer(optimizer, [model])
         else:
-            own = wrapped.named_optimizer(optimizer, wrapper, _order(model, wrapper))
+            own = named_optimizer(optimizer, wrapper)
         return stored_optimizers.restoration(own, index, source, rank)
 
-    _read("load_fsdp_optimizer", look, lambda: None, folder, _optimizer_name(kind, index), model)
+    _read("load_fsdp_optimizer", look, lambda: None, folder, _name(kind, names.OPTIMIZER_NAME, index), model)
 
 
 def _wrapper(kind: str, model: nn.Module) -> nn.Module | None:
@@ -124,19 +123,6 @@ def _wrapper(kind: str, model: nn.Module) -> nn.Module | None:
 
 def _state_of(model: nn.Module, wrapper: nn.Module | None) -> dict[str, Any]:
     return canonical_state_dict(model) if wrapper is None else states.state_of(wrapper)
-
-
-def _order(model: nn.Module, wrapper: nn.Module) -> Callable[[dict[str, Any]], list[str]]:
-    """Return what puts the names of an optimizer's parameters in its order: the strategy that wrapped the model."""
-    owner: Any = strategy_of(model)
-
-    def order(named: dict[str, Any]) -> list[str]:
-        if hasattr(owner, "order"):
-            known: list[str] = owner.order(wrapper, named)
-            return known
-        return [name for group in named["param_groups"] for name in group["params"]]
-
-    return order
 
 
 def _chosen(model: nn.Module, state: dict[str, Any], adapter_only: bool) -> dict[str, Any]:
@@ -175,14 +161,8 @@ def _without_wrappers(model: nn.Module) -> Iterator[None]:
             parent._modules[name] = part
 
 
-def _model_name(kind: str, index: int) -> str:
-    return (
-        names.numbered(names.FSDP_MODEL_NAME, index) if kind == _WHOLE else names.sharded(names.FSDP_MODEL_NAME, index)
-    )
-
-
-def _optimizer_name(kind: str, index: int) -> str:
-    return names.numbered(names.OPTIMIZER_NAME, index) if kind == _WHOLE else names.sharded(names.OPTIMIZER_NAME, index)
+def _name(kind: str, stem: str, index: int) -> str:
+    return names.numbered(stem, index) if kind == _WHOLE else names.sharded(stem, index)
 
 
 def _parts_of(model: nn.Module) -> dict[str, PartView]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ __all__ = [
     "wrap_policy",
 ]
 
-_logger = logging.getLogger(__name__)
 _WORDS = ("fp16", "bf16", "fp8", "fp32")
 
 
@@ -135,28 +133,36 @@ def wrap_policy(value: object) -> Any:
 
 
 def bind_wrap_policy(policy: Any, model: nn.Module, names: Iterable[str] | None, least: int | None) -> Any:
-    """Bind a wrapping policy to the classes, or the size, that a model needs.
+    """Return a wrapping policy with the classes or the size that a model needs; `None` where it names no blocks.
 
     Raises:
-        ConfigurationError: A named class does not occur in the model.
+        ConfigurationError: A named class does not occur in the model, or the policy is not a function.
     """
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
+    if policy is transformer_auto_wrap_policy:
+        classes = _classes(model, names)
+        return functools.partial(policy, transformer_layer_cls=classes) if classes else None
     if policy is size_based_auto_wrap_policy:
         return functools.partial(policy, min_num_params=least) if least else None
-    if policy is not transformer_auto_wrap_policy:
-        return policy
-    names = list(getattr(model, "_no_split_modules", None) or []) if names is None else names
-    if not names:
-        _logger.warning("No class is named to be sharded on its own. Set transformer_cls_names_to_wrap.")
-    return functools.partial(policy, transformer_layer_cls={_class(model, name) for name in names})
-
-
-def _class(model: nn.Module, name: str) -> type[nn.Module]:
-    # The outermost of a name counts.
-    classes = {type(part).__name__: type(part) for part in reversed(list(model.modules()))}
-    if name not in classes:
+    if policy is not None and not callable(policy):
         raise ConfigurationError(
-            f"A class to wrap does not occur in the model; got {name!r}. Use one of {sorted(classes)}."
+            f"A wrap policy is a function of a module, as torch's size_based_auto_wrap_policy is; got {policy!r}. "
+            "Pass such a function, or 'transformer_based_wrap' or 'size_based_wrap'."
         )
-    return classes[name]
+    return policy
+
+
+def _classes(model: nn.Module, names: Iterable[str] | None) -> set[type[nn.Module]]:
+    """Return the classes that the user names, all of which occur, or those of the model's own that do."""
+    by_name = {type(part).__name__: type(part) for part in model.modules()}
+    if names is None:
+        own = getattr(model, "_no_split_modules", None) or ()
+        return {by_name[name] for name in own if name in by_name}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise ConfigurationError(
+            f"A class to be sharded on its own does not occur in the model {type(model).__name__}; got {missing}. "
+            f"Use some of {sorted(by_name)} in transformer_cls_names_to_wrap."
+        )
+    return {by_name[name] for name in names}

@@ -176,17 +176,14 @@ def moments_memory(own: Trained) -> list[int]:
 
 @world(2)
 def test_weights_left_whole_by_evaluation_save_and_load(tmp_path: Path) -> None:
-    """FSDP1 leaves the root whole after a forward pass alone: its state is then torch's, and the same bit for bit."""
+    """FSDP1 leaves the root whole after a forward pass alone: its state is the same bit for bit."""
     own = Trained("fsdp1")
     own.train(1)
-    strategy: Any = own.accelerator._runtime.strategy
-    assert strategy.held_state(own.model) is not None
     before = own.everything()
     own.model.eval()
     for number in range(2):
         with torch.no_grad():
             own.model(torch.arange(7))
-        assert strategy.held_state(own.model) is None
         if number == 0:
             own.accelerator.save_state(str(tmp_path / "ckpt"))
             own.model.train()
@@ -198,19 +195,18 @@ def test_weights_left_whole_by_evaluation_save_and_load(tmp_path: Path) -> None:
 
 @world(2)
 def test_moments_that_are_not_by_element_are_refused(tmp_path: Path) -> None:
-    """A state of which nobody knows what other ranks hold is refused on all ranks, and what lies there stays."""
+    """A state of another size than its parameter is refused by torch on all ranks, and what lies there stays."""
     own = Trained("fsdp1")
     own.train(1)
     own.accelerator.save_state(str(tmp_path / "ckpt"))
-    before = own.everything()
+    own.accelerator.wait_for_everyone()
+    before = {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()}
     if own.accelerator.is_main_process:
         next(iter(own.optimizer.state.values()))["factors"] = torch.zeros(3, 3)
-    with pytest.raises(CheckpointError, match=r"got factors of .*a Tensor of shape \(3, 3\) for \d+ elements"):
+    with pytest.raises(CheckpointError, match="rank 0: AssertionError"):
         own.accelerator.save_state(str(tmp_path / "ckpt"))
-    for entries in own.optimizer.state.values():
-        entries.pop("factors", None)
-    own.accelerator.load_state(str(tmp_path / "ckpt"))
-    assert_equal(own.everything(), before)
+    own.accelerator.wait_for_everyone()  # for the rank that clears what was staged
+    assert before == {path: path.read_bytes() for path in (tmp_path / "ckpt").rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
@@ -231,7 +227,7 @@ def test_torch_reads_what_is_written_in_the_background(kind: str, tmp_path: Path
     memory = moments_memory(own)
     own.accelerator.load_state(str(tmp_path / "ckpt"))
     assert_equal(own.everything(), before)
-    assert moments_memory(own) == memory
+    assert kind == "fsdp1" or moments_memory(own) == memory  # torch's loading for version 1 makes new tensors
     own.train(1)
     after = own.everything()
     for blocking in (True, False):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch
 
-from accel_core.mesh.flat import Box, FlatPart
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
+    "Box",
     "empty_like",
     "fill",
     "is_exchanged",
@@ -27,11 +29,14 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where a part of a tensor begins, and its size."""
 
 
-def is_spread(value: object) -> bool:
-    """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`, or a `FlatPart`."""
-    return isinstance(value, FlatPart) or _is_dtensor(value)
+def is_spread(value: object) -> TypeGuard[DTensor]:
+    """Return whether a value is a tensor of which this rank holds its part only: a `DTensor`."""
+    module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def is_exchanged(value: object) -> bool:
@@ -42,32 +47,23 @@ def is_exchanged(value: object) -> bool:
     return is_spread(value) or hasattr(value, "__tensor_flatten__")
 
 
-def _is_dtensor(value: object) -> TypeGuard[Any]:
-    module = sys.modules.get("torch.distributed.tensor")  # whoever made one has imported it
-    return module is not None and isinstance(value, module.DTensor)
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds of a tensor: the tensor itself where it is not spread."""
-    if isinstance(tensor, FlatPart):
-        return tensor.run
-    return tensor.to_local() if _is_dtensor(tensor) else tensor
+    return tensor.to_local() if is_spread(tensor) else tensor
 
 
 def local_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory that this rank holds, outside of autograd: `local_part` without the view that it makes."""
-    return tensor._local_tensor if _is_dtensor(tensor) else local_part(tensor)
+    return tensor._local_tensor if is_spread(tensor) else local_part(tensor)
 
 
 def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     """Yield the boxes of the whole tensor that this rank holds, with their memory; of one not spread, all of it."""
-    if isinstance(tensor, FlatPart):
-        yield from tensor.parts()
-    elif _is_dtensor(tensor):
+    if is_spread(tensor):
         if tensor.device_mesh.get_coordinate() is None:
             return
         # What torch's own planners ask; a tensor on a mesh has one part on each rank of it.
-        (part,) = tensor.__create_chunk_list__()
+        (part,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
         yield (tuple(part.offsets), tuple(part.sizes)), local_part(tensor)
     else:
         yield ((0,) * tensor.dim(), tuple(tensor.shape)), tensor
@@ -75,17 +71,13 @@ def local_parts(tensor: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
 
 def spread_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether this rank holds the same part of two tensors of one shape."""
-    if isinstance(one, FlatPart) and isinstance(other, FlatPart):
-        return (one.lengths, one.place) == (other.lengths, other.place)
-    if _is_dtensor(one) and _is_dtensor(other):
+    if is_spread(one) and is_spread(other):
         return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)
     return not is_spread(one) and not is_spread(other)
 
 
 def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor without values, of another dtype, that is spread as `tensor` is."""
-    if isinstance(tensor, FlatPart):
-        return tensor.with_run(torch.empty_like(tensor.run, dtype=dtype))
     return torch.empty_like(tensor.detach(), dtype=dtype)
 
 
@@ -94,7 +86,7 @@ def whole(value: _T) -> _T:
 
     A mesh of one rank of several has their group as `among`: all of these ranks call it.
     """
-    if not _is_dtensor(value):
+    if not is_spread(value):
         return value
     spread: Any = value
     among = getattr(spread.device_mesh, "among", None)
@@ -110,9 +102,9 @@ def whole(value: _T) -> _T:
     return spread.full_tensor()  # type: ignore[no-any-return]
 
 
-def whole_on_first(value: torch.Tensor) -> torch.Tensor:
+def whole_on_first(value: DTensor) -> torch.Tensor:
     """Return a spread tensor whole on rank 0, and on the others their part; every rank calls it."""
-    mesh, placements = value.device_mesh, value.placements  # type: ignore[attr-defined]
+    mesh, placements = value.device_mesh, cast(tuple[Any, ...], value.placements)
     copied = all(each.is_replicate() for each in placements[:-1])
     if mesh.device_type != "cpu" or not copied or type(placements[-1]).__name__ != "Shard" or 0 not in mesh.mesh:
         return whole(value)
@@ -137,28 +129,24 @@ def whole_on_first(value: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def spread_like(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def spread_like(value: torch.Tensor, like: DTensor) -> torch.Tensor:
     """Return a tensor, whole and equal on all ranks, spread as `like` is; nothing is sent.
 
     It goes where `like` is, or stays where it is while that has no memory yet.
     """
-    if isinstance(like, FlatPart):
-        return like.part_of(value)
     module = sys.modules["torch.distributed.tensor"]
-    mesh = like.device_mesh  # type: ignore[attr-defined]
+    mesh = like.device_mesh
     # Unchecked, as values are equal on all ranks: the check would broadcast them.
     everywhere = module.DTensor.from_local(
         value if like.is_meta else value.to(like.device), mesh, [module.Replicate()] * mesh.ndim, run_check=False
     )
-    spread: torch.Tensor = everywhere.redistribute(placements=like.placements)  # type: ignore[attr-defined]
+    spread: torch.Tensor = everywhere.redistribute(placements=like.placements)
     return spread
 
 
 def spread_over(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Return what ranks hold of a tensor as one that is spread as `like` is; nothing is sent."""
-    if isinstance(like, FlatPart):
-        return like.with_run(part)
-    if not _is_dtensor(like):
+    if not is_spread(like):
         return part
     spread: Any = like.detach()
     if part.device.type not in ("meta", spread.device_mesh.device_type):  # offloaded: torch would move it to the device
@@ -183,6 +171,6 @@ def placed_like(value: object, parameter: torch.Tensor) -> object:
     """Return a value of an optimizer's state where, and sharded as, the parameter is that it belongs to."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.dim():
         return value
-    if not is_spread(parameter) or is_spread(value):
-        return value.to(parameter.device)
-    return spread_like(value, parameter)
+    if is_spread(parameter) and not is_spread(value):
+        return spread_like(value, parameter)
+    return value.to(parameter.device)

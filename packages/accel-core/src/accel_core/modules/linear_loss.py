@@ -118,7 +118,7 @@ def _computed(
         return sharded(head, rows, wanted, ignore_index, softcap, chunk).masked_fill(lost, torch.nan)
     start, group = 0, cast("dist.ProcessGroup | None", None)
     if is_spread(weight):
-        start, group = _place(cast("DTensor", weight))
+        start, group = _place(weight)
         weight, bias = (None if each is None else cast(Any, each).to_local() for each in (weight, bias))  # type: ignore[assignment]
     size = chunk or max(LEAST, rows.numel() // max(1, len(weight)))
     if torch.is_autocast_enabled(rows.device.type):

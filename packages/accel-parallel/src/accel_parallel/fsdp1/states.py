@@ -1,4 +1,4 @@
-"""States of models that FSDP1 wraps, as ranks hold them: torch turns flattened pieces into `DTensor`s of parameters.
+"""States of models that FSDP1 wraps, by torch's own state dicts: in shards as `DTensor`s of parameters, or whole.
 
 A model that is not sharded (NO_SHARD, or one process) has plain tensors, whole on every rank.
 """
@@ -6,9 +6,10 @@ A model that is not sharded (NO_SHARD, or one process) has plain tensors, whole 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch.distributed.fsdp import (
@@ -20,16 +21,60 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.modules.unwrap import canonical_name
+from accel_core.errors import CheckpointError
+from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 from accel_core.optim.optimizer import AcceleratedOptimizer
 
-__all__ = ["in_shards", "inside", "load_optimizer", "load_state", "local_tensors", "optimizer_of", "state_of"]
+__all__ = [
+    "Wrappers",
+    "in_order_of",
+    "inside",
+    "keeps_parameters",
+    "load_optimizer",
+    "load_state",
+    "local_tensors",
+    "optimizer_of",
+    "reshard",
+    "state_of",
+    "with_own_counts",
+]
 
 
-def in_shards(wrapper: torch.nn.Module | None) -> bool:
-    """Return whether ranks hold shards of a wrapped model; with one process or NO_SHARD, each holds all of it."""
-    return isinstance(wrapper, FullyShardedDataParallel) and wrapper.sharding_strategy is not ShardingStrategy.NO_SHARD
+class Wrappers:
+    """The FSDP modules around models, and the names that were one tensor before a model was flattened."""
+
+    def __init__(self) -> None:
+        # A wrapper holds its model, so a strong reference to it would keep both alive forever.
+        self._known: MutableMapping[torch.nn.Module, tuple[ReferenceType[torch.nn.Module], list[list[str]]]]
+        self._known = WeakIdKeyDictionary()
+
+    def add(self, bare: torch.nn.Module, wrapper: torch.nn.Module, ties: list[list[str]]) -> None:
+        """Remember what a bare model is wrapped in."""
+        self._known[bare] = ref(wrapper), ties
+
+    def of(self, model: torch.nn.Module) -> torch.nn.Module | None:
+        """Return the FSDP module around a model, if there is one."""
+        kept = self._known.get(extract_model_from_parallel(model, keep_torch_compile=False))
+        return None if kept is None else kept[0]()
+
+    def ties_of(self, model: torch.nn.Module) -> list[list[str]]:
+        """Return the groups of names that were one tensor before a model was flattened."""
+        kept = self._known.get(extract_model_from_parallel(model, keep_torch_compile=False))
+        return [] if kept is None else kept[1]
+
+    def under(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
+        """Return the FSDP module that an optimizer trains, `None` for no wrapped model; refuse several."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        wrappers = [kept() for kept, _ in self._known.values()]
+        found = [w for w in wrappers if w is not None and any(id(p) in held for p in w.parameters())]
+        if len(found) > 1:
+            raise CheckpointError(
+                f"FSDP1 gathers the state of an optimizer through its model; got one that trains {len(found)} models. "
+                "Use one optimizer for each model, or fsdp_version=2."
+            )
+        return found[0] if found else None
 
 
 def inside(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -40,28 +85,51 @@ def inside(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return found
 
 
-def state_of(wrapper: torch.nn.Module) -> dict[str, Any]:
-    """Return a wrapped model's state under its bare names; every rank calls it."""
-    with _as_held(wrapper):
+def state_of(wrapper: torch.nn.Module, *, whole: bool = False, on_first: bool = False) -> dict[str, Any]:
+    """Return a wrapped model's state under its bare names; every rank calls it.
+
+    In shards, or whole on every rank, or on the first alone.
+    """
+    with _in_form(wrapper, whole, on_first):
         return {canonical_name(name): value for name, value in wrapper.state_dict().items()}
 
 
 def load_state(wrapper: torch.nn.Module, state: dict[str, Any]) -> None:
-    """Load what `state_of` returned; every rank calls it."""
-    with _as_held(wrapper):
+    """Load what `state_of` returned in shards; every rank calls it."""
+    with _in_form(wrapper):
         wrapper.load_state_dict(state)
 
 
-def optimizer_of(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state by parameter names; every rank calls it."""
-    with _as_held(wrapper):
-        return FullyShardedDataParallel.optim_state_dict(wrapper, optimizer)
+def optimizer_of(wrapper: torch.nn.Module, own: torch.optim.Optimizer, *, whole: bool = False) -> dict[str, Any]:
+    """Return an optimizer's state by parameter names, in shards or whole on every rank; every rank calls it."""
+    with _in_form(wrapper, whole):
+        return FullyShardedDataParallel.optim_state_dict(wrapper, inside(own))
 
 
-def load_optimizer(wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what `optimizer_of` returned; every rank calls it."""
-    with _as_held(wrapper):
-        optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, optimizer, state))
+def load_optimizer(wrapper: torch.nn.Module, own: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load what `optimizer_of` returned in shards; every rank calls it."""
+    with _in_form(wrapper):
+        loaded = FullyShardedDataParallel.optim_state_dict_to_load(wrapper, inside(own), state)
+        inside(own).load_state_dict(loaded)
+
+
+def keeps_parameters(wrapper: Any) -> bool:
+    """Return whether a wrapped model shows its original parameters, as with `use_orig_params`."""
+    return bool(wrapper._use_orig_params)
+
+
+def in_order_of(model: Iterable[str], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return an optimizer's groups, of which each has the names of its parameters in the order of the model."""
+    order = list(model)
+    return [{**group, "params": sorted(group["params"], key=order.index)} for group in groups]
+
+
+def with_own_counts(entries: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with a step count of its own: pieces of one parameter may share one, which each would move."""
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) and not value.dim() else value
+        for name, value in entries.items()
+    }
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -73,17 +141,26 @@ def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def reshard(wrapper: torch.nn.Module) -> None:
+    """Free what an evaluation left whole, so that parameters are this rank's pieces; nothing is sent."""
+    for module in FullyShardedDataParallel.fsdp_modules(wrapper):
+        handle: Any = module._handle
+        # The first forward pass makes the memory for whole weights; before it, none can lie there.
+        if handle and hasattr(handle.flat_param, "_full_param_padded") and not handle.needs_unshard():
+            handle.reshard(True)
+
+
 @contextmanager
-def _as_held(wrapper: torch.nn.Module) -> Iterator[None]:
-    """Let states of a wrapper, and of optimizers of its parameters, be as ranks hold them in the block."""
-    if in_shards(wrapper):
-        kind = StateDictType.SHARDED_STATE_DICT
-        configs: Any = ShardedStateDictConfig(offload_to_cpu=False), ShardedOptimStateDictConfig(offload_to_cpu=False)
+def _in_form(wrapper: Any, whole: bool = False, on_first: bool = False) -> Iterator[None]:
+    """Let states of a wrapper, and of optimizers of its parameters, be in shards or whole in the block."""
+    # On the CPU, torch crashes when it moves a full state dict to the CPU.
+    offload = {"offload_to_cpu": wrapper.compute_device.type != "cpu"}
+    if whole or wrapper.sharding_strategy is ShardingStrategy.NO_SHARD:
+        kind, given = StateDictType.FULL_STATE_DICT, offload | {"rank0_only": on_first}
+        configs: Any = FullStateDictConfig(**given), FullOptimStateDictConfig(**given)
     else:
-        kind = StateDictType.FULL_STATE_DICT
-        # On the CPU, torch crashes when it moves a full state dict to the CPU.
-        whole = {"offload_to_cpu": False, "rank0_only": False}
-        configs = FullStateDictConfig(**whole), FullOptimStateDictConfig(**whole)
+        kind = StateDictType.SHARDED_STATE_DICT
+        configs = ShardedStateDictConfig(**offload), ShardedOptimStateDictConfig(**offload)
     with warnings.catch_warnings():
         # torch prefers functions that look for the wrapper anew, and change nothing in what is returned.
         warnings.simplefilter("ignore")

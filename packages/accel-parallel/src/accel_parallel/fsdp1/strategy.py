@@ -1,8 +1,25 @@
-"""FSDP version 1 as a strategy: `FullyShardedDataParallel` does the work."""
+"""FSDP version 1 as a strategy: `FullyShardedDataParallel` does the work.
+
+What it refuses, beside what every sharded strategy does, and why:
+
+| what | when | because |
+|---|---|---|
+| an axis for tensors or sequences; one of `dp_replicate` and HYBRID_SHARD without the other | layout | not combined |
+| offloading with `sync_each_batch`, or of what is not sharded | start | torch would train wrong weights |
+| a model wrapped in parts, or in another way than the plugin says | prepare | gradients would not be averaged |
+| a block that was compiled by itself | prepare | torch wraps before it compiles |
+| parameters of several dtypes in one block | prepare | they become one tensor |
+| hidden parameters (`use_orig_params=False`): compilation, blocks frozen in part | prepare | they become one tensor |
+| … an optimizer of several groups, of a part of the model, or that has stepped | prepare | it cannot follow them |
+| … clipping of the parameters from before | step | they have no gradients |
+| one optimizer of several models | checkpoint | torch gathers its state through one model |
+| `trigger_sync_in_backward` inside `no_sync` | step | torch decides in the forward pass |
+| `ema(buffers="average")` | start | torch stores buffers with no optimizer |
+| methods other than `forward` that compute (`sharding.methods`) | call | they would compute with pieces |
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,36 +29,27 @@ from weakref import ReferenceType, ref
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import (
-    CPUOffload,
-    FullOptimStateDictConfig,
-    FullStateDictConfig,
-    FullyShardedDataParallel,
-    ShardingStrategy,
-    StateDictType,
-)
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core.checkpoint.state_only import StateOnlyModel
 from accel_core.comm.control import Channel, in_step
-from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PartView, PreparationError
+from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.ties import tied_tensor_groups
-from accel_core.modules.unwrap import canonical_name
 from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
 from accel_core.strategies import recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
-from accel_parallel.fsdp1 import flat
+from accel_core.strategies.parts import Parts, PrecisionRequest
+from accel_parallel.fsdp1 import states
 from accel_parallel.fsdp1.format import WrappedFormat
-from accel_parallel.fsdp1.states import in_shards, inside
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_parallel.sharding import gradients
 from accel_parallel.sharding.guards import gather_outside_inference
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
@@ -73,13 +81,10 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 "FSDP1 trains wrong weights where it offloads what it does not shard; got cpu_offload and "
                 f"{self.plugin.sharding_strategy} on {self.world.size} processes. Use version 2, or no cpu_offload."
             )
-        # A wrapper holds its model, so a strong reference to it would keep both alive forever.
-        self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
-        # Parameters that were flattened, and the model that they were part of.
-        self._shapes: MutableMapping[torch.nn.Module, dict[str, torch.Size]] = WeakIdKeyDictionary()
         self._shards = (self.mesh.get_group(self.mesh.ndim - 1),)  # copies, if any, lie along the first axis
-        self._ties: MutableMapping[torch.nn.Module, list[list[str]]] = WeakIdKeyDictionary()
-        self.format = WrappedFormat(self.layout_of_states, self)
+        self._wrappers = states.Wrappers()
+        self.format = WrappedFormat(self.layout_of_states, self.whole_optimizer, self._wrappers)
+        # Parameters that were flattened, and the model that they were part of.
         self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
 
     @classmethod
@@ -106,11 +111,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if plugin.sharding_strategy not in _HYBRID:
             return super()._without_axes(rank, world_size, plugin)
         machine = max(1, rendezvous.locate().local_size)
-        if world_size % machine:
-            raise ConfigurationError(
-                f"HYBRID_SHARD needs the same number of processes on every machine; got {world_size} processes, "
-                f"{machine} of them here. Give the sizes: ParallelismConfig(dp_replicate_size=..., dp_shard_size=...)."
-            )
         return Layout.of(rank, world_size, {"dp_replicate": world_size // machine, "dp_shard": machine})
 
     def precision(self, asked: PrecisionRequest) -> Precision:
@@ -176,14 +176,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap the planned blocks, and the model."""
-        wrapper = self._wrapper_of(model)
+        wrapper = self._wrappers.of(model)
         return self._guarded(self._wrap(model, self.plans[model]) if wrapper is None else wrapper)
 
     def _wrap(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         if self.world.is_main:
             plan.log(model, self.plugin.mixed_precision_policy)
-        self._shapes[model] = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._ties[model] = tied_tensor_groups(model)
+        ties = tied_tensor_groups(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         arguments = self._arguments(plan, model)
         with in_step(self.world, "prepare: FullyShardedDataParallel", views_of(model)):
@@ -201,7 +200,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             for parameter in trained:
                 if all(parameter is not one for one in whole):
                     self._flattened[parameter] = ref(model)
-        self._wrappers[model] = ref(wrapper)
+        self._wrappers.add(model, wrapper, ties)
         RefusingMethods(model, wrapper)
         gather_outside_inference(wrapper)
         self.averaging.watch(model, whole)
@@ -260,28 +259,19 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         offload = self.plugin.cpu_offload
         return isinstance(offload, CPUOffload) and offload.offload_params and self.world.device.type != "cpu"
 
-    def _wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        kept = self._wrappers.get(model)
-        return None if kept is None else kept()
-
     def is_prepared(self, model: torch.nn.Module) -> bool:
         """Return whether a model, or a part of it, was wrapped before."""
         return any(isinstance(part, FullyShardedDataParallel) for part in model.modules()) or (
-            self._wrapper_of(model) is not None
+            self._wrappers.of(model) is not None
         )
 
     def adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was wrapped before `prepare`."""
         super().adopt(model)
         bare = self._bare(model)
-        if self._wrapper_of(bare) is None and isinstance(model, FullyShardedDataParallel):
-            self._wrappers[bare] = ref(model)  # the user's wrapper stands for ours
+        if self._wrappers.of(bare) is None and isinstance(model, FullyShardedDataParallel):
+            self._wrappers.add(bare, model, [])  # the user's wrapper stands for ours
             RefusingMethods(bare, model)
-            with (
-                in_step(self.world, "prepare: FullyShardedDataParallel", {}),
-                FullyShardedDataParallel.summon_full_params(model, writeback=False),
-            ):
-                self._shapes[bare] = {canonical_name(n): p.shape for n, p in bare.named_parameters()}
 
     def _refuse_other_wrapping(self, model: torch.nn.Module) -> None:
         """Refuse a model that was wrapped before `prepare` in a way that does not match the plugin.
@@ -291,7 +281,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 the settings differ.
         """
         wrapper = recipe.inside(model)
-        if self._wrapper_of(self._bare(model)) is not None:
+        if self._wrappers.of(model) is not None:
             return
         if not isinstance(wrapper, FullyShardedDataParallel):
             raise PreparationError(
@@ -301,7 +291,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         shards = wrapper.process_group
         sizes = 1 if shards is None else shards.size(), self.mesh.size(self.mesh.ndim - 1)
         kinds = wrapper.sharding_strategy, self.plugin.sharding_strategy
-        visible = wrapper._use_orig_params, bool(self.plugin.use_orig_params)
+        visible = states.keeps_parameters(wrapper), bool(self.plugin.use_orig_params)
         for what, (own, asked) in {"shards": sizes, "strategy": kinds, "use_orig_params": visible}.items():
             if own != asked:
                 raise PreparationError(
@@ -367,9 +357,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             f"{type(optimizer).__name__} with the state of {len(optimizer.state)} parameters. {advice}"
         )
 
-    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward passes accumulate whole gradients on each rank."""
-        return self._unsynchronized(model)
+    @contextmanager
+    def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
+        """Let backward passes accumulate whole gradients on each rank in the block."""
+        bare = self._bare(model)
+        wrapper: Any = self._wrappers.of(bare)
+        with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
+            yield
 
     def sync_next_backward(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context that does nothing, as gradients are synchronized anyway.
@@ -384,23 +378,11 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             "inside no_sync. Run that forward pass outside no_sync, or use fsdp_version=2."
         )
 
-    @contextmanager
-    def _unsynchronized(self, model: torch.nn.Module) -> Iterator[None]:
-        bare = self._bare(model)
-        wrapper: Any = self._wrapper_of(bare)
-        with self.averaging.holding(bare, True), nullcontext() if wrapper is None else wrapper.no_sync():
-            yield
-
-    def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
-        """Scale gradients, flattened or whole, down to a common norm; return the norm before, the same on all ranks."""
-        shards = self._shards if self._splits else ()
-        # Nothing stays whole as a rule: then all parameters are shared alike, and none has to be looked for.
-        groups = self.groups_of if self.averaging else lambda _: shards
-        return gradients.clip_norm(self._now(clip.parameters), clip.limit, clip.norm_type, groups)
-
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the ranks that share a parameter's gradient: those of the shards, unless every rank holds it whole."""
-        return self._shards if self._splits and not self.averaging.holds(parameter) else ()
+        if self.averaging and self.averaging.holds(parameter):
+            return ()
+        return self._shards if self._splits else ()
 
     @property
     def _splits(self) -> bool:
@@ -418,147 +400,41 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 "FSDP1 stores averages with the state of the parameters; got buffers='average'. Use fsdp_version=2, or "
                 "leave it out: the model then has its own buffers under the average."
             )
-        wrapper = self.wrapper_of(model)
-        if wrapper is not None and in_shards(wrapper):
-            flat.reshard(wrapper)
+        wrapper = self._wrappers.of(model)
+        if wrapper is not None:
+            states.reshard(wrapper)
         return super().held(model)
 
     def whole_state(self, model: torch.nn.Module, *, keep: bool) -> dict[str, Any]:
         """Gather a model's state under its bare names; every rank calls it."""
-        wrapper = self._wrapper_of(self._bare(model))
+        wrapper = self._wrappers.of(model)
         if wrapper is None:
             return super().whole_state(model, keep=keep)
         names = {name: PartView("parameter") for name, _ in wrapper.named_parameters()}
         # torch gives it to rank 0 alone, or to all.
         wanted = Channel(self.world, "the state dict of a sharded model").exchange(keep)
-        with (
-            in_step(self.world, "the state dict of a sharded model", names),
-            self._whole(wrapper, on_first=not any(wanted[1:])),
-        ):
-            state = {canonical_name(name): value for name, value in wrapper.state_dict().items()}
-        found: dict[str, Any] = gather(state, keep=True) if keep else {}
+        with in_step(self.world, "the state dict of a sharded model", names):
+            state = states.state_of(wrapper, whole=True, on_first=not any(wanted[1:]))
+        tied = StateOnlyModel(state, self._wrappers.ties_of(model)).state
+        found: dict[str, Any] = gather(tied, keep=True) if keep else {}
         return found
-
-    def load_whole_state(self, model: torch.nn.Module, state: dict[str, Any]) -> None:
-        """Load a whole state, equal on all ranks; each keeps its shards."""
-        wrapper = self._wrapper_of(self._bare(model))
-        with self._whole(wrapper):
-            (model if wrapper is None else wrapper).load_state_dict(state)
-
-    @contextmanager
-    def _whole(self, wrapper: torch.nn.Module | None, *, on_first: bool = False) -> Iterator[None]:
-        """Make the states of an FSDP module, and of its optimizers, whole in the block."""
-        if wrapper is None:
-            yield
-            return
-        # On the CPU, torch crashes when it moves a full state dict to the CPU.
-        moved = {"offload_to_cpu": self.world.device.type != "cpu", "rank0_only": on_first}
-        configs = FullStateDictConfig(**moved), FullOptimStateDictConfig(**moved)
-        with warnings.catch_warnings():
-            # torch prefers functions that leave a full state on one rank, or on a device that cannot hold it.
-            warnings.simplefilter("ignore")
-            with FullyShardedDataParallel.state_dict_type(wrapper, StateDictType.FULL_STATE_DICT, *configs):
-                yield
 
     def whole_optimizer(self, optimizer: torch.optim.Optimizer, keep: bool) -> dict[str, Any]:
         """Gather the state of an optimizer in the form of torch's optimizers; every rank calls it."""
-        wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
+        wrapper = self._wrappers.under(optimizer)
         if wrapper is None:
             return super().whole_optimizer(optimizer, keep)
-        with in_step(self.world, "the state of a sharded optimizer", {}), self._whole(wrapper):
-            named = FullyShardedDataParallel.optim_state_dict(wrapper, bare)
-        places = {name: place for place, name in enumerate(self.order(wrapper, named))}
-        groups = [
-            {**group, "params": sorted(places[name] for name in group["params"])} for group in named["param_groups"]
-        ]
-        # Parameters that are pieces of one share its step count, which each would move for itself after loading.
-        state = {places[name]: {k: _own(v) for k, v in own.items()} for name, own in named["state"].items()}
+        with in_step(self.world, "the state of a sharded optimizer", {}):
+            named = states.optimizer_of(wrapper, optimizer, whole=True)
+            groups = named["param_groups"]
+            if not states.keeps_parameters(wrapper):  # torch names them in the order in which they were flattened
+                groups = states.in_order_of(states.state_of(wrapper), groups)
+        places = {name: place for place, name in enumerate(name for group in groups for name in group["params"])}
+        groups = [{**group, "params": [places[name] for name in group["params"]]} for group in groups]
+        state = {places[name]: states.with_own_counts(entries) for name, entries in named["state"].items()}
         found: dict[str, Any] = gather({"state": state, "param_groups": groups}, keep=keep)
         return found
 
-    def wrapper_of(self, model: torch.nn.Module) -> torch.nn.Module | None:
-        """Return the FSDP module around a prepared model, if there is one."""
-        return self._wrapper_of(self._bare(model))
-
-    def held_state(self, wrapper: torch.nn.Module) -> dict[str, Any] | None:
-        """Return a model's state as the runs of elements that this rank holds; every rank calls it."""
-        if not self.plugin.use_orig_params:
-            return None
-        bare = self._bare(wrapper)
-        return flat.held_state(
-            wrapper,
-            self._shapes[bare],
-            {id(parameter) for parameter in self.averaging.of(bare)},
-            Channel(self.world, "the state of a sharded model").exchange,
-            self._holders,
-            self.world.rank,
-        )
-
-    @property
-    def _holders(self) -> list[int]:
-        """The ranks that share parameters with this one, in the order of their shards."""
-        rows: list[list[int]] = self.mesh.mesh.reshape(-1, self.mesh.size(self.mesh.ndim - 1)).tolist()
-        return next(row for row in rows if self.world.rank in row)
-
-    def ties_of(self, model: torch.nn.Module) -> list[list[str]]:
-        """Return the groups of names that were one tensor before a model was flattened."""
-        return self._ties.get(self._bare(model), [])
-
-    def whole_shapes(self, wrapper: torch.nn.Module) -> dict[str, torch.Size]:
-        """Return the unsharded shapes of a wrapped model's parameters, by name."""
-        return self._shapes[self._bare(wrapper)]
-
-    def load_whole_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Load a whole optimizer state, equal on all ranks; each keeps its shards."""
-        wrapper, bare = self.wrapper_under(optimizer), inside(optimizer)
-        if wrapper is None:
-            optimizer.load_state_dict(state)
-            return
-        named = self.whole_named(wrapper, optimizer)
-        own = [[n for n in self.order(wrapper, named) if n in group["params"]] for group in named["param_groups"]]
-        given = [place for group in state["param_groups"] for place in group["params"]]
-        names = dict(zip(given, (name for group in own for name in group), strict=True))
-        whole = {
-            "state": {names[place]: entries for place, entries in state["state"].items()},
-            "param_groups": [{**g, "params": n} for g, n in zip(state["param_groups"], own, strict=True)],
-        }
-        with self._whole(wrapper):
-            bare.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(wrapper, bare, whole))
-
-    def whole_named(self, wrapper: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the whole state of an optimizer by parameter names; every rank calls it."""
-        with self._whole(wrapper):
-            return FullyShardedDataParallel.optim_state_dict(wrapper, inside(optimizer))
-
-    def order(self, wrapper: torch.nn.Module, named: dict[str, Any]) -> list[str]:
-        """Return the names of an optimizer's parameters in its own order, or in the model's if they were flattened."""
-        names = [name for group in named["param_groups"] for name in group["params"]]
-        if self.plugin.use_orig_params:
-            return names
-        model = list(self._shapes[self._bare(wrapper)])
-        return sorted(names, key=model.index)
-
-    def wrapper_under(self, optimizer: torch.optim.Optimizer) -> torch.nn.Module | None:
-        """Return the FSDP module that an optimizer trains, `None` for no wrapped model; refuse several."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        wrappers = [kept() for kept in self._wrappers.values()]
-        found = [w for w in wrappers if w is not None and any(id(p) in held for p in w.parameters())]
-        if len(found) > 1:
-            raise CheckpointError(
-                f"FSDP1 gathers the state of an optimizer through its model; got one that trains {len(found)} models. "
-                "Use one optimizer for each model, or fsdp_version=2."
-            )
-        return found[0] if found else None
-
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-        """Return the names and weights that `save_model` writes: to be gathered, or on the ranks that may write."""
-        wrapper = self._wrapper_of(self._bare(model))
-        if wrapper is not None and in_shards(wrapper):
-            held = self.held_state(wrapper)
-            if held is not None:
-                return flat.spread_weights(held, self._holders, *self._shards)
-        return list(self.whole_state(model, keep=self.world.is_local_main).items())
-
-
-def _own(value: object) -> object:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+        """Return the names and weights that `save_model` writes, on the ranks that may write; every rank calls it."""
+        return self.whole_state(model, keep=self.world.is_local_main).items()

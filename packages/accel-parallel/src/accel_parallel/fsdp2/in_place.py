@@ -22,7 +22,6 @@ __all__ = [
     "gather_first_outside_inference",
     "gloo_reduces",
     "is_sharded",
-    "overlaps",
     "reshard",
     "shard",
 ]
@@ -107,14 +106,6 @@ def shard(
 def gloo_reduces(device: torch.device) -> bool:
     """Return whether gloo reduces gradients: in torch 2.8 it leaves the sum where it is asked for an average."""
     return device.type == "cpu" or f"{device.type}:gloo" in dist.get_backend_config()
-
-
-def overlaps(device: torch.device) -> bool:
-    """Return whether operations of one group may be under way at once.
-
-    On gloo they may not: in torch 2.13 its threads write what ended last into one text, without a lock.
-    """
-    return not gloo_reduces(device)
 
 
 def arguments_of(plugin: FullyShardedDataParallelPlugin, mesh: DeviceMesh, device: torch.device) -> dict[str, Any]:

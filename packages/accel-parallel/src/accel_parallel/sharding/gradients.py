@@ -12,17 +12,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from accel_core._torch import foreach_mul_
+from accel_core.mesh.tensor import local_part
 from accel_parallel.averaging import groups_of
 
 __all__ = ["Groups", "clip_norm", "clip_value"]
 
 Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
 """Process groups over which something is sharded, one for each axis of a mesh."""
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor that this rank holds, in the same memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
@@ -70,7 +66,7 @@ def _unique(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _shards(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of gradients that this rank holds, without empty ones."""
-    found = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    found = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     return [shard for shard in found if shard.numel()]  # the infinity norm of nothing is an error
 
 
@@ -98,7 +94,7 @@ def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.
     """Return the norm of gradients that are sharded over the same groups; a rank may hold no part of them."""
     shards = _shards(parameters)
     norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros(())
-    norm = norm.to(local(parameters[0]).device, _format(parameters))
+    norm = norm.to(local_part(parameters[0]).device, _format(parameters))
     return _joined(norm, tuple(group for group in groups if group.size() > 1), p)
 
 

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from accel_core.comm.control import Channel
-from accel_core.mesh.flat import Box
 from accel_core.mesh.layout import Layout
-from accel_core.mesh.tensor import local_memory, local_parts
+from accel_core.mesh.tensor import Box, local_memory, local_parts
 from accel_core.process.world import World
 
 __all__ = ["orthogonalize_on_owners"]

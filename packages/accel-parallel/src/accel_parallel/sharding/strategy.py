@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictConfig
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictConfig, StateDictType
 from torch.distributed.tensor import DTensor
 
 from accel_core.comm.control import in_step
@@ -140,7 +140,7 @@ class ShardedStrategy(SequenceStrategy):
     @property
     def layout_of_states(self) -> str:
         """The name of the layout of checkpoints that the plugin asks for."""
-        return str(getattr(self.plugin.state_dict_type, "name", self.plugin.state_dict_type))
+        return StateDictType(self.plugin.state_dict_type).name
 
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format of what autocast chooses; that of gathered parameters is the plugin's policy.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections import Counter
@@ -12,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.errors import PreparationError
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.plugin_policies import bind_wrap_policy
 
 __all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "repeated_blocks", "wrap_policy"]
 
@@ -201,36 +200,9 @@ def modules_named(model: nn.Module, pattern: str) -> list[nn.Module]:
 
 def wrap_policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> _Policy | None:
     """Return the plugin's policy with the classes or the size that it needs, or `None` where it names no blocks."""
-    policy: Any = plugin.auto_wrap_policy
-    if policy is transformer_auto_wrap_policy:
-        classes = _classes(model, plugin)
-        return functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=classes) if classes else None
-    if policy is size_based_auto_wrap_policy:
-        least = plugin.min_num_params
-        return functools.partial(size_based_auto_wrap_policy, min_num_params=least) if least else None
-    if policy is not None and not callable(policy):
-        raise ConfigurationError(
-            f"A wrap policy is a function of a module, as torch's size_based_auto_wrap_policy is; got {policy!r}. "
-            "Pass such a function, or 'transformer_based_wrap' or 'size_based_wrap'."
-        )
-    chosen: _Policy | None = policy
-    return chosen
-
-
-def _classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[type[nn.Module]]:
-    """Return the classes that the user names, all of which occur, or those of the model's own that do."""
-    by_name = {type(part).__name__: type(part) for part in model.modules()}
-    names = plugin.transformer_cls_names_to_wrap
-    if names is None:
-        own = getattr(model, "_no_split_modules", None) or ()
-        return {by_name[name] for name in own if name in by_name}
-    missing = [name for name in names if name not in by_name]
-    if missing:
-        raise ConfigurationError(
-            f"A class to be sharded on its own does not occur in the model {type(model).__name__}; got {missing}. "
-            f"Use some of {sorted(by_name)} in transformer_cls_names_to_wrap."
-        )
-    return {by_name[name] for name in names}
+    given = plugin.transformer_cls_names_to_wrap, plugin.min_num_params
+    found: _Policy | None = bind_wrap_policy(plugin.auto_wrap_policy, model, *given)
+    return found
 
 
 def _chosen(model: nn.Module, policy: _Policy, ignored: set[int]) -> Iterator[tuple[str, nn.Module]]:

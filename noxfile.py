@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -145,11 +144,14 @@ class Environment:
         Args:
             requirements: Third-party requirements, besides those that the packages declare.
             packages: Names of packages of this repository, with extras in brackets where wanted. All of them go into
-                one pip command, so that none comes from an index; those that the requirements name go here too.
+                one pip command, so that none comes from an index; also those that the requirements name.
             bare: Names of packages that are used in place without what they require.
             wheels: Install built wheels rather than the folders of the tree.
         """
-        chosen = [PACKAGES[re.split(r"\[", text)[0]] for text in (*packages, *bare)]
+        named = {Requirement(text).name for text in requirements} & PACKAGES.keys()
+        requirements = [text for text in requirements if Requirement(text).name not in named]
+        packages = [*packages, *sorted(named - {Requirement(text).name for text in (*packages, *bare)})]
+        chosen = [PACKAGES[Requirement(text).name] for text in (*packages, *bare)]
         versions = [package.folder / "src" / package.module / "_version.py" for package in chosen]
         made_from = hashed(self.python, self.torch, sorted(requirements), packages, [*bare], wheels, CONSTRAINTS,
                            *(p.folder / "pyproject.toml" for p in chosen), *versions)  # fmt: skip
@@ -165,8 +167,7 @@ class Environment:
             self.clear()
             if packages or any(Requirement(text).name == "torch" for text in requirements):
                 self.link_torch()
-            # Packages first: pip asks an index for a requirement unless it knows the folder or wheel by then.
-            self.pip(*targets(self.session, packages, wheels), *requirements)
+            self.pip(*requirements, *targets(self.session, packages, wheels))
             if bare:
                 self.pip("--no-deps", *targets(self.session, [*bare], wheels=False))
         self.stamp.write_text(stamp)

@@ -144,12 +144,13 @@ class Environment:
         Args:
             requirements: Third-party requirements, besides those that the packages declare.
             packages: Names of packages of this repository, with extras in brackets where wanted. All of them go into
-                one pip command, so that none comes from an index; also those that the requirements name.
+                one pip command, so that none comes from an index; also those that the requirements name, without a
+                version: `accelerate==1.15.0` is Hugging Face's.
             bare: Names of packages that are used in place without what they require.
             wheels: Install built wheels rather than the folders of the tree.
         """
-        named = {Requirement(text).name for text in requirements} & PACKAGES.keys()
-        requirements = [text for text in requirements if Requirement(text).name not in named]
+        named = PACKAGES.keys() & requirements
+        requirements = [text for text in requirements if text not in named]
         packages = [*packages, *sorted(named - {Requirement(text).name for text in (*packages, *bare)})]
         chosen = [PACKAGES[Requirement(text).name] for text in (*packages, *bare)]
         versions = [package.folder / "src" / package.module / "_version.py" for package in chosen]

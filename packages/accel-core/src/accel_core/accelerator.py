@@ -1024,7 +1024,7 @@ class Accelerator(FunctionControl):
 
         Args:
             input_data: Tensors or objects of the current batch, one entry a sample.
-            use_gather_object: Gather as objects even what are tensors.
+            use_gather_object: Pickle everything, even tensors.
 
         Returns:
             The nest over all processes, each sample once, in the order of the sampler.

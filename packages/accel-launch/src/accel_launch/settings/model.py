@@ -196,7 +196,7 @@ LAUNCH: tuple[Setting, ...] = (
     _variable(
         "watchdog",
         OUTPUT,
-        "Seconds without progress on any rank after which stacks are shown and the run ends.",
+        "After this many seconds without progress, print all stacks and stop.",
         float,
         rule=SECONDS,
     ),

@@ -30,7 +30,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--count-as-ranks",
         action="store_true",
-        help="Let accelerator.num_processes of the one process be that of data parts: for scripts that scale rates.",
+        help="Report the layout's num_processes on one process (for scripts that scale the learning rate).",
     )
     parser.add_argument(
         "--max-processes",

@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import threading
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from itertools import pairwise
@@ -26,6 +27,7 @@ from accel_bigmodel import (
     load_checkpoint_and_dispatch,
     remove_hook_from_submodules,
 )
+from accel_bigmodel.experts.cache import ExpertCache
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
 from accel_testing.limits import wait_for_fork
 from accel_testing.requires import requires
@@ -422,6 +424,25 @@ def test_a_guess_that_fails_fails_where_the_weights_are_needed(load: Callable[..
         os.utime(tmp_path / "model.safetensors", ns=(0, 0))
         with pytest.raises(OffloadError, match="changed after the model was dispatched"):
             model(TOKENS)
+
+
+def test_an_expert_that_came_takes_its_room_once(
+    load: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache that is full stays full, however late the thread that reads comes to its books."""
+    arrived = ExpertCache._arrived
+
+    def late(self: ExpertCache, *args: Any) -> None:
+        time.sleep(0.05)
+        arrived(self, *args)
+
+    monkeypatch.setattr(ExpertCache, "_arrived", late)
+    # Another dtype than the file's, so that experts are cast, by a thread.
+    model = load(8 * ONE, DISK, dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(3):
+            model(TOKENS.double())
+            assert model.expert_report().held == 8 * ONE  # type: ignore[operator]
 
 
 def test_a_budget_changes_while_the_model_runs(load: Callable[..., nn.Module], whole: nn.Module) -> None:

@@ -139,17 +139,16 @@ class ExpertCache:
     def report(self) -> ExpertReport:
         """Return what the cache did since the model was dispatched."""
         with self._lock:
-            counts = self._counts
             return ExpertReport(
                 self.budget,
                 self._used,
                 sum(entry.nbytes for entry in self._entries.values() if entry.brought.in_pages),
-                counts["hits"],
-                counts["misses"],
-                counts["disk"],
-                counts["host"],
-                counts["right"],
-                counts["wrong"],
+                self._counts["hits"],
+                self._counts["misses"],
+                self._counts["disk"],
+                self._counts["host"],
+                self._counts["right"],
+                self._counts["wrong"],
                 Counter(self._tokens),
                 {name: Counter(numbers) for name, numbers in self._chosen.items()},
                 dict(self._experts),
@@ -210,8 +209,7 @@ class ExpertCache:
         self._counts["right"] += len(guessed.intersection(numbers))
         self._counts["wrong"] += len(guessed.difference(numbers))
         for number in guessed.difference(numbers):
-            coming = self._coming.get((name, number))
-            if coming is not None:
+            if (coming := self._coming.get((name, number))) is not None:
                 coming.cancel()
 
     def _send_ahead(self, guess: Guess, busy: Collection[Key]) -> None:
@@ -241,19 +239,21 @@ class ExpertCache:
                 self._worker = ThreadPoolExecutor(1, thread_name_prefix="accel-experts")
             self._reserved += nbytes
             coming = self._coming[key] = self._worker.submit(self._fetch, source, number, state)
-        coming.add_done_callback(lambda _: self._arrived(key, nbytes))
+        coming.add_done_callback(lambda done: self._arrived(key, nbytes, done))
         return True
 
     def _fetch(self, source: ExpertSource, number: int, state: tuple[object, ...]) -> None:
         # If it fails, it fails again for the forward that needs it.
         entry = _Entry(state, self._read(source, number), source.nbytes)
-        with self._lock:
+        with self._lock:  # one that is there and has its room reserved as well would push out another
             self._put((source.name, number), entry)
+            self._reserved -= entry.nbytes
 
-    def _arrived(self, key: Key, nbytes: int) -> None:
-        """Give back the room that was reserved for an expert: it is there, failed or was called off."""
+    def _arrived(self, key: Key, nbytes: int, coming: Future[None]) -> None:
+        """Forget an expert that was on its way, and give back the room of one that failed or was called off."""
         with self._lock:
-            self._reserved -= nbytes
+            if coming.cancelled() or coming.exception():
+                self._reserved -= nbytes
             del self._coming[key]
             if not self._coming and self._worker is not None:
                 self._worker.shutdown(wait=False)

@@ -19,7 +19,6 @@ _OURS = (
     *(*_ENGINES, "accel-verify", "accel-all"),
 )
 _DROP_IN = "accelerate"
-_NOT_FOR_RUNS = {"test", "testing"}
 _WITHOUT_EXTRA = ("torchao", "transformer_engine", "transformers")
 """Libraries that accel uses if they are installed, and that none of its packages has as an extra."""
 
@@ -83,7 +82,7 @@ def _requirements(ours: Distribution) -> list[tuple[Requirement, str]]:
         extra = re.search(r"""extra == ['"]([\w-]+)['"]""", text)
         name = extra[1] if extra else ""
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": name})
-        if applies and name not in _NOT_FOR_RUNS:
+        if applies:
             found.append((requirement, name))
     return found
 

@@ -33,7 +33,6 @@ def of(findings: list[DoctorFinding], name: str) -> list[tuple[str, str, str]]:
         ),
         ("pytest>=999; extra == 'plots'", "warning", "accel-quant[plots] needs pytest>=999; got ", "'pytest>=999'"),
         ("not-here-at-all; extra == 'plots'", "ok", "and what it needs", ""),
-        ("pytest>=999; extra == 'testing'", "ok", "and what it needs", ""),
     ],
 )
 def test_requirements_are_compared_with_what_is_installed(

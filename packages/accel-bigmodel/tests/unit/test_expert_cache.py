@@ -429,7 +429,7 @@ def test_a_guess_that_fails_fails_where_the_weights_are_needed(load: Callable[..
 def test_an_expert_that_came_takes_its_room_once(
     load: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cache that is full stays full, however late the thread that reads comes to its books."""
+    """A full cache stays full, even if the reading thread reports an expert late."""
     arrived = ExpertCache._arrived
 
     def late(self: ExpertCache, *args: Any) -> None:

@@ -245,7 +245,7 @@ class ExpertCache:
     def _fetch(self, source: ExpertSource, number: int, state: tuple[object, ...]) -> None:
         # If it fails, it fails again for the forward that needs it.
         entry = _Entry(state, self._read(source, number), source.nbytes)
-        with self._lock:  # one that is there and has its room reserved as well would push out another
+        with self._lock:  # in one step: counted as used and as reserved, it would push out another expert
             self._put((source.name, number), entry)
             self._reserved -= entry.nbytes
 

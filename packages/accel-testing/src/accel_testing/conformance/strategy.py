@@ -273,7 +273,7 @@ class StrategyConformance:
         self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _trains_on_nothing(self) -> None:
-        """Replicas whose stream has ended train on nothing beside those that go on, and weights are of all rows."""
+        """Replicas whose data has ended train on empty batches while others continue; weights are those of all rows."""
         case = Case(weighted=True)
         accelerator = self._accelerator(case)
         layout = accelerator._runtime.layout

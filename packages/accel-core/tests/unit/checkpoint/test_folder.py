@@ -229,9 +229,11 @@ def test_damage_to_any_file_is_named_and_changes_nothing(
             else:
                 path.write_bytes((tmp_path / "foreign" / name).read_bytes())
             mentioned = names.MANIFEST_NAME if name == names.MANIFEST_NAME and harm != "exchange" else "harmed"
-            with pytest.raises(CheckpointDamagedError, match=mentioned) as caught:
+            # a bit in the name of a class reads as a class that no checkpoint holds
+            with pytest.raises((CheckpointDamagedError, UnsafeCheckpointError), match=mentioned) as caught:
                 load_state(run, tmp_path / "harmed")
             assert name in str(caught.value) or harm == "exchange"
+            assert isinstance(caught.value, CheckpointDamagedError) or f"{name}: damaged" in str(caught.value)
             assert differing(before, state_of(run)) == []
             shutil.rmtree(tmp_path / "harmed")
 

@@ -6,12 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["Deadline", "communicate", "limit", "run", "slowness", "wait_for_fork", "wait_until"]
+import psutil
 
+__all__ = ["STACKS", "Deadline", "communicate", "limit", "run", "slowness", "wait_for_fork", "wait_until"]
+
+STACKS = signal.SIGRTMAX - 5
+"""The signal on which programs that tests fork print where their threads are; it ends any other."""
 _SHORTEST = 60.0
 _FACTOR = 10.0
 _LOOPS = 1_000_000
@@ -82,8 +87,17 @@ def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[
         with contextlib.suppress(subprocess.TimeoutExpired):
             out, errors = process.communicate(timeout=deadline.left)
             return out or "", errors or ""
+    with contextlib.suppress(psutil.NoSuchProcess):  # what ended by now
+        hung = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for each in hung:
+            each.send_signal(STACKS)
+        _, alive = psutil.wait_procs(hung, 2)  # the launcher passes on what its ranks print
+        for each in alive:
+            each.kill()
     process.kill()
-    raise subprocess.TimeoutExpired(process.args, limit(quiet), *process.communicate())
+    out, errors = process.communicate()
+    sys.stderr.write(f"{process.args!r} hung, and had printed:\n{out}\n{errors}\n")
+    raise subprocess.TimeoutExpired(process.args, limit(quiet), out, errors)
 
 
 def wait_for_fork(pid: int, *, quiet: float = 6.0) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import io
 import logging
@@ -11,7 +12,9 @@ import multiprocessing
 import os
 import random
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +27,7 @@ from multiprocessing.connection import Connection
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
+from accel_testing import limits
 from accel_testing.world import server
 
 __all__ = ["Program", "ProgramAndRanks"]
@@ -105,11 +109,16 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
     if words[:1] != [sys.executable] or (program[0] == "-" and program != "-m") or first or kept or shell:
         _start_anew(process, args, *settings)
         return
-    process.pid = os.fork()
-    if process.pid:
-        process._child_created = True
-        process._close_pipe_fds(*pipes)
-        return
+    while True:
+        process.pid, said = _fork_and_hear()
+        if not process.pid:
+            break
+        if said:
+            process._child_created = True
+            process._close_pipe_fds(*pipes)
+            return
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
     try:
         gc.freeze()  # what the parent left would close its files under their numbers
         _forget_the_parent()
@@ -130,6 +139,24 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
     os._exit(1)
 
 
+def _fork_and_hear() -> tuple[int, bool]:
+    """Fork, and return the child's number, 0 in the child, and whether the child can look up a name.
+
+    It never can where a thread of the parent did so at that moment, as a store of torch does for each rank that
+    connects: the C library leaves its lock closed in the child.
+    """
+    hear, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        socket.getaddrinfo("localhost", None)
+        os.write(tell, b".")
+        return 0, True
+    os.close(tell)
+    heard = bool(select.select([hear], [], [], 10)[0]) and bool(os.read(hear, 1))
+    os.close(hear)
+    return pid, heard
+
+
 def _run(words: list[str], folder: str, variables: dict[str, str], path: list[str], streams: list[Connection]) -> None:
     """Be the program, to its end."""
     for number, stream in enumerate(streams):
@@ -140,6 +167,7 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
     if words[0] == "-u":
         sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb", 0, closefd=False), write_through=True)
         del words[0]
+    faulthandler.register(limits.STACKS)
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)

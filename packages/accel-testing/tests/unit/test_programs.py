@@ -100,3 +100,37 @@ def test_ranks_of_a_program_are_its_children(tmp_path: Path) -> None:
         told.append(done.stdout)
     assert told[0] == told[1]
     assert told[0].startswith("-15 of a worker\n[True, <Handlers.SIG_DFL: 0>] 1 False ['']")
+
+
+LOOKS_UP = (
+    "import os, pathlib, socket, subprocess, sys\n"
+    "given = socket.getaddrinfo\n"
+    "def look_up(*words):\n"
+    "    if pathlib.Path('first').exists(): return given(*words)\n"
+    "    pathlib.Path('first').touch(); os._exit(0)\n"
+    "socket.getaddrinfo = look_up\n"
+    "print(subprocess.run([sys.executable, 'inner.py']))\n"
+)
+
+
+def test_a_child_that_cannot_look_up_names_is_forked_anew(tmp_path: Path) -> None:
+    """A child that gets no answer, here because it ends, is not the one that runs the program."""
+    (tmp_path / "outer.py").write_text(LOOKS_UP)
+    (tmp_path / "inner.py").write_text("print('inner', flush=True)\n")
+    done = limits.run([sys.executable, "outer.py"], cwd=tmp_path, started_by=ProgramAndRanks, check=True)
+    assert done.stdout.splitlines()[0] == "inner"
+    assert "returncode=0" in done.stdout
+
+
+def test_a_program_that_hangs_shows_where_its_ranks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its stacks and its children's are among what it printed."""
+    (tmp_path / "outer.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, 'inner.py'])\n")
+    (tmp_path / "inner.py").write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.setattr(limits, "_SHORTEST", 3.0)
+    with pytest.raises(subprocess.TimeoutExpired):
+        limits.run([sys.executable, "outer.py"], cwd=tmp_path, quiet=0.3, started_by=ProgramAndRanks)
+    printed = capsys.readouterr().err
+    assert 'inner.py", line 2 in <module>' in printed
+    assert 'outer.py", line 2 in <module>' in printed

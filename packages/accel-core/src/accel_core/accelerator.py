@@ -25,6 +25,7 @@ from accel_core.errors import (
     ConfigurationError,
     PreparationError,
     StateError,
+    expect,
 )
 from accel_core.modules import empty, linear_loss
 from accel_core.optim import lomo
@@ -519,6 +520,8 @@ class Accelerator(FunctionControl):
             >>> type(accelerator.unwrap_model(prepared)) is Net
             True
         """
+        fits = not isinstance(model, str | int | float | dict)
+        expect(fits, model, "The model is a torch.nn.Module", "Pass the model itself.")
         return self._runtime.strategy.unwrap(
             model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile
         )

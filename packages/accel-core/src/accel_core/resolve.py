@@ -276,6 +276,8 @@ def _publish(
 def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
     """Sort handlers by type name, refusing what is not a handler and what is there twice."""
     found: dict[str, Any] = {}
+    single = type(given).__name__
+    expect(not isinstance(given, KwargsHandler), given, "kwargs_handlers is a list", f"Write [{single}(...)].")
     for handler in given or []:
         if not isinstance(handler, KwargsHandler):
             raise ConfigurationError(

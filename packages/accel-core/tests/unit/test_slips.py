@@ -214,6 +214,20 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
         r"takes one nest; got a Tensor\. Write gather_for_metrics\(\(",
     ),
     (
+        "one handler",
+        lambda _: Accelerator(cpu=True, kwargs_handlers=DistributedDataParallelKwargs()),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"kwargs_handlers is a list; got a Dist.*Write \[DistributedDataParallelKwargs\(\.\.\.\)\]",
+    ),
+    ("a list as configuration", lambda a: a.init_trackers("x", [1]), UnsupportedTypeError, r"config maps.*got \[1\]"),  # type: ignore[arg-type]
+    ("unwrapping a name", lambda a: a.unwrap_model("x"), UnsupportedTypeError, r"torch\.nn\.Module; got 'x' \(str\)"),  # type: ignore[arg-type]
+    (
+        "saving a state dict",
+        lambda a: a.save_model(Net().state_dict(), "out"),  # type: ignore[arg-type]
+        UnsupportedTypeError,
+        r"got an OrderedDict\. Pass the model itself",
+    ),
+    (
         "a compiler with a slip",
         lambda _: Accelerator(cpu=True, dynamo_backend="inductr"),
         ConfigurationError,
@@ -225,6 +239,14 @@ REFUSED: list[tuple[str, Slip, type[AccelError], str]] = [
 
 
 NEEDS = {"a dict as plug-in": requires("engine:fsdp")}
+
+
+def _tracked_vector() -> None:
+    accelerator = Accelerator(cpu=True, log_with=Silent())
+    accelerator.init_trackers("project")
+    for _ in range(2):
+        accelerator.log({"loss": torch.ones(3), "one": torch.ones(1), "mean": torch.ones(())})
+    accelerator.end_training()
 
 
 def _trained(
@@ -268,6 +290,7 @@ WARNED: list[tuple[str, Slip, str]] = [
         lambda _: _accumulated(lambda _, loss: loss.backward()),
         r"divides the loss of a",
     ),  # type: ignore[no-untyped-call]
+    ("logging a vector", lambda _: _tracked_vector(), r"got several values as 'loss'\. Log their mean"),
     ("logging before init_trackers", lambda _: _tracked(), r"before init_trackers"),
 ]
 

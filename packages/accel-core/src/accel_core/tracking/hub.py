@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_core.errors import ConfigurationError, StateError, TrackerError
+from accel_core.errors import ConfigurationError, StateError, TrackerError, expect
 from accel_core.options.enums import LoggerType
 from accel_core.tracking import discovery
 from accel_core.tracking.discovery import Wanted, filter_trackers
@@ -73,7 +73,7 @@ class TrackerHub:
         self._faces: dict[str, GeneralTracker] = {}
         self._undelivered = Undelivered(Path(), "", "")
         self._errors: list[TrackerError] = []
-        self._warned_of_start = False
+        self._warned_of_start = self._warned_of_vector = False
 
     @property
     def log_with(self) -> list[Any]:
@@ -140,6 +140,8 @@ class TrackerHub:
             OSError: The logging directory cannot be made.
             TrackerError: With the policy `raise`, a tracker did not start.
         """
+        fits = config is None or isinstance(config, Mapping)
+        expect(fits, config, "config maps names to values", 'Write for example config={"rate": 0.1}.')
         self.finish()
         wanted = _named(self.log_with)
         if not self.is_main:
@@ -190,6 +192,10 @@ class TrackerHub:
                 'Write for example accelerator.log({"loss": loss}, step=step).'
             )
         if self.running:
+            wide = [name for name, value in values.items() if getattr(value, "ndim", 0) and len(value) > 1]
+            if wide and not self._warned_of_vector:
+                self._warned_of_vector = True
+                self._warn("Curves are made of numbers; got several values as %r. Log their mean.", wide[0])
             self._log(self._queues, snapshot(dict(values)), step, log_kwargs or {})
             self._raise_pending()
         elif self._log_with and self.is_main and self.run_id is None and not self._warned_of_start:

@@ -82,8 +82,8 @@ def test_killed_rank_goes_before_the_exceptions_it_causes() -> None:
 
 def test_killed_for_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL while the system's count of memory kills went up is called so."""
-    counts = iter([{"vmstat": 3}, {"vmstat": 4}])
-    monkeypatch.setattr(MemoryKills, "_counts", staticmethod(lambda: next(counts)))
+    counts = iter([3, 4])
+    monkeypatch.setattr(MemoryKills, "_count", staticmethod(lambda: next(counts)))
     log = RankLog(0, 0, 10, ended_at=1.0)
     (ending,) = outcomes({0: log}, {0: -signal.SIGKILL}, MemoryKills())
     assert ending.how == "killed by the system because memory ran out (SIGKILL)"

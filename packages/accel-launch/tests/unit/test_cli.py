@@ -157,7 +157,6 @@ def test_both_spellings_reach_the_same_place(accel, script) -> None:
         (["--nnodes", "2:1", "train.py"], "got '2:1' from --nnodes"),
         (["-m", "--no-python", "train.py"], "contradict"),
         (["--tee", "7", "train.py"], "got '7' from --tee"),
-        (["."], "folder without a __main__.py"),
         (["bad.yaml"], "got 'bad.yaml'. Write --config-file before a configuration"),
         ([], "No script was given"),
     ],

@@ -23,7 +23,7 @@ through: the command line prints the message and ends with status 2 for a wrong 
 
 import argparse
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from accel_launch.imports import load
 
@@ -33,7 +33,6 @@ Runner = Callable[[argparse.Namespace], int | None]
 """A function that carries a command out and returns its exit status."""
 
 
-@runtime_checkable
 class AnyCommand(Protocol):
     """The shape of a command: an object or a module with these four attributes."""
 

@@ -33,6 +33,8 @@ TRY_AGAIN = 75
 _TRACEBACK_COUNTS_FOR = 60.0
 _KILLED_BEFORE_S = 1.0
 _BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
+_BEFORE_TRACEBACK = re.compile(rf"^(?=.*{re.escape(TRACEBACK.decode())})", re.MULTILINE)
+_LEADS_ON = re.compile(r"\n\n(?:\[rank\d+\]: ?)?(?:During handling of .*|The above exception was .*):\n\n$")
 _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILINE)
 """What C++ prints if threads of a library still run when a process that raised an exception ends."""
 
@@ -89,25 +91,12 @@ class MemoryKills:
 
 def last_traceback(tail: bytes) -> str:
     """Return the last traceback of what a process printed, with the chain that led to it."""
-    text = tail.decode(errors="replace").replace("\r\n", "\n")
-    marker = TRACEBACK.decode()
-    start = text.rfind(marker)
-    if start < 0:
+    *parts, last = _BEFORE_TRACEBACK.split(tail.decode(errors="replace").replace("\r\n", "\n"))
+    if not parts:
         return ""
-    while True:
-        before = text[:start]
-        chained = re.search(
-            rf"{re.escape(marker)}(?:(?!{re.escape(marker)}).)*?\n\n(?:\[rank\d+\]: ?)?(?:During handling of the above "
-            r"exception, another exception occurred|The above exception was the direct cause of the following "
-            r"exception):\n\n[^\n]*$",
-            before,
-            re.DOTALL,
-        )
-        if chained is None:
-            break
-        start = chained.start()
-    line = text.rfind("\n", 0, start) + 1
-    return without_crash(text[line:]).strip("\n")
+    while _LEADS_ON.search(parts[-1]):
+        last = parts.pop() + last
+    return without_crash(last).strip("\n")
 
 
 def without_crash(text: str) -> str:

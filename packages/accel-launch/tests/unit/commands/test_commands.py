@@ -450,8 +450,8 @@ def test_the_check_holds_in_each_precision(
     """Training in a shorter number format is alike within its own rounding."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-    selfcheck.main(["training"])
-    assert capsys.readouterr().out == "training is alike: holds for 1 process on cpu\n"
+    selfcheck.main()
+    assert capsys.readouterr().out.endswith("training is alike: holds for 1 process on cpu\n")
 
 
 @requires("engine:deepspeed")

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from accel_core.errors import ConfigurationError, StateError, expect
-from accel_core.host.environ import patch_environment, write
+from accel_core.host.environ import patch_environment, snapshot, write
 from accel_core.host.environ import text as environment_text
 from accel_core.options.enums import PRECISIONS
 from accel_core.process import world
 from accel_launch.settings.devices import count_gpus
-from accel_launch.settings.environ import snapshot
 
 __all__ = ["EarlyUseError", "PrepareForLaunch", "debug_launcher", "initialized_by", "notebook_launcher", "test_launch"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from accel_core.errors import ConfigurationError
+from accel_core.host import environ
 from accel_core.options.enums import PRECISIONS, ComputeEnvironment, DistributedType, SageMakerDistributedType
-from accel_launch.settings import environ
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.file import load, write
 from accel_launch.settings.location import default_yaml_file

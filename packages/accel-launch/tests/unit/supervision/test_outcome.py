@@ -1,8 +1,6 @@
 """How a failure is understood from what processes printed and how they ended."""
 
-import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from accel_launch.supervision.outcome import (
 )
 from accel_launch.supervision.report import (
     failure_record,
-    forget_old_failures,
     report_card,
     report_failure,
     report_stacks,
@@ -109,18 +106,6 @@ def test_a_run_is_to_be_started_again_when_every_rank_says_so(
     record = failure_record(ended, run_id="x", command=["a.py"], seconds=1.0, reason="failure")
     report_failure(ended, logs, record, "", log_dir=tmp_path)
     assert ("start the run again" in capsys.readouterr().err) is again
-
-
-def test_records_of_failures_are_kept_for_a_week(tmp_path: Path) -> None:
-    """What a failure left in the folder for temporary files goes after seven days; nothing else goes."""
-    for name, days in (("accel-failure-old", 8), ("accel-failure-new", 6), ("other-old", 8)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "failure.json").write_text("{}")
-        when = time.time() - days * 86400
-        os.utime(tmp_path / name, (when, when))
-    (tmp_path / "accel-failure-link").symlink_to(tmp_path / "other-old")
-    forget_old_failures(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["accel-failure-link", "accel-failure-new", "other-old"]
 
 
 def test_stacks_name_their_rank(capsys: pytest.CaptureFixture[str]) -> None:

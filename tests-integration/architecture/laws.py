@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "packages").glob("*/src/*"))
 FORBIDDEN_NAMES = re.compile(r"^_?(utils?|helpers?|common|misc|other|base_.*)$")
-ENVIRONMENT_READERS = {"accel_core/host/environ.py", "accel_launch/settings/environ.py"}
+ENVIRONMENT_READER = "accel_core/host/environ.py"
 OWN = {path.name for path in SOURCES}
 ENGINES = {"deepspeed": 78, "fsdp": 110, "megatron": 26}
 """Lines of accel-core and accel-launch that may name an engine: they say names that Accelerate's API or torch fixes, or
@@ -88,8 +88,8 @@ def local_imports(name: str, tree: ast.Module) -> list[Breach]:
 
 
 def environment_reads(name: str, tree: ast.Module) -> list[Breach]:
-    """Find `os.environ` and `os.getenv` outside the environment's readers and the guards of the testing kit."""
-    if name in ENVIRONMENT_READERS or name.startswith("accel_testing/"):
+    """Find `os.environ` and `os.getenv` outside the environment's reader and the guards of the testing kit."""
+    if name == ENVIRONMENT_READER or name.startswith("accel_testing/"):
         return []
     found = []
     for node in ast.walk(tree):

@@ -1,7 +1,5 @@
 """The import paths of Accelerate 1.15.0, over the packages of accel."""
 
-from typing import TYPE_CHECKING
-
 # ruff: noqa: E402, I001
 
 from accelerate import _foundation, _version
@@ -58,10 +56,6 @@ _pickles.carry_old_names()  # once the classes are all there
 _loggers.govern_records()
 _defaults.choose()
 
-if TYPE_CHECKING:
-    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accel_launch.notebook import debug_launcher as debug_launcher
-    from accel_launch.notebook import notebook_launcher as notebook_launcher
 
 _LATER = {
     "accel_deepspeed": ["DeepSpeedPlugin"],  # an engine, for the few runs that use it

@@ -148,17 +148,13 @@ def is_rocm_available() -> bool:
 
 def is_xccl_available() -> bool:
     """Return whether torch was built with the XCCL backend."""
-    # Newer than the oldest torch.
-    probe = getattr(importlib.import_module("torch").distributed, "is_xccl_available", None)
-    return bool(probe()) if probe is not None else False
+    return bool(importlib.import_module("torch.distributed.distributed_c10d").is_xccl_available())
 
 
 def is_xpu_available(check_device: bool = False) -> bool:
     """Return whether an Intel XPU is here."""
-    driver = getattr(importlib.import_module("torch"), "xpu", None)
-    if driver is None or not driver.is_available():
-        return False
-    return not check_device or driver.device_count() > 0
+    driver = importlib.import_module("torch").xpu
+    return bool(driver.is_available()) and (not check_device or driver.device_count() > 0)
 
 
 def is_mps_available(min_version: str = "1.12") -> bool:

@@ -27,7 +27,7 @@ from accel_launch.questions.cluster import CLUSTER, ENVIRONMENT
 from accel_launch.questions.dialogue import configuration_of, hold_dialogue
 from accel_launch.questions.question import Question
 from accel_launch.questions.sagemaker import SAGEMAKER
-from accel_launch.settings.config import BaseConfig, ClusterConfig, SageMakerConfig
+from accel_launch.settings.config import BaseConfig, ClusterConfig, SageMakerConfig, config_of
 from accel_parallel.checkpoint import merge_command as merging
 from accel_parallel.checkpoint.merge import merge_command
 
@@ -180,35 +180,23 @@ def tpu_command_launcher(args: argparse.Namespace) -> None:
 
 def get_user_input() -> BaseConfig:
     """Ask everything and return the configuration as an object."""
-    return _as_object(hold_dialogue(asker_for(sys.stdin)))
+    return config_of(hold_dialogue(asker_for(sys.stdin)))
 
 
 def get_cluster_input() -> ClusterConfig:
     """Ask about one's own machines and return the configuration as an object."""
-    return ClusterConfig(**_known(ClusterConfig, _dialogue_about(CLUSTER, "LOCAL_MACHINE")))
+    return ClusterConfig.of(_dialogue_about(CLUSTER, "LOCAL_MACHINE"))
 
 
 def get_sagemaker_input() -> SageMakerConfig:
     """Ask about a SageMaker job and return the configuration as an object."""
-    return SageMakerConfig(**_known(SageMakerConfig, _dialogue_about(SAGEMAKER, "AMAZON_SAGEMAKER")))
+    return SageMakerConfig.of(_dialogue_about(SAGEMAKER, "AMAZON_SAGEMAKER"))
 
 
 def _dialogue_about(questions: Sequence[Question], environment: str) -> dict[str, Any]:
     known = {"compute_environment": environment}
     asker = asker_for(sys.stdin)
     return configuration_of(ask_all((ENVIRONMENT, *questions), asker, known), (ENVIRONMENT, *questions))
-
-
-def _as_object(config: dict[str, Any]) -> BaseConfig:
-    sagemaker = config.get("compute_environment") == "AMAZON_SAGEMAKER"
-    kind: type[BaseConfig] = SageMakerConfig if sagemaker else ClusterConfig
-    return kind(**_known(kind, config))
-
-
-def _known(kind: type[BaseConfig], config: dict[str, Any]) -> dict[str, Any]:
-    values = kind.process_config(config)
-    # Files may hold keys that the classes do not.
-    return {key: value for key, value in values.items() if key in kind.__dataclass_fields__}
 
 
 def _run(launcher: Launcher, args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accel_core.host import environ
 from accel_core.host.ports import get_free_port
 from accel_launch.commands.start import settings_from
 from accel_launch.launchers.registry import choose
@@ -16,7 +17,6 @@ from accel_launch.launchers.sagemaker import SageMakerLauncher, hyperparameters,
 from accel_launch.launchers.simple import SimpleLauncher
 from accel_launch.launchers.torchrun import TorchrunLauncher
 from accel_launch.launchers.tpu import TpuLauncher
-from accel_launch.settings import environ
 from accel_launch.settings.checks import check_settings
 from accel_launch.settings.child import child_environment, engine_environment
 from accel_launch.settings.config import BaseConfig, SageMakerConfig, load_config_from_file

@@ -18,7 +18,7 @@ from accel_core.host.availability import (
 )
 from accel_core.host.environ import flag
 from accel_core.host.versions import compare_versions, is_torch_version
-from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION, BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
+from accel_core.options.parallelism import BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
 from accel_parallel.options import FSDP2_PYTORCH_VERSION
 from accelerate import _availability as here
 from accelerate._machine import check_cuda_fp8_capability
@@ -136,10 +136,8 @@ def _computes_in_fp8() -> bool:
 
 
 def _splits_tensors() -> bool:
-    return (
-        is_torch_version(">=", BETA_TP_AVAILABLE_PYTORCH_VERSION)
-        and is_transformers_available()
-        and compare_versions("transformers", ">=", BETA_TP_AVAILABLE_TRANSFORMERS_VERSION)
+    return is_transformers_available() and compare_versions(
+        "transformers", ">=", BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
     )
 
 

@@ -1,7 +1,5 @@
 """The names of `accelerate.accelerator` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_bigmodel.hooks.attach import has_offloaded_params as has_offloaded_params
 from accel_bigmodel.hooks.state import get_state_dict_offloaded_model as get_state_dict_offloaded_model
 from accel_core.accelerator import Accelerator as Accelerator
@@ -106,17 +104,6 @@ from accelerate._names import get_pretty_name as get_pretty_name
 from accelerate._precision import get_mixed_precision_context_manager as get_mixed_precision_context_manager
 from accelerate._sharded_models import get_model_tp_size as get_model_tp_size
 from accelerate._sharded_models import model_has_dtensor as model_has_dtensor
-
-if TYPE_CHECKING:
-    from accel_deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
-    from accel_deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
-    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accel_deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
-    from accel_deepspeed import DummyOptim as DummyOptim
-    from accel_deepspeed import DummyScheduler as DummyScheduler
-    from accel_deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
-    from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
-    from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
 _LATER = {
     "accel_deepspeed": [  # an engine that may not be installed

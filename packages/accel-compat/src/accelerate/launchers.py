@@ -1,7 +1,5 @@
 """The names of `accelerate.launchers` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_core.host.environ import patch_environment as patch_environment
 from accel_core.host.versions import is_torch_version as is_torch_version
 from accel_core.options.enums import PrecisionType as PrecisionType
@@ -17,12 +15,6 @@ from accelerate._machine import are_libraries_initialized as are_libraries_initi
 from accelerate._machine import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
 from accelerate._machine import get_current_device_type as get_current_device_type
 from accelerate._machine import get_gpu_info as get_gpu_info
-
-if TYPE_CHECKING:
-    from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
-    from accel_launch.notebook import debug_launcher as debug_launcher
-    from accel_launch.notebook import notebook_launcher as notebook_launcher
-    from accel_launch.notebook import test_launch as test_launch
 
 _LATER = {
     "accel_launch.notebook": [  # what starts processes, of no use in those that were started

@@ -1,7 +1,5 @@
 """The names of `accelerate.tracking` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_core.comm.batch import listify as listify
 from accel_core.host.environ import str_to_bool as str_to_bool
 from accel_core.host.versions import compare_versions as compare_versions
@@ -23,18 +21,6 @@ from accelerate._availability import is_swanlab_available as is_swanlab_availabl
 from accelerate._availability import is_tensorboard_available as is_tensorboard_available
 from accelerate._availability import is_trackio_available as is_trackio_available
 from accelerate._availability import is_wandb_available as is_wandb_available
-
-if TYPE_CHECKING:
-    from accel_trackers.aim import AimTracker as AimTracker
-    from accel_trackers.clearml import ClearMLTracker as ClearMLTracker
-    from accel_trackers.comet_ml import CometMLTracker as CometMLTracker
-    from accel_trackers.dvclive import DVCLiveTracker as DVCLiveTracker
-    from accel_trackers.mlflow import MLflowTracker as MLflowTracker
-    from accel_trackers.swanlab import SwanLabTracker as SwanLabTracker
-    from accel_trackers.tensorboard import TensorBoardTracker as TensorBoardTracker
-    from accel_trackers.trackio import TrackioTracker as TrackioTracker
-    from accel_trackers.wandb import WandBTracker as WandBTracker
-    from accelerate._trackers import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 
 _LATER = {
     "accel_trackers.aim": [  # a module for each library, as a run uses one or two

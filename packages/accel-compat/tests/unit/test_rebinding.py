@@ -1,9 +1,7 @@
 """Names that are set, patched or deleted on an old path take effect in the engine, and come back."""
 
-import ast
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -191,28 +189,3 @@ def test_a_name_imported_under_a_patch_does_not_keep_it(
         assert engine[0].act is engine[1]._act is waiting.act is theirs
     finally:
         del sys.modules[other.__name__]
-
-
-def _names_by_home(path: Path) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """Return the names that a module brings later, and those that type checkers see, by the module that has them."""
-    tree = ast.parse(path.read_text())
-    told: dict[str, set[str]] = {}
-    for block in tree.body:
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
-            for line in ast.walk(block):
-                if isinstance(line, ast.ImportFrom):
-                    told.setdefault(str(line.module), set()).update(name.name for name in line.names)
-    tables = [
-        ast.literal_eval(block.value)
-        for block in tree.body
-        if isinstance(block, ast.Assign) and ast.unparse(block.targets[0]) == "_LATER"
-    ]
-    return {home: set(names) for table in tables for home, names in table.items()}, told
-
-
-@pytest.mark.parametrize("path", sorted(Path(accelerate.__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
-def test_type_checkers_see_what_comes_later(path: Path) -> None:
-    """The names that come later, and their homes, are those of the imports that type checkers read."""
-    later, told = _names_by_home(path)
-    if later:
-        assert later == told

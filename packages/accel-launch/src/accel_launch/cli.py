@@ -87,7 +87,8 @@ def find_command(word: str, program: str = "accel") -> AnyCommand:
         return command
     offered = points_of(_ENTRY_POINT_GROUP)
     if name in offered:
-        return _contributed(name, offered[name])
+        contributed: AnyCommand = load(offered[name])
+        return contributed
     if entry is not None:
         raise ConfigurationError(
             f"The command `{name}` comes with {entry.package}, which is not installed. Run: pip install {entry.package}"
@@ -96,18 +97,6 @@ def find_command(word: str, program: str = "accel") -> AnyCommand:
     near = get_close_matches(name, known, n=1)
     hint = f"Did you mean `{program} {near[0]}`? " if near else ""
     raise ConfigurationError(f"Unknown command `{word}`. {hint}Known are {', '.join(known)}.")
-
-
-def _contributed(word: str, place: str) -> AnyCommand:
-    """Import a command that another distribution offers."""
-    found: object = load(place)
-    if not isinstance(found, AnyCommand):
-        raise ConfigurationError(
-            f"The entry point of the command `{word}` is not a command; `{place}` gives a "
-            f"{type(found).__name__} without all of name, help, add_arguments and run. Update or uninstall the package "
-            "that offers it."
-        )
-    return found
 
 
 def _completion() -> AnyCommand:

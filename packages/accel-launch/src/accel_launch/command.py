@@ -23,7 +23,8 @@ through: the command line prints the message and ends with status 2 for a wrong 
 
 import argparse
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from types import ModuleType
+from typing import NamedTuple, TypeAlias
 
 from accel_launch.imports import load
 
@@ -31,27 +32,6 @@ __all__ = ["AnyCommand", "Command", "Runner", "resolve_runner"]
 
 Runner = Callable[[argparse.Namespace], int | None]
 """A function that carries a command out and returns its exit status."""
-
-
-@runtime_checkable
-class AnyCommand(Protocol):
-    """The shape of a command: an object or a module with these four attributes."""
-
-    @property
-    def name(self) -> str:
-        """The word typed after `accel`."""
-
-    @property
-    def help(self) -> str:
-        """One sentence for the list of commands."""
-
-    @property
-    def add_arguments(self) -> Callable[[argparse.ArgumentParser], None]:
-        """A function that declares the command's options on an empty parser."""
-
-    @property
-    def run(self) -> str | Runner:
-        """The function that carries the command out, or where it is, as "module:function"."""
 
 
 class Command(NamedTuple):
@@ -70,6 +50,10 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: str | Runner
     epilog: str | None = None
+
+
+AnyCommand: TypeAlias = Command | ModuleType
+"""A command: one of `Command`, or a module with its four attributes `name`, `help`, `add_arguments` and `run`."""
 
 
 def resolve_runner(command: AnyCommand) -> Runner:

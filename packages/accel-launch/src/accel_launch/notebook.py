@@ -7,23 +7,20 @@ touched an accelerator before. Where something has, the import that did it is fo
 import os
 import subprocess
 import sys
-import tempfile
 import types
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from accel_core.errors import ConfigurationError, StateError, expect
-from accel_core.host.environ import patch_environment, write
+from accel_core.host.environ import patch_environment, snapshot, write
 from accel_core.host.environ import text as environment_text
 from accel_core.options.enums import PRECISIONS
 from accel_core.process import world
 from accel_launch.settings.devices import count_gpus
-from accel_launch.settings.environ import snapshot
 
 __all__ = ["EarlyUseError", "PrepareForLaunch", "debug_launcher", "initialized_by", "notebook_launcher", "test_launch"]
 
@@ -161,28 +158,17 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
         num_processes: Processes.
 
     Raises:
-        SpawnedRankError: A process raised (a `LaunchError`, and torch's `ProcessRaisedException`); the message ends
-            with the traceback of the one that did so first.
-        SpawnedRankExitError: A process was killed, or left with an exit code other than 0.
+        NotebookRankError: A process failed (a `LaunchError`, and torch's `ChildFailedError`); the message ends with the
+            traceback of the one that failed first.
 
     Examples:
         >>> from train import train  # doctest: +SKIP
         >>> debug_launcher(train, args=(0.1,), num_processes=2)  # doctest: +SKIP
     """
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        patch_environment(
-            world_size=num_processes,
-            local_world_size=num_processes,
-            master_addr="127.0.0.1",
-            master_port="29500",
-            accelerate_mixed_precision="no",
-            accelerate_debug_rdv_file=str(Path(folder) / "meeting"),
-            accelerate_use_cpu="yes",
-        ),
-    ):
-        forked = import_module("accel_launch.launchers.forked")  # brings torch's elastic agent
-        forked.run_spawned(PrepareForLaunch(function, debug=True), args, num_processes)
+    forked = import_module("accel_launch.launchers.forked")  # brings torch's elastic agent
+    rendezvous = import_module("accel_launch.launchers.rendezvous").LocalRendezvous(uuid.uuid4().hex, 0)
+    with patch_environment(fork_launched=1, accelerate_mixed_precision="no", accelerate_use_cpu="yes"):
+        forked.run_forked(function, args, rendezvous, processes=num_processes)
 
 
 def _refuse_what_came_before(gpus: int) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from typing import TextIO
 
-from accel_launch.settings import environ
+from accel_core.host import environ
 
 __all__ = ["colors_wanted", "flush_output", "paint", "progress", "progress_bar", "say"]
 
@@ -40,7 +40,10 @@ def flush_output() -> None:
 
 def colors_wanted(stream: TextIO | None) -> bool:
     """Return whether text written to `stream` may carry colors."""
-    return environ.wants_colors(stream is not None and stream.isatty())
+    if environ.text("NO_COLOR"):
+        return False
+    terminal = stream is not None and stream.isatty() and environ.text("TERM") != "dumb"
+    return terminal or bool(environ.text("FORCE_COLOR"))
 
 
 def paint(text: str, kind: str, wanted: bool) -> str:

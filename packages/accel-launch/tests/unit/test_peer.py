@@ -110,7 +110,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(child, "physical_cores", lambda: 2)
     monkeypatch.setattr(
-        "accel_launch.settings.environ.snapshot", lambda: {"HF_HOME": str(tmp_path), "PATH": f"{tmp_path}/bin"}
+        "accel_core.host.environ.snapshot", lambda: {"HF_HOME": str(tmp_path), "PATH": f"{tmp_path}/bin"}
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin")

@@ -37,7 +37,7 @@ class _Place:
     device: Any
     dtype: torch.dtype | None
     is_buffer: bool
-    form: packed.PackedParameter | None
+    form: Any  # how it is packed, as `PackedParameter`; None for a plain tensor
     source: str = field(default="")
 
 
@@ -56,7 +56,7 @@ class WeightLoader:
         self._others = {name: group for group in shared for name in group}
         self._model = model
         self._config = config
-        self._folder = offload_folder
+        self._folder: Any = offload_folder  # there is one where a weight goes to the disk
         self._devices = places
         self._places = self._list()
 
@@ -128,7 +128,6 @@ class WeightLoader:
         return any(mark in source for mark in marks)
 
     def _lacking(self, place: _Place, source: Checkpoint) -> list[str]:
-        assert place.form is not None, "packed"
         parts = [packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)]
         nested = packed_key(place.source, "weight.nested_absmax")  # bytes would be taken for scales
         if nested in source and nested not in parts:
@@ -137,7 +136,6 @@ class WeightLoader:
 
     def _parts(self, place: _Place, source: Checkpoint) -> dict[str, torch.Tensor]:
         """Return a packed weight and its statistics, by suffix."""
-        assert place.form is not None, "packed"
         names = {suffix: packed_key(place.source, suffix) for suffix in place.form.parts(place.tensor)}
         return {suffix: source.shard_of(name).tensor(name) for suffix, name in names.items()}
 
@@ -171,16 +169,13 @@ class WeightLoader:
         return torch.device("cpu") if str(place.device) == "disk" else as_device(place.device)
 
     def _pack(self, place: _Place, value: torch.Tensor) -> None:
-        assert place.form is not None, "packed"
         cast = value if place.dtype is None else value.to(place.dtype)  # packing rounds in the dtype of its input
         self._put_packed(place, place.form.pack(place.tensor, cast, self._device(place)))
 
     def _put_packed(self, place: _Place, made: nn.Parameter) -> None:
-        assert place.form is not None, "packed"
         for name in place.names:
             # Also for a layer that is needed in memory under another name, because this one's hook reads the folder.
             if str(device_of(name, self._devices)) == "disk":
-                assert self._folder is not None, "checked"
                 write_parts(place.form, made, name, self._folder, self.index)
         if str(place.device) == "disk":
             made = place.form.move(made, torch.device("meta"))
@@ -191,7 +186,6 @@ class WeightLoader:
     def _put_plain(self, place: _Place, value: torch.Tensor) -> None:
         cast = value.to(place.dtype) if place.dtype is not None and value.is_floating_point() else value
         if str(place.device) == "disk" and not place.is_buffer:  # hooks leave buffers in memory
-            assert self._folder is not None, "checked"
             for name in place.names:
                 offload_weight(cast, name, self._folder, index=self.index)
                 set_module_tensor_to_device(self._model, name, "meta", value=cast.to("meta"), dtype=place.dtype)

@@ -103,8 +103,8 @@ class BnbQuantizationConfig:
 def _dtype(name: str, value: object) -> torch.dtype:
     if isinstance(value, torch.dtype):
         return value
-    if not isinstance(value, str):
-        raise QuantizationError(f"{name} must be a string or a torch.dtype; got {value!r}. Use one of {list(_DTYPES)}.")
-    if value not in _DTYPES:
-        raise QuantizationError(f"{name} must be in {list(_DTYPES)}; got {value!r}. Use one of them.")
+    if not isinstance(value, str) or value not in _DTYPES:
+        raise QuantizationError(
+            f"{name} must be a torch.dtype or a string in {list(_DTYPES)}; got {value!r}. Use one of them."
+        )
     return _DTYPES[value]

@@ -118,7 +118,9 @@ def load_and_quantize_model(
     else:
         loader.load_from_model()
     retie_parameters(model, tied)
-    _label(model, config)
+    object.__setattr__(model, "is_loaded_in_4bit", config.load_in_4bit)
+    object.__setattr__(model, "is_loaded_in_8bit", config.load_in_8bit)
+    object.__setattr__(model, "is_quantized", True)
     return _spread(model, places, loader.index, offload_folder, expert_cache)
 
 
@@ -136,15 +138,6 @@ def _source_for(model: nn.Module, weights_location: str | os.PathLike[str] | Non
             "device) and there is none. Pass a file, an index or a folder."
         )
     return open_checkpoint(weights_location)
-
-
-def _label(model: nn.Module, config: BnbQuantizationConfig) -> None:
-    for name, value in (
-        ("is_loaded_in_4bit", config.load_in_4bit),
-        ("is_loaded_in_8bit", config.load_in_8bit),
-        ("is_quantized", True),
-    ):
-        object.__setattr__(model, name, value)
 
 
 def _spread(

@@ -194,11 +194,15 @@ def test_a_loaded_model_is_packed_to_the_same(trained, weights, name, caplog):
 
 @pytest.mark.usefixtures("fresh_state")
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("after", ["before", "after"])
-def test_saving_and_loading_is_exact(weights, tmp_path, name, after):
-    """`Accelerator.save_model` writes a packed model from which loading gives the same bits, used or not."""
-    model = load_and_quantize_model(_empty(), _config(name), weights_location=weights)
-    if after == "after":
+@pytest.mark.parametrize("when", ["before", "after", "on disk"])
+def test_saving_and_loading_is_exact(weights, tmp_path, name, when):
+    """`Accelerator.save_model` writes a packed model, used or not, from which loading gives the same bits.
+
+    Packed parts that wait on disk are saved with their scales.
+    """
+    places = {"device_map": MAPS["disk"], "offload_folder": tmp_path / "off"} if when == "on disk" else {}
+    model = load_and_quantize_model(_empty(), _config(name), weights_location=weights, **places)
+    if when != "before":
         _run(model)
     Accelerator(cpu=True).save_model(model, tmp_path / "saved")
     expected = _run(model)
@@ -206,19 +210,6 @@ def test_saving_and_loading_is_exact(weights, tmp_path, name, after):
     assert torch.equal(_run(again), expected)
     size = (tmp_path / "saved" / "model.safetensors").stat().st_size
     assert size < (weights / "model.safetensors").stat().st_size
-
-
-@pytest.mark.usefixtures("fresh_state")
-@pytest.mark.parametrize("name", ["8bit", "nf4-double-bf16"])
-def test_saving_a_model_on_disk_is_exact(weights, tmp_path, name):
-    """Packed parts that wait on disk are saved with their scales, and load to the same bits."""
-    model = load_and_quantize_model(
-        _empty(), _config(name), weights_location=weights, device_map=MAPS["disk"], offload_folder=tmp_path / "off"
-    )
-    expected = _run(model)
-    Accelerator(cpu=True).save_model(model, tmp_path / "saved")
-    again = load_and_quantize_model(_empty(), _config(name), weights_location=tmp_path / "saved")
-    assert torch.equal(_run(again), expected)
 
 
 @pytest.mark.parametrize("form", ["file", "index", "folder", "pickle"])

@@ -1,7 +1,5 @@
 """The names of `accelerate.utils` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_bigmodel.checkpoint.load import load_checkpoint_in_model as load_checkpoint_in_model
 from accel_bigmodel.checkpoint.load import load_offloaded_weights as load_offloaded_weights
 from accel_bigmodel.checkpoint.read import load_state_dict as load_state_dict
@@ -208,37 +206,6 @@ from accelerate.utils.tqdm import tqdm as tqdm
 if is_deepspeed_available():
     from accelerate.utils.deepspeed import get_active_deepspeed_plugin as get_active_deepspeed_plugin
 
-if TYPE_CHECKING:
-    from accel_deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
-    from accel_deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
-    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accel_deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
-    from accel_deepspeed import DummyOptim as DummyOptim
-    from accel_deepspeed import DummyScheduler as DummyScheduler
-    from accel_deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig
-    from accel_deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
-    from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
-    from accel_launch.settings.config import write_basic_config as write_basic_config
-    from accel_megatron import AbstractTrainStep as AbstractTrainStep
-    from accel_megatron import BertTrainStep as BertTrainStep
-    from accel_megatron import GPTTrainStep as GPTTrainStep
-    from accel_megatron import MegatronLMDummyDataLoader as MegatronLMDummyDataLoader
-    from accel_megatron import MegatronLMDummyScheduler as MegatronLMDummyScheduler
-    from accel_megatron import MegatronLMPlugin as MegatronLMPlugin
-    from accel_megatron import T5TrainStep as T5TrainStep
-    from accel_megatron import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
-    from accel_megatron import (
-        avg_losses_across_data_parallel_group as avg_losses_across_data_parallel_group,
-    )
-    from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
-    from accel_quant.layers import has_4bit_bnb_layers as has_4bit_bnb_layers
-    from accel_quant.load import load_and_quantize_model as load_and_quantize_model
-    from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-    from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
-    from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-    from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
-    from accelerate._launch_preparation import prepare_tpu as prepare_tpu
-    from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
 
 _LATER = {
     "accel_deepspeed": [  # engines that may not be installed

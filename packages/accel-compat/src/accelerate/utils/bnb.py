@@ -1,7 +1,5 @@
 """The names of `accelerate.utils.bnb` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_bigmodel.checkpoint.load import load_checkpoint_in_model as load_checkpoint_in_model
 from accel_bigmodel.device_map.balance import get_balanced_memory as get_balanced_memory
 from accel_bigmodel.device_map.infer import infer_auto_device_map as infer_auto_device_map
@@ -13,16 +11,6 @@ from accel_core.modules.ties import find_tied_parameters as find_tied_parameters
 from accelerate import _rebinding
 from accelerate._availability import is_4bit_bnb_available as is_4bit_bnb_available
 from accelerate._availability import is_8bit_bnb_available as is_8bit_bnb_available
-
-if TYPE_CHECKING:
-    from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
-    from accel_quant.device_map import get_quantized_model_device_map as get_quantized_model_device_map
-    from accel_quant.layers import get_keys_to_not_convert as get_keys_to_not_convert
-    from accel_quant.layers import get_parameter_device as get_parameter_device
-    from accel_quant.layers import has_4bit_bnb_layers as has_4bit_bnb_layers
-    from accel_quant.layers import replace_with_bnb_layers as replace_with_bnb_layers
-    from accel_quant.load import load_and_quantize_model as load_and_quantize_model
-    from accel_quant.offload import quantize_and_offload_8bit as quantize_and_offload_8bit
 
 _LATER = {
     "accel_quant.config": [  # for models that are packed

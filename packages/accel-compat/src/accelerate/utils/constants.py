@@ -1,7 +1,5 @@
 """The names of `accelerate.utils.constants` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_bigmodel.hooks.whole import (
     SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
 )
@@ -50,12 +48,6 @@ from accelerate._elastic import (
     ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
 )
 from accelerate._elastic import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
-
-if TYPE_CHECKING:
-    from accel_launch.launchers.sagemaker import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
-    from accel_launch.settings.config import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
-    from accel_launch.settings.config import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION
-    from accel_launch.settings.config import SAGEMAKER_TRANSFORMERS_VERSION as SAGEMAKER_TRANSFORMERS_VERSION
 
 _LATER = {
     "accel_launch.launchers.sagemaker": [  # of use where a job is sent

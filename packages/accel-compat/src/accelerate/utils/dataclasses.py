@@ -1,6 +1,6 @@
 """The names of `accelerate.utils.dataclasses` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING as TYPE_CHECKING
 
 from accel_core.host.availability import is_cuda_available as is_cuda_available
 from accel_core.host.availability import is_hpu_available as is_hpu_available
@@ -66,18 +66,6 @@ from accelerate._availability import is_rocm_available as is_rocm_available
 from accelerate._availability import is_xpu_available as is_xpu_available
 from accelerate._environment import parse_flag_from_env as parse_flag_from_env
 from accelerate._operations import TensorInformation as TensorInformation
-
-if TYPE_CHECKING:
-    from accel_deepspeed import DeepSpeedPlugin as DeepSpeedPlugin
-    from accel_megatron.model_configs import MODEL_CONFIGS_TO_MEGATRON_PARSERS as MODEL_CONFIGS_TO_MEGATRON_PARSERS
-    from accel_megatron.model_configs import add_model_config_to_megatron_parser as add_model_config_to_megatron_parser
-    from accel_megatron.model_configs import parse_bert_config as parse_bert_config
-    from accel_megatron.model_configs import parse_glm4_moe_config as parse_glm4_moe_config
-    from accel_megatron.model_configs import parse_gpt2_config as parse_gpt2_config
-    from accel_megatron.model_configs import parse_llama_config as parse_llama_config
-    from accel_megatron.model_configs import parse_t5_config as parse_t5_config
-    from accel_megatron.plugin import MegatronLMPlugin as MegatronLMPlugin
-    from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 
 _LATER = {
     "accel_deepspeed": ["DeepSpeedPlugin"],  # engines that may not be installed

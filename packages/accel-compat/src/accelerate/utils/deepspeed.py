@@ -1,7 +1,5 @@
 """The names of `accelerate.utils.deepspeed` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_core.host.versions import compare_versions as compare_versions
 from accel_core.optim.optimizer import AcceleratedOptimizer as AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler as AcceleratedScheduler
@@ -9,15 +7,6 @@ from accel_core.options.enums import DistributedType as DistributedType
 from accelerate import _rebinding
 from accelerate._availability import is_bnb_available as is_bnb_available
 from accelerate._states import get_active_deepspeed_plugin as get_active_deepspeed_plugin
-
-if TYPE_CHECKING:
-    from accel_deepspeed import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
-    from accel_deepspeed import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
-    from accel_deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
-    from accel_deepspeed import DummyOptim as DummyOptim
-    from accel_deepspeed import DummyScheduler as DummyScheduler
-    from accel_deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig
-    from accel_deepspeed import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
 
 _LATER = {
     "accel_deepspeed": [  # an engine that may not be installed

@@ -1,7 +1,5 @@
 """The names of `accelerate.utils.fsdp_utils` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_core.checkpoint.names import FSDP_MODEL_NAME as FSDP_MODEL_NAME
 from accel_core.checkpoint.names import OPTIMIZER_NAME as OPTIMIZER_NAME
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME as SAFE_WEIGHTS_NAME
@@ -30,9 +28,6 @@ from accelerate._fsdp import save_fsdp_model as save_fsdp_model
 from accelerate._fsdp import save_fsdp_optimizer as save_fsdp_optimizer
 from accelerate._models import get_module_children_bottom_up as get_module_children_bottom_up
 from accelerate._models import is_peft_model as is_peft_model
-
-if TYPE_CHECKING:
-    from accelerate._weights_merging import merge_fsdp_weights as merge_fsdp_weights
 
 _LATER = {
     "accelerate._weights_merging": [  # brings the readers of shards

@@ -1,7 +1,5 @@
 """The names of `accelerate.utils.launch` in Accelerate, imported from where accel defines them."""
 
-from typing import TYPE_CHECKING
-
 from accel_core.host.availability import is_hpu_available as is_hpu_available
 from accel_core.host.environ import str_to_bool as str_to_bool
 from accel_core.host.ports import get_free_port as get_free_port
@@ -22,21 +20,6 @@ from accelerate._availability import is_torch_xla_available as is_torch_xla_avai
 from accelerate._availability import is_xpu_available as is_xpu_available
 from accelerate._machine import is_port_in_use as is_port_in_use
 from accelerate._merging import merge_dicts as merge_dicts
-
-if TYPE_CHECKING:
-    from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
-    from accel_launch.settings.config import SageMakerConfig as SageMakerConfig
-    from accelerate._launch_preparation import _convert_nargs_to_dict as _convert_nargs_to_dict
-    from accelerate._launch_preparation import env_var_path_add as env_var_path_add
-    from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
-    from accelerate._launch_preparation import (
-        prepare_extend_env_parallelism_config as prepare_extend_env_parallelism_config,
-    )
-    from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
-    from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
-    from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
-    from accelerate._launch_preparation import prepare_tpu as prepare_tpu
-    from accelerate._launch_preparation import setup_fp8_env as setup_fp8_env
 
 _LATER = {
     "accel_launch.notebook": [  # what starts processes, of no use in those that were started

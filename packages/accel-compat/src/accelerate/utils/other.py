@@ -1,7 +1,6 @@
 """The names of `accelerate.utils.other` in Accelerate, imported from where accel defines them."""
 
 from codecs import encode as encode
-from typing import TYPE_CHECKING
 
 from accel_core.checkpoint.pickles import TORCH_SAFE_GLOBALS as TORCH_SAFE_GLOBALS
 from accel_core.checkpoint.plain import load as load
@@ -40,9 +39,6 @@ from accelerate._names import get_pretty_name as get_pretty_name
 from accelerate._names import recursive_getattr as recursive_getattr
 from accelerate._sharded_models import get_model_tp_size as get_model_tp_size
 from accelerate._sharded_models import model_has_dtensor as model_has_dtensor
-
-if TYPE_CHECKING:
-    from accel_launch.settings.config import write_basic_config as write_basic_config
 
 _LATER = {
     "accel_launch.settings.config": [  # reads and writes YAML

@@ -14,9 +14,11 @@ from accel_launch.questions.ask import ask_all, asker_for
 from accel_launch.questions.dialogue import hold_dialogue
 from accel_launch.questions.question import Question
 from accel_launch.settings.config import ClusterConfig, basic_config, load_config_from_file
+from accel_launch.settings.document import parse
 from accel_launch.settings.file import ConfigFile, as_document, check_keys, load, read_document, write
 from accel_launch.settings.layout import layout_of
 from accel_launch.settings.location import default_file, default_yaml_file
+from accel_launch.settings.reading import read_text
 from accel_launch.settings.resolve import resolve
 from accel_launch.settings.table import ALL
 
@@ -125,18 +127,17 @@ def _backups(path: Path) -> Iterator[Path]:
 def _changes(path: Path, config: Mapping[str, Any]) -> Iterator[str]:
     """List the differences between a file and its replacement, key by key."""
     try:
-        file = load(path)
+        before = _flat(parse(read_text(path, "The configuration file"), path)[0])
     except ConfigurationError as error:
         yield f"It could not be read: {error}"
         return
-    before = {} if file is None else _flat(file.config)
     after = _flat(config)
     for key in sorted((before.keys() | after.keys()) - {"schema"}):
         if before.get(key) != after.get(key):
             yield f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
 
 
-def _flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def _flat(config: Mapping[Any, Any], above: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in config.items():
         found.update(_flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value})
@@ -173,9 +174,7 @@ def update_config(args: argparse.Namespace) -> Path:
     usual.pop("distributed_type", None)  # a file without it starts as many processes as it says
     merged = {**usual, **file.config}
     merged.pop("schema", None)
-    if merged.get("num_processes") == -1:
+    if merged.get("num_processes") == -1:  # the default of the class
         del merged["num_processes"]
-    for change in file.changes:
-        print(f"  {change}")
     _replace(merged, file.path)
     return file.path

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from accel_launch.settings import environ
+from accel_core.host import environ
 from accel_launch.settings.configured import load_if_any
 from accel_launch.settings.engines import describe, engine_rows
 

@@ -5,8 +5,8 @@ import sys
 from importlib import import_module
 
 from accel_core.errors import ConfigurationError
+from accel_core.host import environ
 from accel_launch.launchers.registry import choose
-from accel_launch.settings import environ
 from accel_launch.settings.checks import check_installed, check_script, check_settings
 from accel_launch.settings.cluster import recognise
 from accel_launch.settings.configured import load_if_any

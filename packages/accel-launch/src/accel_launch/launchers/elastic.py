@@ -146,7 +146,15 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
             # torch's agent handles the signals that this names; an inherited value may leave some of them out.
             write("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(number.name for number in SIGNALS))
             rendezvous = rendezvous_of(settings, settings.layout)
-            spec = _specification(settings, command, rendezvous)
+            spec = WorkerSpec(
+                role=str(settings["role"]),
+                local_world_size=settings.layout.per_machine,
+                entrypoint=command[0],
+                args=tuple(command[1:]),
+                rdzv_handler=rendezvous,
+                max_restarts=int(settings["max_restarts"]),
+                monitor_interval=float(settings["monitor_interval"]),
+            )
             agent = _SupervisedAgent(supervisor, machines, spec, _FollowedStreams(supervisor, environment))
             with torch_loggers(talk=bool(settings["debug"])):
                 result: RunResult | None = agent.run(spec.role)  # None if the machines agreed to end without a result
@@ -173,18 +181,6 @@ def run_elastic(settings: Settings, environment: Mapping[str, str]) -> int:
     status = supervisor.report(agent.statuses() if agent is not None else {})
     machines.end_job()
     return status
-
-
-def _specification(settings: Settings, command: list[str], rendezvous: RendezvousHandler) -> WorkerSpec:
-    return WorkerSpec(
-        role=str(settings["role"]),
-        local_world_size=settings.layout.per_machine,
-        entrypoint=command[0],
-        args=tuple(command[1:]),
-        rdzv_handler=rendezvous,
-        max_restarts=int(settings["max_restarts"]),
-        monitor_interval=float(settings["monitor_interval"]),
-    )
 
 
 def rendezvous_of(settings: Settings, layout: ProcessLayout) -> RendezvousHandler:

@@ -5,8 +5,7 @@ import functools
 import json
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure, record
 from torch.distributed.elastic.rendezvous import RendezvousHandler
-from torch.multiprocessing.spawn import (
-    ProcessException,
-    ProcessExitedException,
-    ProcessRaisedException,
-    start_processes,
-)
 
 from accel_core.errors import LaunchError
 from accel_core.host.environ import text, write
@@ -31,11 +24,11 @@ from accel_launch.supervision.report import report_left_behind
 from accel_launch.supervision.signals import SignalHandlers
 from accel_launch.terminal import say
 
-__all__ = ["NotebookRankError", "SpawnedRankError", "SpawnedRankExitError", "run_forked", "run_spawned"]
+__all__ = ["NotebookRankError", "run_forked"]
 
 
 class NotebookRankError(ChildFailedError, LaunchError):
-    """A rank of `notebook_launcher` failed: our error, and the one that torch's launcher raises for it."""
+    """A rank of `notebook_launcher` or `debug_launcher` failed: our error, and the one that torch's launcher raises."""
 
     def __init__(self, message: str, failures: dict[int, ProcessFailure]) -> None:
         LaunchError.__init__(self, message, failures)
@@ -44,14 +37,6 @@ class NotebookRankError(ChildFailedError, LaunchError):
     def __str__(self) -> str:
         """Return the message."""
         return str(self.args[0])
-
-
-class SpawnedRankError(ProcessRaisedException, LaunchError):
-    """A rank of `debug_launcher` raised: our error, and the one that `torch.multiprocessing` raises for it."""
-
-
-class SpawnedRankExitError(ProcessExitedException, LaunchError):
-    """A rank of `debug_launcher` ended by a signal or with an exit code, as `torch.multiprocessing` reports it."""
 
 
 class _Forked:
@@ -74,7 +59,7 @@ class _Forked:
         def run(*args: object) -> Any:
             # torch ends the partners of a rank that failed. Its handler, which is inherited, would raise in them.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            file = f"{text('TORCHELASTIC_RESTART_COUNT') or 0}-{text('RANK') or args[0]}.json"
+            file = f"{text('TORCHELASTIC_RESTART_COUNT')}-{text('RANK')}.json"
             for name, value in {**self._mark.variables(), "TORCHELASTIC_ERROR_FILE": self.folder / file}.items():
                 write(name, value)
             return record(function)(*args)
@@ -116,34 +101,24 @@ class _ForkedAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
 
-@contextmanager
-def _forked() -> Iterator[_Forked]:
-    signals = SignalHandlers(lambda number: None, lambda: None, lambda number: None)
-    with tempfile.TemporaryDirectory(prefix="accel-forked-") as folder, torch_loggers(talk=False):
-        forked = _Forked(Path(folder))
-        try:
-            yield forked
-        finally:
-            forked.end_what_is_left()
-            signals.restore()  # torch takes them over when it starts processes, and a notebook goes on after the call
-
-
 def run_forked(
     function: Callable[..., Any],
     args: Sequence[Any],
     rendezvous: RendezvousHandler,
     *,
     processes: int,
-    max_restarts: int,
-    monitor_interval: float,
-    log_line_prefix_template: str | None,
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
 ) -> None:
     """Run a function in processes forked under torch's elastic agent.
 
     Raises:
         NotebookRankError: A process failed; the message ends with the traceback of the one that failed first.
     """
-    with _forked() as forked:
+    signals = SignalHandlers(lambda number: None, lambda: None, lambda number: None)
+    with tempfile.TemporaryDirectory(prefix="accel-forked-") as folder, torch_loggers(talk=False):
+        forked = _Forked(Path(folder))
         spec = WorkerSpec(
             role="default",
             local_world_size=processes,
@@ -153,11 +128,12 @@ def run_forked(
             max_restarts=max_restarts,
             monitor_interval=monitor_interval,
         )
-        agent = _ForkedAgent(forked, spec, log_line_prefix_template)
         try:
-            result: RunResult | None = agent.run()
+            result: RunResult | None = _ForkedAgent(forked, spec, log_line_prefix_template).run()
         finally:
             leave(rendezvous)
+            forked.end_what_is_left()
+            signals.restore()  # torch takes them over when it starts processes, and a notebook goes on after the call
         if result is not None and result.is_failed():
             raise _rank_error(forked, result.failures)
 
@@ -170,19 +146,3 @@ def _rank_error(forked: _Forked, failures: dict[int, ProcessFailure]) -> Noteboo
     return NotebookRankError(
         f"Rank {rank} failed first, with exit code {failure.exitcode}: {failure.message}", failures
     )
-
-
-def run_spawned(function: Callable[..., Any], args: Sequence[Any], processes: int) -> None:
-    """Run a function in processes forked without an agent."""
-    with _forked() as forked:
-        try:
-            start_processes(  # type: ignore[no-untyped-call]
-                forked.watched(function), args=tuple(args), nprocs=processes, start_method="fork"
-            )
-        except ProcessException as error:
-            raised = forked.first_exception()
-            if raised is None and isinstance(error, ProcessExitedException):
-                message = f"Rank {error.error_index} failed first: {error.msg}"
-                raise SpawnedRankExitError(message, error.error_index, error.error_pid, error.exit_code) from None
-            rank, cause = raised or (error.error_index, error.msg)
-            raise SpawnedRankError(f"Rank {rank} failed first: {cause}", rank, error.error_pid) from None

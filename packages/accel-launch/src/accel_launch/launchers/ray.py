@@ -50,7 +50,6 @@ class RayLauncher(Launcher):
                 raise ConfigurationError(
                     f"A run on Ray does not take this {key}; got {settings[key]} from {settings.source(key)}. {remedy}"
                 )
-        _runtime_env(settings)
         return True
 
     def command(self, settings: Settings) -> list[str]:
@@ -93,15 +92,7 @@ class RayLauncher(Launcher):
 
 def _runtime_env(settings: Settings) -> dict[str, str]:
     """Return what Ray prepares on the machines, as `--ray` says it."""
-    found = {}
-    for pair in settings["ray"] or []:
-        key, _, value = pair.partition("=")
-        if not (key and value):
-            raise ConfigurationError(
-                f"--ray gives KEY=VALUE of Ray's runtime_env; got {pair!r}. Write it as in --ray working_dir=."
-            )
-        found[key] = value
-    return found
+    return dict(pair.split("=", 1) for pair in settings["ray"] or [])
 
 
 def _resources(settings: Settings) -> dict[str, int]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import LaunchError
+from accel_core.host import environ
 from accel_core.host.ports import get_free_port
-from accel_launch.settings import environ
 from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.outcome import TRY_AGAIN
 from accel_launch.supervision.signals import SignalHandlers

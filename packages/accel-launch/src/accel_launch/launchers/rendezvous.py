@@ -16,6 +16,7 @@ import torch.distributed.elastic.rendezvous.registry as rendezvous_registry
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented there
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from accel_core.errors import LaunchError
 from accel_core.host.environ import write
@@ -23,81 +24,43 @@ from accel_core.process.store import loopback_store
 
 __all__ = ["LocalRendezvous", "NumberedMachines", "leave", "machines_rendezvous"]
 
-_TIMEOUT = timedelta(seconds=300)
+_TIMEOUT_S = 300
 
 
-class LocalRendezvous(RendezvousHandler):
+class LocalRendezvous(StaticTCPRendezvous):
     """Meeting point of one machine: a store that other machines cannot reach, on a port that the system chose."""
 
     def __init__(self, run_id: str, port: int) -> None:
-        self._run_id = run_id
+        super().__init__("127.0.0.1", port, 0, 1, run_id, _TIMEOUT_S)
         self._round = 0
         try:
-            self._store = loopback_store(port, _TIMEOUT)
+            self._met = loopback_store(port, self.timeout)
         except (OSError, OverflowError, RuntimeError) as error:
             raise LaunchError(
                 f"The processes cannot connect on port {port}; got: {str(error).splitlines()[0]}. Give "
                 "another port, or none to get a free one."
             ) from None
 
-    @property
-    def use_agent_store(self) -> bool:
-        """Return whether ranks meet in the store of an agent."""
-        return True
-
-    def get_backend(self) -> str:
-        """Return the name of this kind of rendezvous."""
-        return "local"
-
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet for the next round of attempts."""
-        for key in self._store.list_keys():  # what the ranks of earlier rounds wrote
-            self._store.delete_key(key)
+        for key in self._met.list_keys():  # what the ranks of earlier rounds wrote
+            self._met.delete_key(key)
         self._round += 1
-        store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
+        store = PrefixStore(f"{self.run_id}/{self._round}", self._met)
         # The same store serves the ranks.
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", self._store.port))
-
-    def is_closed(self) -> bool:
-        """Return whether joining is closed."""
-        return False
-
-    def set_closed(self) -> None:
-        """Close the rendezvous to new members."""
-        return None
-
-    def num_nodes_waiting(self) -> int:
-        """Return how many machines wait to join."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """Return the name of the run."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """End the rendezvous for all machines."""
-        return True
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(self.master_addr, self._met.port))
 
 
-class NumberedMachines(LocalRendezvous):
+class NumberedMachines(StaticTCPRendezvous):
     """Meeting point of machines that know their numbers, in a store on machine 0, all of which have to come.
 
     torch's own static rendezvous waits for a number of connections. It can name no machine that is missing, and takes a
     machine of another run for one of its own.
     """
 
-    def __init__(self, run_id: str, host: str, port: int, machine: int, machines: int, seconds: float) -> None:
-        self._run_id = run_id
-        self._round = 0
-        self._place = RendezvousStoreInfo(host, port)
-        self._machine, self._machines = machine, machines
-        self._seconds = seconds
-        self._met: TCPStore | None = None
-        self._server: TCPStore | None = None
-
-    def get_backend(self) -> str:
-        """Return the name of this kind of rendezvous."""
-        return "static"
+    _round = 0
+    _met: TCPStore | None = None
+    _server: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for all machines the first time; later the ranks get a new store of machine 0.
@@ -107,25 +70,24 @@ class NumberedMachines(LocalRendezvous):
         """
         self._met = self._met or self._meet()
         self._round += 1
-        store, place = PrefixStore(f"{self._run_id}/{self._round}", self._met), self._place
+        store, port = PrefixStore(f"{self.run_id}/{self._round}", self._met), self.master_port
         if self._round > 1:
-            if self._machine == 0:
-                self._server = TCPStore(place.master_addr, 0, None, True, _TIMEOUT, False)
+            if self.rank == 0:
+                self._server = TCPStore(self.master_addr, 0, None, True, timedelta(seconds=_TIMEOUT_S), False)
                 store.set("port", str(self._server.port))
-            place = RendezvousStoreInfo(place.master_addr, int(store.get("port")))
-        return RendezvousInfo(store, self._machine, self._machines, place)
+            port = int(store.get("port"))
+        return RendezvousInfo(store, self.rank, self.world_size, RendezvousStoreInfo(self.master_addr, port))
 
     def _meet(self) -> TCPStore:
-        deadline = time.monotonic() + self._seconds
-        host, port = self._place.master_addr, self._place.master_port
-        limit = timedelta(seconds=self._seconds)
-        store = TCPStore(host, port, None, self._machine == 0, limit, wait_for_workers=False, multi_tenant=True)
-        keys = [f"accel/{self._run_id}/machine/{machine}" for machine in range(self._machines)]
+        deadline = time.monotonic() + self.timeout.total_seconds()
+        host, port, own = self.master_addr, self.master_port, self.rank == 0
+        store = TCPStore(host, port, None, own, self.timeout, wait_for_workers=False, multi_tenant=True)
+        keys = [f"accel/{self.run_id}/machine/{machine}" for machine in range(self.world_size)]
         mine = f"{socket.gethostname()} {uuid.uuid4().hex}"
-        there = store.compare_set(keys[self._machine], "", mine).decode()
+        there = store.compare_set(keys[self.rank], "", mine).decode()
         if there != mine:
             raise LaunchError(
-                f"Two launchers have the number of machine {self._machine}; the other one runs on {there.split()[0]}. "
+                f"Two launchers have the number of machine {self.rank}; the other one runs on {there.split()[0]}. "
                 f"Give each machine its own --machine-rank, and each run its own port: {host}:{port} has this one."
             )
         try:
@@ -133,25 +95,26 @@ class NumberedMachines(LocalRendezvous):
                 self._give_up_if_over(store, keys, deadline)
                 time.sleep(0.1)
         except RuntimeError as error:
-            gone = f"Machine 0 at {host}:{port} is gone; got {self._machine} as the number of this one. See its error."
+            gone = f"Machine 0 at {host}:{port} is gone; got {self.rank} as the number of this one. See its error."
             raise error if isinstance(error, LaunchError) else LaunchError(gone) from None
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the store went with machine 0
-                store.delete_key(keys[self._machine])  # so that nobody begins without this one
+                store.delete_key(keys[self.rank])  # so that nobody begins without this one
             raise
         return store
 
     def _give_up_if_over(self, store: TCPStore, keys: list[str], deadline: float) -> None:
         """Raise an error that names the missing machines, if this one or another has waited for too long."""
-        given_up = f"accel/{self._run_id}/given up"
+        given_up = f"accel/{self.run_id}/given up"
         if not store.check([given_up]):
             if time.monotonic() < deadline:
                 return
             store.set(given_up, ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key])))
-            time.sleep(float(self._machine == 0))  # the others read it from here
+            time.sleep(float(self.rank == 0))  # the others read it from here
         missing = store.get(given_up).decode()
+        seconds = self.timeout.total_seconds()
         raise LaunchError(
-            f"Not all {len(keys)} machines came within {self._seconds:.0f} s; got none with the number {missing}. Look "
+            f"Not all {len(keys)} machines came within {seconds:.0f} s; got none with the number {missing}. Look "
             "there for an error, and that `accel launch` was started with that --machine-rank; --rdzv-conf "
             "timeout=SECONDS waits longer."
         )
@@ -169,8 +132,8 @@ def machines_rendezvous(
     fewest, most = machines
     if backend == "static":
         host, _, port = endpoint.rpartition(":")
-        seconds = float(configuration["timeout"])
-        return NumberedMachines(run_id, host, int(port), int(configuration["rank"]), most, seconds)
+        seconds = int(float(configuration["timeout"]))
+        return NumberedMachines(host, int(port), int(configuration["rank"]), most, run_id, seconds)
     write("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # rank 0 then has a new store in every round
     found: RendezvousHandler = rendezvous_registry.get_rendezvous_handler(
         RendezvousParameters(backend, endpoint, run_id, fewest, most, address, **configuration)

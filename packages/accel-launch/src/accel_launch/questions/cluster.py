@@ -1,8 +1,8 @@
 """The questions about one's own machines, in their order."""
 
+from accel_core.host import environ
 from accel_core.options.engines import Engine, engines, load
 from accel_launch.questions.question import Answers, Question, from_key, from_options, on_several_machines
-from accel_launch.settings import environ
 from accel_launch.settings.devices import SEVERAL_DEVICES, count_gpus
 
 __all__ = ["CLUSTER", "ENVIRONMENT", "ON_SAGEMAKER"]

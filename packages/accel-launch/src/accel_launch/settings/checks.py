@@ -7,7 +7,7 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.mesh.layout import MESH_AXES
-from accel_core.options.engines import Engine, load, require_switched
+from accel_core.options.engines import load, require_switched
 from accel_launch.settings.child import switched
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.layout import counted
@@ -30,12 +30,6 @@ def check_script(settings: Settings) -> None:
         raise ConfigurationError(
             f"The script is a Python file; got {str(path)!r}. Write --config-file before a configuration, as in "
             f"`accel launch --config-file {path} train.py`."
-        )
-    if path.is_dir() and (path / "__main__.py").is_file():  # Python runs such a folder
-        return
-    if path.is_dir():
-        raise ConfigurationError(
-            f"The script is a folder without a __main__.py; got {str(path)!r}. Name the Python file in it."
         )
     if not path.exists():
         raise ConfigurationError(
@@ -90,17 +84,11 @@ def check_installed(settings: Settings) -> None:
     if settings["no_python"] or _own_launcher(settings) is not None:  # another Python, or another machine's
         return
     for engine in switched(settings):
-        if engine.library:
-            _require(engine, f"{engine.switch} from {settings.source(engine.switch)}")
-
-
-def _require(engine: Engine, asked: str) -> None:
-    found = engine.presence()
-    if found.problem:
-        raise MissingDependencyError(
-            f"A run with {engine.title} needs the library {engine.library}; got {found.version or 'none'} in "
-            f"{sys.executable}, and {asked}. Run `{found.remedy}`."
-        )
+        if engine.library and (found := engine.presence()).problem:
+            raise MissingDependencyError(
+                f"A run with {engine.title} needs the library {engine.library}; got {found.version or 'none'} in "
+                f"{sys.executable}, and {engine.switch} from {settings.source(engine.switch)}. Run `{found.remedy}`."
+            )
 
 
 def _own_launcher(settings: Settings) -> Any:

@@ -5,13 +5,13 @@ import enum
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from accel_core.errors import ConfigurationError
+from accel_core.host import environ
 from accel_core.options.enums import PRECISIONS, ComputeEnvironment, DistributedType, SageMakerDistributedType
-from accel_launch.settings import environ
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.file import load, write
 from accel_launch.settings.location import default_yaml_file
@@ -24,9 +24,12 @@ __all__ = [
     "ClusterConfig",
     "SageMakerConfig",
     "basic_config",
+    "config_of",
     "load_config_from_file",
     "write_basic_config",
 ]
+
+_Kind = TypeVar("_Kind", bound="BaseConfig")
 
 SAGEMAKER_PYTHON_VERSION = "py38"
 SAGEMAKER_PYTORCH_VERSION = "1.10.2"
@@ -72,15 +75,16 @@ class BaseConfig:
     @classmethod
     def from_json_file(cls, json_file: str | Path | None = None) -> "BaseConfig":
         """Read a configuration written as JSON."""
-        return cls._of(_written(json_file))
+        return cls.of(_written(json_file))
 
     @classmethod
     def from_yaml_file(cls, yaml_file: str | Path | None = None) -> "BaseConfig":
         """Read a configuration written as YAML."""
-        return cls._of(_written(yaml_file))
+        return cls.of(_written(yaml_file))
 
     @classmethod
-    def _of(cls, config: dict[str, Any]) -> "BaseConfig":
+    def of(cls: type[_Kind], config: dict[str, Any]) -> _Kind:
+        """Return the configuration that a file's keys and values make; keys that it does not have are left out."""
         values = cls.process_config(config)
         values.pop("schema", None)
         names = {field.name for field in dataclasses.fields(cls)}
@@ -167,9 +171,13 @@ class SageMakerConfig(BaseConfig):
 
 def load_config_from_file(config_file: str | Path | None) -> BaseConfig:
     """Read a configuration file into an object."""
-    config = _written(config_file)
+    return config_of(_written(config_file))
+
+
+def config_of(config: dict[str, Any]) -> BaseConfig:
+    """Return the keys and values of a file as an object of its kind."""
     sagemaker = config.get("compute_environment") == ComputeEnvironment.AMAZON_SAGEMAKER.value
-    return (SageMakerConfig if sagemaker else ClusterConfig)._of(config)
+    return (SageMakerConfig if sagemaker else ClusterConfig).of(config)
 
 
 def _written(path: str | Path | None) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class ConfigFile:
     path: Path
     config: dict[str, Any]
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)  # by the keys that lead there
-    changes: list[str] = field(default_factory=list)  # what had to be migrated
+    is_old: bool = False  # whether something had to be migrated
 
     def where(self, *keys: str) -> str:
         """Return file and line of a key."""
@@ -109,10 +109,10 @@ def read_document(text: str, path: Path) -> ConfigFile:
     """Read the text of a configuration file."""
     found, lines = document.parse(text, path)
     # A section may share its object with another through an alias, and is changed where it is migrated.
-    config = _with_texts(found)
-    config |= {key: _with_texts(value) for key, value in config.items() if isinstance(value, dict)}
-    file = ConfigFile(path, config, lines)
-    file.changes = migrate(file.config)
+    said = _with_texts(found)
+    config = said | {key: _with_texts(value) for key, value in said.items() if isinstance(value, dict)}
+    migrate(config)
+    file = ConfigFile(path, config, lines, is_old=config != said)
     check_keys(file)
     _check_words(file)
     return file

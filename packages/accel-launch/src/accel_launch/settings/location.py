@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from accel_launch.settings import environ
+from accel_core.host import environ
 
 __all__ = ["config_folder", "default_file", "default_json_file", "default_yaml_file"]
 

@@ -11,7 +11,19 @@ from typing import Any, Literal
 from accel_core.options.enums import PRECISIONS
 from accel_core.options.option import Option, boolean
 from accel_launch.settings.metavars import metavar_of
-from accel_launch.settings.rules import COUNT, FROM_ZERO, GPUS, MACHINES, PAIRS, PORT, SBATCH, SECONDS, TEE, Rule
+from accel_launch.settings.rules import (
+    COUNT,
+    FIELDS,
+    FROM_ZERO,
+    GPUS,
+    MACHINES,
+    PAIRS,
+    PORT,
+    SBATCH,
+    SECONDS,
+    TEE,
+    Rule,
+)
 
 __all__ = ["ELASTIC", "HARDWARE", "LAUNCH", "LOOK", "PROCESSES", "Setting", "switch"]
 
@@ -245,7 +257,13 @@ LAUNCH: tuple[Setting, ...] = (
     ),
     Setting("slurm", SLURM, "Option of sbatch, as in partition=gpu; may be repeated.", kind="append", rule=SBATCH),
     Setting("address", RAY, "Address of the Ray cluster.", default="auto", environment="RAY_ADDRESS"),
-    Setting("ray", RAY, "What Ray prepares on its machines, as in working_dir=.; may be repeated.", kind="append"),
+    Setting(
+        "ray",
+        RAY,
+        "What Ray prepares on its machines, as in working_dir=.; may be repeated.",
+        kind="append",
+        rule=FIELDS,
+    ),
     Setting(
         "aws_access_key_id", SAGEMAKER, "AWS access key that may start SageMaker jobs.", environment="AWS_ACCESS_KEY_ID"
     ),

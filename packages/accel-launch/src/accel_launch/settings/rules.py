@@ -5,7 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COUNT", "FROM_ZERO", "GPUS", "MACHINES", "PAIRS", "PORT", "SBATCH", "SECONDS", "TEE", "Rule", "tee_of"]
+__all__ = [
+    "COUNT",
+    "FIELDS",
+    "FROM_ZERO",
+    "GPUS",
+    "MACHINES",
+    "PAIRS",
+    "PORT",
+    "SBATCH",
+    "SECONDS",
+    "TEE",
+    "Rule",
+    "tee_of",
+]
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,7 @@ SBATCH = Rule(
     "KEY=VALUE in one line, as in partition=gpu, or KEY alone, as in exclusive",
     lambda values: all(_SBATCH.fullmatch(pair) for pair in values),
 )
+FIELDS = Rule("KEY=VALUE, as in working_dir=.", lambda values: all(re.fullmatch("[^=]+=.+", pair) for pair in values))
 TEE = Rule(
     "0, 1, 2 or 3, or a number for each local rank as in 0:3,1:2", lambda value: bool(_TEE.fullmatch(str(value)))
 )

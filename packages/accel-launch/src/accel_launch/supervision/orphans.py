@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from accel_launch.settings import environ
+from accel_core.host import environ
 
 __all__ = [
     "RUN_VARIABLE",

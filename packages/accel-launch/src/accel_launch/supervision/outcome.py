@@ -33,6 +33,8 @@ TRY_AGAIN = 75
 _TRACEBACK_COUNTS_FOR = 60.0
 _KILLED_BEFORE_S = 1.0
 _BY_LAUNCHER = (-signal.SIGTERM, -signal.SIGKILL)
+_BEFORE_TRACEBACK = re.compile(rf"^(?=.*{re.escape(TRACEBACK.decode())})", re.MULTILINE)
+_LEADS_ON = re.compile(r"\n\n(?:\[rank\d+\]: ?)?(?:During handling of .*|The above exception was .*):\n\n$")
 _CRASH_AT_EXIT = re.compile(r"^(?:\[rank\d+\]: ?)?terminate called ", re.MULTILINE)
 """What C++ prints if threads of a library still run when a process that raised an exception ends."""
 
@@ -70,56 +72,31 @@ class ExitOutcome:
 
 
 class MemoryKills:
-    """Counts how often the system killed for memory since the run began (cgroup v2, v1 and /proc/vmstat)."""
+    """Counts how often the system killed for memory since the run began, in this machine's control groups too."""
 
     def __init__(self) -> None:
-        self._before = self._counts()
+        self._before = self._count()
 
     def any(self) -> bool:
         """Return whether the system killed a process for memory since the run began."""
-        now = self._counts()
-        return any(now[name] > count for name, count in self._before.items() if name in now)
+        return self._count() > self._before
 
     @staticmethod
-    def _counts() -> dict[str, int]:
-        files = [
-            Path("/proc/vmstat"),
-            Path("/sys/fs/cgroup/memory.events"),
-            Path("/sys/fs/cgroup/memory/memory.oom_control"),  # cgroup v1
-        ]
-        with contextlib.suppress(OSError):
-            own = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-            files.append(Path("/sys/fs/cgroup") / own.lstrip("/") / "memory.events")
-        found = {}
-        for file in files:
-            with contextlib.suppress(OSError):
-                match = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
-                if match:
-                    found[str(file)] = int(match[1])
-        return found
+    def _count() -> int:
+        with contextlib.suppress(OSError):  # Linux before 4.13 has no such line
+            found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+            return int(found[1]) if found else 0
+        return 0
 
 
 def last_traceback(tail: bytes) -> str:
     """Return the last traceback of what a process printed, with the chain that led to it."""
-    text = tail.decode(errors="replace").replace("\r\n", "\n")
-    marker = TRACEBACK.decode()
-    start = text.rfind(marker)
-    if start < 0:
+    *parts, last = _BEFORE_TRACEBACK.split(tail.decode(errors="replace").replace("\r\n", "\n"))
+    if not parts:
         return ""
-    while True:
-        before = text[:start]
-        chained = re.search(
-            rf"{re.escape(marker)}(?:(?!{re.escape(marker)}).)*?\n\n(?:\[rank\d+\]: ?)?(?:During handling of the above "
-            r"exception, another exception occurred|The above exception was the direct cause of the following "
-            r"exception):\n\n[^\n]*$",
-            before,
-            re.DOTALL,
-        )
-        if chained is None:
-            break
-        start = chained.start()
-    line = text.rfind("\n", 0, start) + 1
-    return without_crash(text[line:]).strip("\n")
+    while _LEADS_ON.search(parts[-1]):
+        last = parts.pop() + last
+    return without_crash(last).strip("\n")
 
 
 def without_crash(text: str) -> str:

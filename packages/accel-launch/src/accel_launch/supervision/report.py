@@ -1,12 +1,9 @@
 """The report of a failed run: for a person on the terminal, and for a machine as JSON."""
 
-import contextlib
 import json
-import os
 import re
 import resource
 import shlex
-import shutil
 import socket
 import sys
 import tempfile
@@ -23,7 +20,6 @@ from accel_launch.terminal import colors_wanted, paint, say
 
 __all__ = [
     "failure_record",
-    "forget_old_failures",
     "pass_on",
     "report_card",
     "report_failure",
@@ -32,8 +28,6 @@ __all__ = [
     "report_stacks",
 ]
 
-_FOLDER = "accel-failure-"
-_KEPT_DAYS = 7
 _NOT_A_STACK = re.compile(r"^(?:Fatal Python error: Aborted\n+|Extension modules: .*\n?)", re.MULTILINE)
 """What Python prints around stacks, because it treats the signal that asks for them as a crash."""
 
@@ -168,8 +162,7 @@ def _below(message: str) -> str:
 def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder: Path | None) -> Path | None:
     try:
         if folder is None:
-            forget_old_failures(Path(tempfile.gettempdir()))
-            folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+            folder = Path(tempfile.mkdtemp(prefix="accel-failure-"))
         path = folder / RECORD
         path.write_text(json.dumps(record, indent=2) + "\n")
         for log in logs.values():
@@ -178,19 +171,6 @@ def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder
         say(f"accel launch: the record of the failure cannot be written; {folder} gives: {error.strerror}.")
         return None
     return path
-
-
-def forget_old_failures(place: Path) -> None:
-    """Remove this user's records of failures in the folder for temporary files that are older than a week."""
-    oldest = time.time() - _KEPT_DAYS * 86400
-    with contextlib.suppress(OSError), os.scandir(place) as found:
-        for entry in found:
-            # A link may lead anywhere.
-            if not entry.name.startswith(_FOLDER) or not entry.is_dir(follow_symlinks=False):
-                continue
-            facts = entry.stat(follow_symlinks=False)
-            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:  # the folder for temporary files is shared
-                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _summary(
@@ -225,8 +205,7 @@ def _summary(
     if folder is not None and first is not None:
         lines.append(f"  log of rank {first.rank}: {folder / f'rank{first.rank}.stderr.log'}")
     if path is not None:
-        kept = f" (kept for {_KEPT_DAYS} days)" if path.parent.name.startswith(_FOLDER) else ""
-        lines.append(f"  record: {path}{kept}")
+        lines.append(f"  record: {path}")
     if want_restart(outcomes):
         lines.append(f"Every rank exited with {outcomes[0].status} and asks to be restarted: start the run again.")
     elif first is not None and caused_here:

@@ -213,7 +213,8 @@ class Streams:
                     self._forget(key.fd)
                     key.data.ended_at = time.monotonic()
                     # Read first, so that what the process printed is complete when its end is reported.
-                    self._drain_rank(key.data)
+                    for followed in self._of(key.data):
+                        self._drain(followed)
                     if self.on_end is not None:
                         self.on_end(key.data)
                 elif not self._pass_on(key.data):
@@ -224,10 +225,6 @@ class Streams:
         with self._lock, contextlib.suppress(KeyError):  # both threads may forget it
             self._selector.unregister(descriptor)
         os.close(descriptor)
-
-    def _drain_rank(self, log: RankLog) -> None:
-        for followed in self._of(log):
-            self._drain(followed)
 
     def _drain(self, followed: Followed) -> None:
         if followed.source < 0:

@@ -36,15 +36,29 @@ def answers(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
 
-def test_config_takes_answers_from_standard_input(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines answer the questions; the file is what they say, at the default place."""
-    answers(monkeypatch, "", "several CPU processes", "no", "no", "none", "4", "", "bf16")
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            ["", "several CPU processes", "no", "no", "none", "4", "", "bf16"],
+            ["distributed_type: MULTI_CPU", "num_processes: 4", "mixed_precision: bf16"],
+        ),
+        (
+            ["several machines", "several CPU processes", "3", "1", "host", *[""] * 6, "6", "", ""],
+            ["compute_environment: LOCAL_MACHINE", "num_machines: 3", "main_process_ip: host"],
+        ),
+        (["SageMaker", "", "", "role", *[""] * 10, "no"], ["iam_role_name: role"]),
+    ],
+    ids=["this machine", "several machines", "SageMaker"],
+)
+def test_config_takes_answers_from_standard_input(
+    home: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], said: list[str]
+) -> None:
+    """Lines answer the questions, which follow from the place of the run; the file is at the default place."""
+    answers(monkeypatch, *lines)
     assert cli.main(["config"]) == 0
-    path = home / "home" / "accelerate" / "default_config.yaml"
-    text = path.read_text()
-    assert "distributed_type: MULTI_CPU" in text
-    assert "num_processes: 4" in text
-    assert "mixed_precision: bf16" in text
+    text = (home / "home" / "accelerate" / "default_config.yaml").read_text()
+    assert all(line in text for line in said)
 
 
 @requires("engine:fsdp")
@@ -76,13 +90,6 @@ def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     said = settings_from(launch_command_parser().parse_args(["--config-file", str(path), "s.py"]))
     assert registry.choose(said).name == "tpu"
     assert registry.choose(said).environ(said)["XLA_DOWNCAST_BF16"] == "1"
-
-
-def test_config_for_sagemaker(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A SageMaker configuration asks for the role and keeps its own keys."""
-    answers(monkeypatch, "SageMaker", "", "", "role", "", "", "", "", "", "", "", "", "", "", "no")
-    assert cli.main(["config", "--config-file", str(home / "sm.yaml")]) == 0
-    assert "iam_role_name: role" in (home / "sm.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -158,12 +165,6 @@ def test_config_writes_where_a_launch_reads(home: Path, monkeypatch: pytest.Monk
     assert cli.main(["launch", "--config-file=~/c.yaml", "--dry-run", "s.py"]) == 0
 
 
-def test_empty_variable_names_no_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is set to nothing is one that is not set, as for every other setting."""
-    monkeypatch.setenv("ACCEL_CONFIG_FILE", "")
-    assert cli.main(["launch", "--dry-run", "s.py"]) == 0
-
-
 def test_config_is_shown_in_whole_and_by_key(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`show`, `get` and `path` print the file that a launch reads; a key that it lacks is refused with those it has."""
     path = home / "c.yaml"
@@ -232,48 +233,22 @@ def test_config_update_refuses_nonsense_and_keeps_every_copy(home: Path, capsys:
     assert not (home / "c.yaml.bak2").exists()
 
 
-def test_config_for_several_machines(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first question is in words; "several machines" asks how many, and where the first one is."""
-    answers(monkeypatch, "several machines", "several CPU processes", "3", "1", "host", *[""] * 6, "6", "", "")
-    assert cli.main(["config", "--config-file", str(home / "m.yaml")]) == 0
-    text = (home / "m.yaml").read_text()
-    assert "compute_environment: LOCAL_MACHINE" in text
-    assert "num_machines: 3" in text
-    assert "main_process_ip: host" in text
-
-
 @pytest.mark.parametrize(
-    ("source", "words", "told"),
+    ("words", "told"),
     [
-        ("", ["s.py", "--num-processes", "2"], "write it before: accel launch --num-processes 2 s.py"),
-        ("", ["s.py", "--num_processes=2"], "write it before: accel launch --num_processes=2 s.py"),
-        ("add('--num_processes')", ["s.py", "--num-processes", "2"], ""),
-        ('option("-n", "--num-processes/--one")', ["s.py", "--num_processes", "2"], ""),
-        ("def main(*, num_processes=2): ...", ["s.py", "--num-processes", "2"], ""),
-        ("class Options:\n    num_processes: int = 2", ["s.py", "--num-processes", "2"], ""),
-        ("print(f'{accelerator.num_processes: >3}')", ["s.py", "--num-processes", "2"], "write it before"),
-        ("num_processes = a.num_processes", ["s.py", "--num-processes", "2"], "write it before"),
-        ("add('--machines')", ["s.py", "--machines", "2"], ""),
-        ("", ["s.py", "--lr", "2"], ""),
-        ("", ["--gpu-ids", "2,3", "s.py"], "got '2,3' from --gpu-ids, of which it has none. The run uses the CPU"),
-        ("", ["--gpu-ids", "1,2", "s.py"], "got '1,2' from --gpu-ids, of which it has 1. The run uses no others"),
-        ("", ["--gpu-ids", "0,1", "s.py"], ""),
-        ("", ["--cpu", "--gpu-ids", "2,3", "s.py"], ""),
+        (["--gpu-ids", "2,3"], "got '2,3' from --gpu-ids, of which it has none. The run uses the CPU"),
+        (["--gpu-ids", "1,2"], "got '1,2' from --gpu-ids, of which it has 1. The run uses no others"),
+        (["--gpu-ids", "0,1"], ""),
+        (["--cpu", "--gpu-ids", "2,3"], ""),
     ],
 )
-def test_slips_are_named(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    source: str,
-    words: list[str],
-    told: str,
+def test_gpus_that_are_not_here_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
-    """A flag after the script, which it does not know itself, and GPUs that are not here: one warning with the fix."""
+    """GPUs that this machine does not have are one warning, with those that it has."""
     monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which gpu_ids overrides
-    (home / "s.py").write_text(source)
-    assert cli.main(["launch", "--dry-run", *words]) == 0
+    assert cli.main(["launch", "--dry-run", *words, "s.py"]) == 0
     said = capsys.readouterr().err
     assert told in said
     assert said.count("\n") == bool(told)
@@ -315,13 +290,6 @@ def test_what_has_no_effect_is_named(
     said = capsys.readouterr().err
     assert told in said
     assert said.count("\n") == bool(told)
-
-
-def test_multi_gpu_without_a_gpu_says_so(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where there is no GPU, nobody is asked for processes."""
-    (home / "s.py").write_text("")
-    assert cli.main(["launch", "--multi-gpu", "s.py"]) == 2
-    assert "got 1 process, and no GPUs here. Leave it out, or pass --cpu" in capsys.readouterr().err
 
 
 def test_a_variable_over_a_file_is_told(
@@ -432,6 +400,8 @@ def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFix
         assert capsys.readouterr().out == f"{expected}\n"
     assert cli.main(["completion", "--words", "launch", "--fsdp-ver"]) == 0
     assert capsys.readouterr().out == "--fsdp-version\n"
+    assert cli.main(["completion"]) == 2
+    assert "No shell was named" in capsys.readouterr().err
     for shell in ("bash", "zsh", "fish"):
         assert cli.main(["completion", shell]) == 0
         assert "accel completion --words" in capsys.readouterr().out
@@ -456,6 +426,8 @@ def test_the_file_of_the_variable_is_the_one_that_is_checked(
     monkeypatch.setenv("ACCEL_CONFIG_FILE", "none.yaml")
     assert cli.main(["launch", "--dry-run", "s.py"]) == 2
     assert "none.yaml does not exist" in capsys.readouterr().err
+    monkeypatch.setenv("ACCEL_CONFIG_FILE", "")  # as every variable that is empty
+    assert cli.main(["launch", "--dry-run", "s.py"]) == 0
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -466,8 +438,8 @@ def test_the_check_holds_in_each_precision(
     """Training in a shorter number format is alike within its own rounding."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-    selfcheck.main(["training"])
-    assert capsys.readouterr().out == "training is alike: holds for 1 process on cpu\n"
+    selfcheck.main()
+    assert capsys.readouterr().out.endswith("training is alike: holds for 1 process on cpu\n")
 
 
 @requires("engine:deepspeed")
@@ -588,11 +560,11 @@ def test_secrets_are_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_third_parties_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module behind an entry point of `accel.commands` is a command; something else is refused."""
+    """A module behind an entry point of `accel.commands` is a command."""
     info = tmp_path / "third-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\nbroken-word = json\n")
+    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\n")
     (tmp_path / "accel_third.py").write_text(
         "name = 'third-word'\nhelp = 'Do a third thing.'\nrun = 'accel_third:go'\n"
         "def add_arguments(parser):\n    parser.add_argument('--some-thing', default='x')\n"
@@ -601,8 +573,6 @@ def test_third_parties_command_runs(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["third-word", "--some_thing", "y"]) == 5
     assert capsys.readouterr().out == "third y\n"
-    assert cli.main(["broken_word"]) == 2
-    assert "is not a command" in capsys.readouterr().err
     sys.modules.pop("accel_third", None)
 
 
@@ -631,15 +601,6 @@ def test_options_of_the_original_are_accepted(command: str, word: str) -> None:
         seen = vars(parser.parse_args([*rest, spelling + equals + value]))
         key = "save_location" if (command, flag) == ("config default", "--config_file") else flag[2:]
         assert seen[key] == ([[value]] if flag == "--command" else value or True)
-
-
-def test_unknown_shell_is_refused() -> None:
-    """A shell without a script is refused by argparse, none at all by accel."""
-    with pytest.raises(SystemExit):
-        cli.main(["completion", "tcsh"])
-    assert cli.main(["completion"]) == 2
-    with pytest.raises(ConfigurationError):
-        cli.find_command("nothing-like-it")
 
 
 @requires("engine:fsdp")

@@ -24,6 +24,7 @@ def test_file_of_a_stopped_rank_is_left_out(tmp_path: Path, monkeypatch: pytest.
     forked, context = _Forked(tmp_path), multiprocessing.get_context("fork")
     for rank, stopped in ((0, True), (1, False)):
         monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
         process = context.Process(target=forked.watched(fail), args=(rank, stopped))
         process.start()
         process.join(limits.limit())

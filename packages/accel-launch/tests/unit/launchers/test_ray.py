@@ -77,7 +77,10 @@ def test_engine_does_not_start_other_machines(monkeypatch: pytest.MonkeyPatch) -
         ([*RAY, "--nnodes", "1:2", "t.py"], "does not take this nnodes; got 1:2 from --nnodes. Give a fixed number"),
         ([*RAY, "--gpu-ids", "0,1", "t.py"], "got 0,1 from --gpu-ids. Leave it out: Ray chooses"),
         ([*RAY, "--address", "ray://n1:10001", "t.py"], "got ray://n1:10001 from --address. Start it on a.*ray job"),
-        ([*RAY, "--ray", "working_dir", "t.py"], "got 'working_dir'. Write it as in --ray working_dir=."),
+        (
+            [*RAY, "--ray", "working_dir", "t.py"],
+            r"got .*working_dir.* from --ray. Give it KEY=VALUE, as in working_dir=\.",
+        ),
     ],
 )
 def test_settings_that_contradict_the_run_are_refused(words: list[str], message: str) -> None:

@@ -20,7 +20,7 @@ from accel_testing import requires
         (["--cpu", "--multi-gpu"], "cpu from --cpu and multi_gpu from --multi-gpu"),
         (["--tpu", "--use-fsdp"], "tpu from --tpu and use_fsdp from --use-fsdp"),
         (["--use-fsdp", "--use-deepspeed"], "use_deepspeed from --use-deepspeed and use_fsdp from --use-fsdp"),
-        (["--multi-gpu", "--num-processes", "1"], "at least 2 processes"),
+        (["--multi-gpu"], "at least 2 processes, one per GPU; got 1 process, and no GPUs here. Leave it out, or pass"),
         (["--num-machines", "2"], "--main-process-ip and no --main-process-port and no --machine-rank"),
         (
             ["--use-parallelism-config", "--num-processes", "4", "--parallelism-config-tp-size", "3"],
@@ -40,8 +40,9 @@ from accel_testing import requires
     ],
 )
 @requires("engine:fsdp", "engine:deepspeed")
-def test_contradiction_is_refused(words: list[str], told: str) -> None:
+def test_contradiction_is_refused(monkeypatch: pytest.MonkeyPatch, words: list[str], told: str) -> None:
     """Combinations that exclude one another and numbers out of range are errors that name where values come from."""
+    monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 0)
     with pytest.raises(ConfigurationError) as caught:
         check_settings(settings_from(launch_command_parser().parse_args([*words, "s.py"])))
     assert told in str(caught.value)

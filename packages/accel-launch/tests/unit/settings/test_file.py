@@ -85,7 +85,7 @@ def test_old_keys_become_todays(tmp_path: Path, old: dict, today: dict) -> None:
     file = load(path)
     assert file is not None
     assert file.config == today
-    assert file.changes
+    assert file.is_old
 
 
 def test_a_key_that_says_the_same_twice_is_read(tmp_path: Path) -> None:

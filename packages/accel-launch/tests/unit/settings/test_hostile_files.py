@@ -111,7 +111,7 @@ def damaged(text: str, chance: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_files(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is changed in a file, it is read, or refused in one line by an error of accel; both often."""
-    monkeypatch.setattr("accel_launch.settings.environ.snapshot", dict)
+    monkeypatch.setattr("accel_core.host.environ.snapshot", dict)
     chance = random.Random(seed)
     told = []
     for _ in range(200):

@@ -20,6 +20,7 @@ VALUES: dict[str, tuple[str, str, str]] = {
     "tee": ("1", "2", "3"),
     "rdzv_conf": ("a=1", "a=2", "a=3"),
     "slurm": ("time=10", "time=20", "time=30"),
+    "ray": ("pip=a", "pip=b", "pip=c"),
 }
 
 

@@ -1,8 +1,6 @@
 """How a failure is understood from what processes printed and how they ended."""
 
-import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from accel_launch.supervision.outcome import (
 )
 from accel_launch.supervision.report import (
     failure_record,
-    forget_old_failures,
     report_card,
     report_failure,
     report_stacks,
@@ -55,35 +52,27 @@ def test_last_traceback_is_found_with_its_chain(tail: str, expected: str) -> Non
     assert last_traceback(tail.encode()) == expected.strip("\n")
 
 
-def test_rank_whose_traceback_began_first_failed_first() -> None:
-    """The rank that raised counts before the one that lost its partner, even if it ended later."""
-    memory = MemoryKills()
-    logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
-    logs[0].ended_at, logs[0].traceback_at = 100.4, 100.3
-    logs[1].ended_at, logs[1].traceback_at = 100.5, 100.1
-    first = first_failure(outcomes(logs, {0: 1, 1: 1}, memory))
+@pytest.mark.parametrize(
+    ("ended", "raised", "status"),
+    [
+        (100.5, 100.1, 1),  # it raised, and the rank that lost its partner ended earlier
+        (100.1, 3.0, -signal.SIGKILL),  # counts from its end, whatever it had printed before
+        (100.6, 3.0, -signal.SIGKILL),  # the system was slow to say so; the launcher waits for seconds before it kills
+    ],
+)
+def test_rank_that_others_failed_because_of_is_the_first(ended: float, raised: float, status: int) -> None:
+    """The rank that raised or was killed counts before the one that lost its partner, even if it ended later."""
+    lost = RankLog(0, 0, 10, ended_at=100.4, traceback_at=100.3)
+    cause = RankLog(1, 1, 11, ended_at=ended, traceback_at=raised)
+    first = first_failure(outcomes({0: lost, 1: cause}, {0: 1, 1: status}, MemoryKills()))
     assert first is not None
-    assert first.rank == 1
-
-
-def test_killed_rank_goes_before_the_exceptions_it_causes() -> None:
-    """A rank that was killed counts from its end, whatever it had printed before."""
-    logs = {0: RankLog(0, 0, 10), 1: RankLog(1, 1, 11)}
-    logs[0].ended_at, logs[0].traceback_at = 100.4, 100.2
-    logs[1].ended_at, logs[1].traceback_at = 100.1, 3.0
-    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, MemoryKills()))
-    assert first is not None
-    assert (first.rank, first.how) == (1, "killed by SIGKILL")
-    logs[1].ended_at = 100.6  # the system was slow to say so; the launcher itself waits for seconds before it kills
-    first = first_failure(outcomes(logs, {0: 1, 1: -signal.SIGKILL}, MemoryKills()))
-    assert first is not None
-    assert first.rank == 1
+    assert (first.rank, first.how) == (1, "exit code 1" if status == 1 else "killed by SIGKILL")
 
 
 def test_killed_for_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL while the system's count of memory kills went up is called so."""
-    counts = iter([{"vmstat": 3}, {"vmstat": 4}])
-    monkeypatch.setattr(MemoryKills, "_counts", staticmethod(lambda: next(counts)))
+    counts = iter([3, 4])
+    monkeypatch.setattr(MemoryKills, "_count", staticmethod(lambda: next(counts)))
     log = RankLog(0, 0, 10, ended_at=1.0)
     (ending,) = outcomes({0: log}, {0: -signal.SIGKILL}, MemoryKills())
     assert ending.how == "killed by the system because memory ran out (SIGKILL)"
@@ -119,35 +108,27 @@ def test_a_run_is_to_be_started_again_when_every_rank_says_so(
     assert ("start the run again" in capsys.readouterr().err) is again
 
 
-def test_records_of_failures_are_kept_for_a_week(tmp_path: Path) -> None:
-    """What a failure left in the folder for temporary files goes after seven days; nothing else goes."""
-    for name, days in (("accel-failure-old", 8), ("accel-failure-new", 6), ("other-old", 8)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "failure.json").write_text("{}")
-        when = time.time() - days * 86400
-        os.utime(tmp_path / name, (when, when))
-    (tmp_path / "accel-failure-link").symlink_to(tmp_path / "other-old")
-    forget_old_failures(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["accel-failure-link", "accel-failure-new", "other-old"]
-
-
 def test_stacks_name_their_rank(capsys: pytest.CaptureFixture[str]) -> None:
     """Stacks are shown below the number of the rank, without the heading of a crash."""
     report_stacks(3, b'Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  File "a.py"\n\nExtension modules: a\n')
     assert capsys.readouterr().err == '\nStacks of rank 3:\nCurrent thread 0x1:\n  File "a.py"\n'
 
 
-@pytest.mark.parametrize(("samples", "shown"), [(1_234_567, "1,234,567"), (154, "154"), (0.5, "0.50")])
-def test_the_speed_of_a_run_is_written_out(samples: float, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A fast run has no exponent, a slow one two decimals."""
-    report_card({"samples": samples, "seconds": 1.0}, 2.0, "train.py")
-    assert f"  speed       {shown} samples/s on all ranks together, 0% of the time" in capsys.readouterr().err
-
-
-def test_the_speed_of_a_run_has_what_its_meter_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """The share of the peak that a meter found stands behind the speed."""
-    report_card({"samples": 10, "seconds": 1.0, "mfu": 0.412}, 2.0, "train.py")
-    assert "0% of the time waiting for data, 41.2% of peak FLOP/s\n" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ({"samples": 1_234_567}, "1,234,567 samples/s on all ranks together, 0% of the time waiting for data\n"),
+        ({"samples": 154}, "154 samples/s"),
+        ({"samples": 0.5}, "0.50 samples/s"),
+        ({"samples": 10, "mfu": 0.412}, "of the time waiting for data, 41.2% of peak FLOP/s\n"),
+    ],
+)
+def test_the_speed_of_a_run_is_written_out(
+    found: dict[str, float], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fast run has no exponent, a slow one two decimals; the share of the peak that a meter found comes after."""
+    report_card({"seconds": 1.0, **found}, 2.0, "train.py")
+    assert shown in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

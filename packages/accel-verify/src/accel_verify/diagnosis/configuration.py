@@ -19,11 +19,9 @@ def check_configuration(path: str | None, settings_of: Callable[[Sequence[str]],
     try:
         file = load(path)
         findings = [ok(_TOPIC, f"{file.path} can be read" if file else "no configuration file; defaults apply")]
-        if file is not None and file.changes:
-            remedy = f"Run `accel config update --config-file {file.path}`."
-            findings.append(
-                warning(_TOPIC, f"{file.path} has keys of older versions: {'; '.join(file.changes)}", remedy)
-            )
+        if file is not None and file.is_old:
+            remedy = f"Run `accel config update --config-file {file.path}`, which shows what it changes."
+            findings.append(warning(_TOPIC, f"{file.path} has keys or values of older versions", remedy))
         words = [] if path is None else ["--config-file", path]
         settings = settings_of(words)
         check_settings(settings)

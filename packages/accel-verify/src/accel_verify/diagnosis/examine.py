@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from accel_core.host import environ
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
-from accel_launch.settings import environ
 from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import colors_wanted, flush_output, paint, progress

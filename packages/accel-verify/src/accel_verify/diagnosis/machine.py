@@ -5,7 +5,7 @@ import resource
 import tempfile
 from pathlib import Path
 
-from accel_launch.settings import environ
+from accel_core.host import environ
 from accel_launch.settings.location import config_folder
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 

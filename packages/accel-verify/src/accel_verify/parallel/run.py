@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import ConfigurationError, LaunchError
+from accel_core.host import environ
 from accel_core.host.ports import get_free_port
 from accel_core.host.program.run_module import own_command
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
-from accel_launch.settings import environ
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.devices import count_gpus
 from accel_launch.terminal import progress

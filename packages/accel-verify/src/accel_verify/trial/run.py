@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from accel_core.errors import LaunchError
+from accel_core.host import environ
 from accel_core.host.program.run_module import own_command
 from accel_core.modules.sizes import written_size
-from accel_launch.settings import environ
 from accel_launch.settings.devices import count_gpus
 from accel_launch.terminal import colors_wanted, paint, progress
 from accel_verify.diagnosis.variables import without_settings

@@ -1,0 +1,32 @@
+"""The names of accelerate.utils.launch, which are imported when they are first used. Written by `nox -s stubs`."""
+
+from accel_core.host.availability import is_hpu_available as is_hpu_available
+from accel_core.host.environ import str_to_bool as str_to_bool
+from accel_core.host.ports import get_free_port as get_free_port
+from accel_core.host.versions import compare_versions as compare_versions
+from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
+from accel_core.options.enums import DistributedType as DistributedType
+from accel_core.options.enums import DynamoBackend as DynamoBackend
+from accel_core.options.enums import PrecisionType as PrecisionType
+from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
+from accel_launch.notebook import PrepareForLaunch as PrepareForLaunch
+from accel_launch.settings.config import SageMakerConfig as SageMakerConfig
+from accelerate._availability import is_fp8_available as is_fp8_available
+from accelerate._availability import is_mlu_available as is_mlu_available
+from accelerate._availability import is_musa_available as is_musa_available
+from accelerate._availability import is_neuron_available as is_neuron_available
+from accelerate._availability import is_npu_available as is_npu_available
+from accelerate._availability import is_sdaa_available as is_sdaa_available
+from accelerate._availability import is_torch_xla_available as is_torch_xla_available
+from accelerate._availability import is_xpu_available as is_xpu_available
+from accelerate._launch_preparation import _convert_nargs_to_dict as _convert_nargs_to_dict
+from accelerate._launch_preparation import env_var_path_add as env_var_path_add
+from accelerate._launch_preparation import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+from accelerate._launch_preparation import prepare_extend_env_parallelism_config as prepare_extend_env_parallelism_config
+from accelerate._launch_preparation import prepare_multi_gpu_env as prepare_multi_gpu_env
+from accelerate._launch_preparation import prepare_sagemager_args_inputs as prepare_sagemager_args_inputs
+from accelerate._launch_preparation import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
+from accelerate._launch_preparation import prepare_tpu as prepare_tpu
+from accelerate._launch_preparation import setup_fp8_env as setup_fp8_env
+from accelerate._machine import is_port_in_use as is_port_in_use
+from accelerate._merging import merge_dicts as merge_dicts

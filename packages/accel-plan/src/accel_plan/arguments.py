@@ -20,7 +20,6 @@ _PLACING = ("max_memory", "headroom", "model", "balanced", "whole", "expert_cach
 _TRAINING = (
     "layout", "fits", "ranks", "batch", "accumulation", "sequence", "sample", "optimizer", "mixed_precision",
     "checkpointing", "loss", "chunk_logits", "tp_plan", "reduce_bucket", "schedule", "microbatches", "split",
-    "explain",
 )  # fmt: skip
 """Options of the memory of training."""
 

@@ -102,8 +102,3 @@ def add_training(group: argparse._ActionsContainer) -> None:
         metavar="NAME,...",
         help="blocks with which stages begin, but the first (default: stages of about equal bytes)",
     )
-    group.add_argument(
-        "--explain",
-        action="store_true",
-        help="also show what crosses each cut of pp layouts, and which ranks hold what is outside of blocks",
-    )

@@ -71,12 +71,6 @@ def _compared(
 ) -> list[TrainingMemory]:
     """Find the memory on each layout that was named; of pipelines, under each schedule."""
     specs = parse_layouts(args.layout or "single")
-    for option in ("schedule", "microbatches", "split", "explain"):
-        if vars(args)[option] and not any(spec.size("pp") > 1 for spec in specs):
-            raise ConfigurationError(
-                f"Only pipelines have a schedule; got --{option} and --layout {args.layout}. Name a layout with pp, or "
-                "leave it out."
-            )
     schedules = (args.schedule or workload.schedule).split(",")
     tasks = [
         (spec, replace(workload, schedule=each))
@@ -127,8 +121,8 @@ def _show(
     if limit is not None:
         verdict = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
         lines += ["", f"{verdict} in {written_size(limit)}."]
-    for text in (report.pipelines(rows), report.explained(rows) if args.explain else ""):
-        lines += ["", text] if text else []
+    stages = report.pipelines(rows)
+    lines += ["", stages] if stages else []
     sys.stdout.write("\n".join(lines) + "\n")
     write_output(args.svg, partial(report.svg, title, rows, limit))
     write_output(args.json, partial(report.to_json, rows, limit, chosen))

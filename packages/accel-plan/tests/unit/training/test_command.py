@@ -1,7 +1,6 @@
 """`accel plan --train` on the command line."""
 
 import json
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -62,10 +61,10 @@ def test_a_size_picks_a_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_pipelines_are_planned_with_their_stages_and_schedules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What each rank holds, and how long it waits under each schedule: as text and JSON."""
+    """What each rank holds, and how long it waits under each schedule that was named: as text and JSON."""
     files = ["--json", str(tmp_path / "plan.json")]
     arguments = ["--layout", "single,pp2", "--schedule", "gpipe,1f1b", "--microbatches", "4", "--checkpointing", "no"]
-    assert main([*MODEL, "--batch", "8", "--explain", *arguments, *files]) == 0
+    assert main([*MODEL, "--batch", "8", *arguments, *files]) == 0
     out = capsys.readouterr().out
     single, *found = json.loads((tmp_path / "plan.json").read_text())["layouts"]
     assert single["pipeline"] is None
@@ -76,16 +75,6 @@ def test_pipelines_are_planned_with_their_stages_and_schedules(
         assert row["peak"] == max(plan["peaks"])
         name = f"pp2, {plan['schedule']}"
         assert f"{name}, 4 micro-batches: ranks wait for {plan['bubble']:.1%} of a step." in out
-        assert plan["bubbles"][plan["schedule"]]["4"] == plan["bubble"]
-        (crossing,) = plan["crossing"]
-        assert crossing == {
-            "before": "blocks.1", "made_by": "blocks.0", "place": 0, "shape": [2, 32, 16], "dtype": "float32",
-            "nbytes": 4 * 2 * 32 * 16,
-        }  # fmt: skip
-        assert plan["holders"] == {"embedding.weight": [0, 1]}, "the head's is the embedding's"
-        assert re.search(r"blocks.1 +output 0 of blocks.0 +2x32x16 +float32 +4.00 KiB\n", out)
-        assert re.search(r"embedding.weight +0, 1\n", out)
-    assert "dualpipev" not in found[0]["pipeline"]["bubbles"], "two blocks are no four stages"
 
 
 def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +108,6 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "adamv"], "no such optimizer; got 'adamv'"),
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:momentum"], "got 'momentum'"),
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "sgd:speed=1"], "got {'foreach': True, 'speed': 1}"),
-        (["test_prediction:Mlp", "--sample", "16", "--schedule", "1f1b"], "got --schedule and --layout None"),
         (["test_prediction:Mlp", "--sample", "16", "--layout", "pp2", "--microbatches", "x"], "--microbatches takes a"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "{"], "to styles; got '{'"),
         (["test_prediction:Mlp", "--sample", "16", "--tp-plan", "[]"], "to styles; got '[]'"),

@@ -128,12 +128,6 @@ def test_headroom_reaches_the_plan(checkpoint: Path, capsys: pytest.CaptureFixtu
     assert "no config.json" in capsys.readouterr().err
 
 
-def test_one_device_is_no_plural(checkpoint: Path) -> None:
-    """The drawing's title counts the devices in words that fit."""
-    assert "on 1 device<" in plan_checkpoint(str(checkpoint), "cpu=64KiB").svg()
-    assert "on 2 devices<" in plan_checkpoint(str(checkpoint), "0=16KiB,cpu=64KiB").svg()
-
-
 class Block(nn.Module):
     """Two layers, which stay together."""
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from accel_core.modules.sizes import written_size
-from accel_plan.drawing import Bar, Segment, draw_bars
+from accel_plan.drawing import Segment, draw_bars
 from accel_plan.output import draw_table
 from accel_plan.training.pipelined import PipelinePlan
 from accel_plan.training.prediction import PURPOSES, TrainingMemory
@@ -67,22 +67,10 @@ def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: Tr
 
 def svg(title: str, rows: Sequence[TrainingMemory], limit: int | None = None) -> str:
     """Draw a bar for each layout, with what the bytes of a rank are for at the peak."""
-    return draw_bars(title, [_bar(row, limit) for row in rows])
-
-
-def _bar(row: TrainingMemory, limit: int | None) -> Bar:
-    segments = [
-        Segment(purpose, row.at_peak[purpose], purpose, f"{purpose}: {written_size(row.at_peak[purpose])}")
-        for purpose in PURPOSES
-        if row.at_peak[purpose]
-    ]
-    note = f"{row.ranks} {'rank' if row.ranks == 1 else 'ranks'}, {written_size(row.peak)} each"
-    if row.checkpointing:
-        note += ", activations computed again"
-    if limit is not None and row.peak < limit:
-        segments.append(Segment("free", limit - row.peak, "free", f"free: {written_size(limit - row.peak)}"))
-    if limit is not None and row.peak > limit:
-        note += f": {written_size(row.peak - limit)} too much"
-    if row.pipeline is not None:
-        note += f", on the rank that needs most, {row.pipeline.schedule}"
-    return Bar(row.layout, note, tuple(segments))
+    bars = []
+    for row in rows:
+        segments = [Segment(purpose, count, purpose) for purpose, count in row.at_peak.items() if count]
+        if limit is not None and row.peak < limit:
+            segments.append(Segment("free", limit - row.peak, "free"))
+        bars.append((f"{described(row)}: {written_size(row.peak)} on each rank of {row.ranks}", segments))
+    return draw_bars(title, bars)

@@ -1,27 +1,20 @@
 """A model on one rank of a pipeline: cut, run and torn down by the code that trains, with other ranks left out."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 
 from accel_core._records import record
-from accel_core._torch import fake_mode
 from accel_core.mesh.spec import LayoutSpec
-from accel_core.mesh.tensor import is_spread
-from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
-from accel_core.precision.autocast import AutocastPrecision
-from accel_parallel.fsdp2.in_place import arguments_of
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_parallel.sharding.mesh import sharding_part
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.wrapping import repeated_blocks
 from accel_plan._torch import without_votes
@@ -63,35 +56,24 @@ class PipelinedModel(SharedModel):
     def __init__(
         self, model: nn.Module, spec: LayoutSpec, workload: TrainingWorkload, checkpointing: bool, mesh: DeviceMesh
     ) -> None:
-        self.model, self.zero = model, None
-        self._spec, self._mesh = spec, mesh
-        self._sharded, self.buckets = spec.engine == "fsdp", []
+        self.model, self.kept = model, {}
+        self._spec, self._workload, self._mesh = spec, workload, mesh
+        self._sharded = False  # the stages are, and reduce after the last micro-batch of each batch
         settings = settings_of(model, workload)
         stages = lay_out(model, settings, spec.size("pp"))
         self.pipeline = Pipeline(model, stages, settings, mesh.get_group("pp"), _CPU)
         own = [block for block in self.pipeline.blocks.values() if block not in self.pipeline.foreign]
         if workload.precision != "no":
-            AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
+            self._cast()
         if checkpointing:
             recompute(own, offload=False)
-        if self._sharded:
-            plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-            arguments: dict[str, Any] = arguments_of(plugin, sharding_part(mesh), _CPU)
-            for block in own:
-                fully_shard(block, **arguments)
-        self._whole = [each for each in model.parameters() if not is_spread(each)]
+        if spec.engine == "fsdp":
+            self._shard(own, FullyShardedDataParallelPlugin(fsdp_version=2), set())
         # Planned here, with values that take no memory: the plan looks at labels.
         like = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))[:1]
         batch = like.expand(workload.batch // spec.layout().replicas, *like.shape[1:])
         self._step = self.pipeline.planned(model.forward, call_of(model, batch), True)
         self._schedule: Any = None
-
-    def reduce_gradients(self, wanted: bool) -> None:
-        """Do nothing: stages reduce after the last micro-batch of each batch."""
-
-    def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
-        """Free what other ranks hold."""
-        self.pipeline.free(self.model)
 
     def run(self, inputs: torch.Tensor, counter: LiveBytes) -> None:
         """Run all micro-batches of a batch forward and backward, and add their gradients to those that are there."""
@@ -100,6 +82,7 @@ class PipelinedModel(SharedModel):
         step.losses.clear()
         pipeline.step = step
         if self._schedule is None:
+            pipeline.free(self.model)
             pipeline.keep_glue(step.flows[0])
             pipeline.stage_type = self._counted(counter)
             self._schedule = pipeline.scheduled(step)
@@ -164,27 +147,20 @@ def work_of(model: nn.Module, blocks: Iterable[nn.Module], inputs: torch.Tensor)
 
 
 def plan_of_pipeline(
-    model: nn.Module,
-    give_device: Callable[[nn.Module], None],
-    spec: LayoutSpec,
-    workload: TrainingWorkload,
-    found: Sequence[tuple[int, dict[str, int]]],
+    model: nn.Module, spec: LayoutSpec, workload: TrainingWorkload, found: Sequence[tuple[int, dict[str, int]]]
 ) -> PipelinePlan:
     """Find how long ranks wait, and how the work is shared out.
 
     Args:
-        model: The model, on the meta device.
-        give_device: What lets it be on a device without memory, as a forward pass on tensors without memory needs it.
+        model: The model, on a device without memory.
         spec: The layout.
         workload: The training step.
         found: For each rank along the axis, the most bytes alive at once, and what they are for.
     """
     settings = settings_of(model, workload)
     stages = lay_out(model, settings, spec.size("pp"))
-    with fake_mode():
-        give_device(model)
-        inputs = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))
-        work = work_of(model, repeated_blocks(model).values(), inputs)
+    inputs = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))
+    work = work_of(model, repeated_blocks(model).values(), inputs)
     return PipelinePlan(
         settings.schedule,
         stages.parts,

@@ -389,7 +389,7 @@ def test_a_rank_of_1024_has_its_part() -> None:
         ("dp3", NUMBERS, Mlp, ConfigurationError, "got batch=8 for 3 of them in dp3"),
         ("cp2", NUMBERS, Mlp, ConfigurationError, "got cp2 and samples without a sequence"),
         ("cp3", TOKENS, Words, ConfigurationError, "got a length of 32"),
-        ("pp2xtp2", NUMBERS, Mlp, EngineUnavailableError, "got pp and tp in pp2xtp2"),
+        ("pp2xtp2", NUMBERS, Mlp, EngineUnavailableError, "a pipeline with ep, cp or tp for pp2xtp2"),
         ("pp4", NUMBERS, Mlp, PreparationError, "got 3 blocks in Mlp for 4 stages"),
         ("pp2", dataclasses.replace(NUMBERS, split=["head"]), Mlp, PreparationError, "stages begin, in their order"),
         ("pp2", dataclasses.replace(NUMBERS, microbatches=3), Mlp, DataError, "into 3 equal micro-batches"),
@@ -401,7 +401,7 @@ def test_a_rank_of_1024_has_its_part() -> None:
             "schedule='dualpipev' for pp2xf",
         ),
         ("pp2", dataclasses.replace(NUMBERS, schedule="fast"), Mlp, ConfigurationError, "got schedule='fast'"),
-        ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "predicted without sp; got the layout zero3x2xsp2"),
+        ("zero3x2xsp2", TOKENS, Words, EngineUnavailableError, "got DeepSpeed with sp for zero3x2xsp2"),
         (
             "zero1x2",
             TrainingWorkload(batch=8, sample=(16,), dtype=torch.bfloat16),

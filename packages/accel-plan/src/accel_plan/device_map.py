@@ -255,11 +255,8 @@ def plan_device_map(
     parts: list[Part] = []
     for node, device in solution.placed:
         for name, place in with_experts_on_disk(model, node.name, device, experts):
-            if name == node.name and name not in experts:
-                kind = type(node.value).__name__ if node.is_module else _kind(node.value)
-                parts.append(Part(name, place, node.size, kind))
-            else:
-                parts.append(_part(model, name, place, sizes.get(name, 0)))
+            whole = name == node.name and name not in experts
+            parts.append(_part(model, name, place, node.size if whole else sizes.get(name, 0)))
     used = {**solution.used}
     if share_of_experts is not None:
         used["disk"] = used.get("disk", 0) + share_of_experts.nbytes
@@ -279,10 +276,12 @@ def plan_device_map(
 
 
 def _part(model: nn.Module, name: str, device: Device, nbytes: int) -> Part:
-    """Return a part of a block that is split because its experts wait elsewhere."""
+    """Return a part by its name."""
     path, _, leaf = name.rpartition(".")
-    value = getattr(model.get_submodule(path), leaf)
-    return Part(name, device, nbytes, type(value).__name__ if isinstance(value, nn.Module) else _kind(value))
+    value = getattr(model.get_submodule(path), leaf) if name else model
+    if isinstance(value, nn.Module):
+        return Part(name, device, nbytes, type(value).__name__)
+    return Part(name, device, nbytes, "Parameter" if isinstance(value, nn.Parameter) else "Buffer")
 
 
 def _share_of(
@@ -314,10 +313,6 @@ def _runs(names: Sequence[str]) -> list[list[str]]:
 
 def _run_name(run: Sequence[str]) -> str:
     return run[0] if len(run) == 1 else f"{run[0]}-{run[-1].rpartition('.')[2]}"
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
 
 
 def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dtype: Dtype | None) -> dict[Device, int]:

@@ -13,7 +13,7 @@ from torch import nn
 from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
 from accel_core.checkpoint.weights import save_model
 from accel_plan.__main__ import main
-from accel_plan.checkpoint import headroom_of, max_memory_of, plan_checkpoint
+from accel_plan.checkpoint import headroom_of, max_memory_of
 from accel_plan.device_map import Plan
 from accel_testing.requires import requires
 
@@ -201,7 +201,9 @@ def test_a_plan_of_a_configuration_is_the_map_of_its_loading(tied: bool, tmp_pat
         real = transformers.AutoModelForCausalLM.from_config(config)
     limits: dict[int | str, int | str] = {0: "20KiB", 1: "12KiB", "cpu": "16KiB"}
     expected = infer_auto_device_map(real, dict(limits), no_split_module_classes=real._no_split_modules)
-    plan = plan_checkpoint(str(tmp_path), "0=20KiB,1=12KiB,cpu=16KiB")
+    file = tmp_path / "plan.json"
+    assert main(["plan", str(tmp_path), "--max-memory", "0=20KiB,1=12KiB,cpu=16KiB", "--json", str(file)]) == 0
+    plan = Plan.from_json(file.read_text())
     assert list(plan.device_map.items()) == list(expected.items())
     assert len(set(expected.values())) > 2
 

@@ -32,14 +32,14 @@ def maker_of(name: str) -> Callable[[], nn.Module]:
     """Return what makes the model that a command line names, with parameters on the meta device."""
     if not os.path.exists(name) and ":" in name:
         return partial(model_of, name)
-    model = skeleton_of(name) if os.path.exists(name) else model_of_config(name)
-    if isinstance(model, Part):
+    # Made anew at each call: a model that was split or sharded for one layout cannot be for another.
+    make = partial(skeleton_of if os.path.exists(name) else model_of_config, name)
+    if isinstance(make(), Part):
         raise ConfigurationError(
             "A training step runs the model's forward, which headers do not describe; got no config.json for "
             f"{name!r} whose model transformers has. Name the model as MODULE:NAME."
         )
-    # Made anew at each call: a model that was split or sharded for one layout cannot be for another.
-    return lambda: skeleton_of(name) if os.path.exists(name) else model_of_config(name)
+    return make
 
 
 def workload_of(args: argparse.Namespace) -> TrainingWorkload:

@@ -15,7 +15,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry `accel plan` out.
 
     Raises:
-        ConfigurationError: An option is not valid, or no layout of those tried fits.
+        ConfigurationError: An option is not valid.
         MissingDependencyError: The memory of training is asked for without accel-parallel.
     """
     others = [f"--{name.replace('_', '-')}" for name in args.others[args.train] if vars(args)[name]]

@@ -16,7 +16,7 @@ from accel_core.host.versions import is_torch_version
 from accel_core.mesh.spec import parse_layout
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.prediction import TrainingMemory, predict
-from accel_plan.training.search import candidates, smallest
+from accel_plan.training.search import candidates, tried
 from accel_plan.training.workload import TrainingWorkload
 
 pytestmark = [
@@ -350,20 +350,14 @@ def test_accumulated_gradients_are_whole_under_fsdp() -> None:
 
 def test_the_smallest_layout_that_fits_is_found() -> None:
     """Fewer ranks come first and checkpointing comes after its absence; each smaller layout does not fit."""
-    tried: list[TrainingMemory] = []
     least = of("fsdp2", TOKENS, Words).peak
-    found = smallest(meta(Words), TOKENS, least, ranks=4, report=tried.append)
-    assert found.peak <= least
-    assert found is tried[-1]
-    assert all(each.peak > least for each in tried[:-1])
-    assert [each.ranks for each in tried] == sorted(each.ranks for each in tried)
-    assert tried[0].layout == "single"
-    tried.clear()
-    with pytest.raises(ConfigurationError, match="at least"):
-        smallest(meta(Words), TOKENS, least // 2, ranks=2, report=tried.append)
-    assert {"zero3x2", "pp2"} <= {each.layout for each in tried}
-    with pytest.raises(ConfigurationError, match=r"got 10 B a rank and up to 2 ranks, and it needs more than that"):
-        smallest(meta(Words), TOKENS, 10, ranks=2)
+    rows = list(tried(meta(Words), TOKENS, least, ranks=4))
+    assert [row.peak <= least for row in rows] == [False] * (len(rows) - 1) + [True]
+    assert [each.ranks for each in rows] == sorted(each.ranks for each in rows)
+    assert rows[0].layout == "single"
+    rows = list(tried(meta(Words), TOKENS, least // 2, ranks=2))
+    assert {"zero3x2", "pp2"} <= {each.layout for each in rows}
+    assert not list(tried(meta(Words), TOKENS, 10, ranks=2)), "weights alone are larger"
     assert not dist.is_initialized()
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,18 +105,17 @@ def test_arguments_are_looked_at_before_torch_is_imported(arguments: list[str], 
     assert message in done.stderr
 
 
-def test_limits_are_read_from_text() -> None:
-    """Devices are numbers or names, sizes are written or bytes."""
-    assert max_memory_of("0=24GiB, cpu=64GiB,1=100") == {0: "24GiB", "cpu": "64GiB", 1: 100}
-    assert max_memory_of(None) is None
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"), [(None, None), ("100", 100), ("0.25", 0.25), ("2GiB", "2GiB"), ("1KB", "1KB")]
-)
-def test_headroom_is_read_from_text(text: str | None, expected: object) -> None:
-    """Bytes, a fraction of the limit, or a written size."""
-    found = headroom_of(text)
+    ("read", "text", "expected"),
+    [
+        (max_memory_of, "0=24GiB, cpu=64GiB,1=100", {0: "24GiB", "cpu": "64GiB", 1: 100}),
+        (max_memory_of, None, None), (headroom_of, None, None), (headroom_of, "100", 100), (headroom_of, "0.25", 0.25),
+        (headroom_of, "2GiB", "2GiB"), (headroom_of, "1KB", "1KB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_from_text(read: Callable[[str | None], object], text: str | None, expected: object) -> None:
+    """Devices are numbers or names; headroom is bytes, a fraction of the limit, or a written size."""
+    found = read(text)
     assert (type(found), found) == (type(expected), expected)
 
 

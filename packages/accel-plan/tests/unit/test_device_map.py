@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_core.errors import ConfigurationError, DeviceMapError, UnsupportedTypeError
+from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.modules.sizes import written_size
 from accel_plan.device_map import Plan, plan_device_map
 from accel_plan.experts import ExpertShare
@@ -191,12 +191,6 @@ def test_caches_that_do_not_fit_are_refused(size: int, limit: int, text: str) ->
         plan_device_map(mixture(), {0: limit, "cpu": 5000}, expert_cache=size)
     with pytest.raises(ConfigurationError, match="no experts were found"):
         plan_device_map(nn.Linear(2, 2), expert_cache=size)
-
-
-def test_limits_in_a_list_are_refused() -> None:
-    """Sizes without their devices are refused with the form that is wanted."""
-    with pytest.raises(UnsupportedTypeError, match=r"maps devices to sizes; got \[1000, 1000\] \(list\).*\"cpu\""):
-        plan_device_map(nn.Linear(2, 2), [1000, 1000])  # type: ignore[arg-type]
 
 
 def test_a_tie_that_a_model_declares_by_name_counts_once() -> None:

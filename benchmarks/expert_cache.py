@@ -1,10 +1,10 @@
 """A mixture of experts on one machine: bytes, time and memory of experts that come one by one.
 
-    python benchmarks/expert_cache.py [--peer PYTHON] [--only ROW ...] [--heat FILE]
+    python benchmarks/expert_cache.py [--peer PYTHON] [--only ROW ...]
 
 The model has Mixtral's shape: 8 experts in each layer, of which 2 work on a token. Bytes from the disk are those that
 the kernel counts, with the page cache dropped for the checkpoint; the peer loads the same checkpoint with every layer
-on the disk. With --heat, the report's picture of 24 generated tokens is written instead.
+on the disk.
 """
 
 import argparse
@@ -444,23 +444,12 @@ def cells(row: str, found: dict[str, float], peer: dict[str, float] | None) -> t
     return f"{1000 * value:.0f}{ratio}", "–" if peer is None else f"{1000 * peer['value']:.0f}", "≤ 0.1 of the peer"
 
 
-def draw(file: str, folder: Path) -> None:
-    """Write the picture of 24 tokens."""
-    import torch
-
-    model = loaded(folder, expert_cache=LAYERS * COUNT // 2 * one_expert(), expert_lookahead=True)
-    with torch.inference_mode():
-        model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
-    Path(file).write_text(model.expert_report().svg() + "\n", encoding="utf-8")
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", default=None, help="a Python that has accelerate 1.15.0")
     parser.add_argument("--only", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--directory", default=None, help="where the checkpoint goes; a temporary folder by default")
-    parser.add_argument("--heat", default=None, metavar="FILE", help="draw the heat of 24 tokens, and nothing else")
     parser.add_argument("--run", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--library", default="accel", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default=None, help=argparse.SUPPRESS)
@@ -471,9 +460,6 @@ def main() -> None:
         print(json.dumps(globals()[f"run_{args.run}"](Path(args.folder), *extra)))
         return
     with checkpoint(args.directory) as folder:
-        if args.heat:
-            draw(args.heat, folder)
-            return
         print("| what, a Mixtral-shaped model of 1.6 GiB | accel | accelerate 1.15.0 | target |\n|---|---|---|---|")
         for row in args.only:
             found = child(row, sys.executable, folder)

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.arguments import add_arguments
-from accel_bigmodel.checkpoint.hub import in_one_line, is_cached, not_in_cache, why_unreachable
-from accel_bigmodel.checkpoint.skeleton import Layer, Part, model_of_config, skeleton_of
+from accel_bigmodel.checkpoint.skeleton import Layer, Part, in_one_line, model_of_config, skeleton_of
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError, MissingDependencyError
@@ -69,22 +68,18 @@ def _model_of_timm(model_name: str) -> nn.Module:
         raise MissingDependencyError(
             "This model needs timm, which is not installed. Install it with `pip install timm`."
         )
-    name = add_timm_hub_prefix(model_name)
-    unreachable = why_unreachable() if name.startswith("hf-hub:") else None
-    if unreachable is not None and not is_cached(name.removeprefix("hf-hub:")):
-        raise not_in_cache(model_name, unreachable)
     try:
         timm = importlib.import_module("timm")
         with init_empty_weights(include_buffers=True):
-            built: nn.Module = timm.create_model(name, pretrained=False)
+            built: nn.Module = timm.create_model(add_timm_hub_prefix(model_name), pretrained=False)
     except ImportError as failure:
         raise MissingDependencyError(
             f"A library that {model_name!r} needs cannot be imported; got: {in_one_line(failure)} Install it."
         ) from failure
     except (OSError, RuntimeError) as failure:
         raise CheckpointNotFoundError(
-            f"timm does not build the model; got {model_name!r}: {in_one_line(failure)} Check the name and your access "
-            "to it."
+            f"timm does not build the model; got {model_name!r}: {in_one_line(failure)} Check the name, the "
+            "connection and your access to it."
         ) from failure
     return built
 

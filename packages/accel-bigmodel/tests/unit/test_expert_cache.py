@@ -8,7 +8,6 @@ import os
 import pickle
 import threading
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -484,20 +483,17 @@ def test_pages_are_counted_and_go_with_their_experts(load: Callable[..., nn.Modu
     assert model.expert_report().in_pages == 0  # type: ignore[operator]
 
 
-def test_the_report_draws_how_often_experts_were_chosen(load: Callable[..., nn.Module]) -> None:
-    """A row for each layer and a cell for each expert; those that were chosen are colored, the most often most."""
+def test_the_report_counts_how_often_experts_were_chosen(load: Callable[..., nn.Module]) -> None:
+    """Each token chooses as many experts of each layer; before the first, no rate is known."""
     model = load()
+    assert math.isnan(model.expert_report().hit_rate)  # type: ignore[operator]
     with torch.no_grad():
         for number in range(4):
             model(TOKENS[number : number + 1])
     report = model.expert_report()  # type: ignore[operator]
-    cells = [e for e in ElementTree.fromstring(report.svg()).iter() if e.tag.endswith("rect")]
-    assert sum(cell.get("class") == "cold" for cell in cells) == LAYERS * COUNT
-    hot = [float(str(cell.get("opacity"))) for cell in cells if cell.get("class") == "hot"]
-    assert len(hot) == sum(len(numbers) for numbers in report.chosen.values())
-    assert max(hot) == 1.0
-    assert math.isnan(load().expert_report().hit_rate)  # type: ignore[operator]
-    ElementTree.fromstring(load().expert_report().svg())  # type: ignore[operator]
+    assert len(report.chosen) == LAYERS
+    assert set(report.experts.values()) == {COUNT}
+    assert report.hits + report.misses == sum(sum(counts.values()) for counts in report.chosen.values())
 
 
 class Listed(nn.Module):

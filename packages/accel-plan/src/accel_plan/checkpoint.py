@@ -14,11 +14,11 @@ from accel_bigmodel.sizes import number_or_text
 from accel_core.errors import ConfigurationError
 from accel_core.modules.sizes import written_size
 from accel_core.options.engines import load
-from accel_plan.device_map import Plan, plan_device_map
+from accel_plan.device_map import plan_device_map
 from accel_plan.headroom import Workload
 from accel_plan.output import write_output
 
-__all__ = ["headroom_of", "max_memory_of", "model_of", "named", "plan_checkpoint", "run"]
+__all__ = ["headroom_of", "max_memory_of", "model_of", "named", "run"]
 
 
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
@@ -27,8 +27,8 @@ def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
         return None
     limits: dict[int | str, int | str] = {}
     for part in text.split(","):
-        device, equals, size = (piece.strip() for piece in part.partition("="))
-        if not equals or not device or not size:
+        device, _, size = (piece.strip() for piece in part.partition("="))
+        if not device or not size:
             raise ConfigurationError(
                 f"Limits are written as DEVICE=SIZE, separated by commas; got {part!r:.80}. Write for example "
                 "0=24GiB,cpu=64GiB."
@@ -55,17 +55,12 @@ def named(name: str, what: str) -> Callable[..., Any]:
         sys.path.insert(0, "")
     try:
         found: Callable[..., Any] = load(name)
+        return found
     except (ImportError, AttributeError, ValueError) as failure:
         raise ConfigurationError(
             f"The name of {what} cannot be imported; got {name!r}: {str(failure).rstrip('.')}. Write MODULE:NAME, as "
             "seen from the working folder."
         ) from failure
-    if isinstance(found, nn.Module) or not callable(found):
-        raise ConfigurationError(
-            f"The name of {what} is that of a class or a function; got a {type(found).__name__} of {name!r}. Name a "
-            "function that returns it."
-        )
-    return found
 
 
 def model_of(name: str) -> nn.Module:
@@ -87,39 +82,6 @@ def model_of(name: str) -> nn.Module:
     return made
 
 
-def plan_checkpoint(
-    source: str,
-    max_memory: str | None = None,
-    headroom: str | None = None,
-    dtype: str | None = None,
-    balanced: bool = False,
-    no_split: list[str] | None = None,
-    model: nn.Module | None = None,
-    expert_cache: str | None = None,
-) -> Plan:
-    """Plan a checkpoint from its configuration or its headers."""
-    model = skeleton_of(source) if model is None else model
-    classes = list(no_split or getattr(model, "_no_split_modules", None) or ())
-    kept = headroom_of(headroom)
-    if isinstance(model, Part):
-        classes += {Layer.__name__} & {type(module).__name__ for module in model.modules()}
-        if isinstance(kept, Workload):
-            raise ConfigurationError(
-                "Headroom for a batch of sequences needs the model, because headers do not describe its forward; got "
-                f"no config.json for {source!r} whose model transformers has. Give the headroom as a size or a "
-                "fraction, or name the model with --model."
-            )
-    return plan_device_map(
-        model,
-        max_memory_of(max_memory),
-        headroom=kept,
-        no_split_module_classes=classes,
-        dtype=dtype,
-        balanced=balanced,
-        expert_cache=None if expert_cache is None else number_or_text(expert_cache),
-    )
-
-
 _BY_NAME = """The files do not say in which order the model runs its parts, so the plan goes by name. To load as
 planned, write the plan with --json and pass `device_map=Plan.from_json(text).device_map`; to plan as
 "auto" would, name the model with --model, or install transformers where a config.json names it."""
@@ -128,8 +90,24 @@ planned, write the plan with --json and pass `device_map=Plan.from_json(text).de
 def run(args: argparse.Namespace) -> int:
     """Place a checkpoint."""
     model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)
-    plan = plan_checkpoint(
-        args.checkpoint, args.max_memory, args.headroom, args.dtype, args.balanced, args.whole, model, args.expert_cache
+    classes = list(args.whole or getattr(model, "_no_split_modules", None) or ())
+    headroom = headroom_of(args.headroom)
+    if isinstance(model, Part):
+        classes += {Layer.__name__} & {type(module).__name__ for module in model.modules()}
+        if isinstance(headroom, Workload):
+            raise ConfigurationError(
+                "Headroom for a batch of sequences needs the model, because headers do not describe its forward; got "
+                f"no config.json for {args.checkpoint!r} whose model transformers has. Give the headroom as a size or "
+                "a fraction, or name the model with --model."
+            )
+    plan = plan_device_map(
+        model,
+        max_memory_of(args.max_memory),
+        headroom=headroom,
+        no_split_module_classes=classes,
+        dtype=args.dtype,
+        balanced=args.balanced,
+        expert_cache=None if args.expert_cache is None else number_or_text(args.expert_cache),
     )
     lines = [f"{args.checkpoint}: {written_size(plan.nbytes)} of weights", "", plan.table(), ""]
     lines += [plan.explain(share.device) for share in plan.shares if share.weights]

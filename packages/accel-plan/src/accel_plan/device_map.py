@@ -24,7 +24,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.modules.experts import are_stacked, number_of_experts
 from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
-from accel_plan.drawing import Bar, Segment, draw_bars
+from accel_plan.drawing import Segment, draw_bars
 from accel_plan.experts import ExpertShare, choices_of
 from accel_plan.headroom import Workload, activation_bytes
 from accel_plan.output import draw_table
@@ -140,27 +140,21 @@ class Plan:
         return draw_table(rows)
 
     def svg(self) -> str:
-        """Draw the devices as the bars of an SVG document, each to the scale of the largest limit."""
+        """Draw the devices as the bars of an SVG document, all to one scale."""
         bars = []
         for share in self.shares:
-            held = {part.name: part for part in self.parts if part.device == share.device}
-            segments = [_segment([held[name] for name in run]) for run in _runs(list(held))]
-            for purpose, count in (("reserve", share.reserve), ("headroom", share.headroom), ("free", share.free or 0)):
-                if count > 0:
-                    segments.append(Segment(purpose, count, purpose, f"{purpose}: {written_size(count)}"))
-            bars.append(Bar(str(share.device), self.explain(share.device), tuple(segments)))
-        devices = "1 device" if len(bars) == 1 else f"{len(bars)} devices"
-        return draw_bars(f"{written_size(self.nbytes)} of weights on {devices}", bars)
+            held = {part.name or "the whole model": part.nbytes for part in self.parts if part.device == share.device}
+            segments = [
+                Segment("weights", sum(held[name] for name in run), _run_name(run)) for run in _runs(list(held))
+            ]
+            rest = {"reserve": share.reserve, "headroom": share.headroom, "free": share.free or 0}
+            segments += [Segment(purpose, count, purpose) for purpose, count in rest.items() if count > 0]
+            bars.append((str(share.device), segments))
+        return draw_bars(f"{written_size(self.nbytes)} of weights by device", bars)
 
     def to_json(self) -> str:
         """Write the plan as JSON, which `from_json` reads."""
-        content = {
-            "parts": [asdict(part) for part in self.parts],
-            "shares": [asdict(share) for share in self.shares],
-            "main": self.main,
-            "experts": None if self.experts is None else asdict(self.experts),
-        }
-        return json.dumps(content, indent=1)
+        return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -261,11 +255,8 @@ def plan_device_map(
     parts: list[Part] = []
     for node, device in solution.placed:
         for name, place in with_experts_on_disk(model, node.name, device, experts):
-            if name == node.name and name not in experts:
-                kind = type(node.value).__name__ if node.is_module else _kind(node.value)
-                parts.append(Part(name, place, node.size, kind))
-            else:
-                parts.append(_part(model, name, place, sizes.get(name, 0)))
+            whole = name == node.name and name not in experts
+            parts.append(_part(model, name, place, node.size if whole else sizes.get(name, 0)))
     used = {**solution.used}
     if share_of_experts is not None:
         used["disk"] = used.get("disk", 0) + share_of_experts.nbytes
@@ -285,10 +276,12 @@ def plan_device_map(
 
 
 def _part(model: nn.Module, name: str, device: Device, nbytes: int) -> Part:
-    """Return a part of a block that is split because its experts wait elsewhere."""
+    """Return a part by its name."""
     path, _, leaf = name.rpartition(".")
-    value = getattr(model.get_submodule(path), leaf)
-    return Part(name, device, nbytes, type(value).__name__ if isinstance(value, nn.Module) else _kind(value))
+    value = getattr(model.get_submodule(path), leaf) if name else model
+    if isinstance(value, nn.Module):
+        return Part(name, device, nbytes, type(value).__name__)
+    return Part(name, device, nbytes, "Parameter" if isinstance(value, nn.Parameter) else "Buffer")
 
 
 def _share_of(
@@ -320,19 +313,6 @@ def _runs(names: Sequence[str]) -> list[list[str]]:
 
 def _run_name(run: Sequence[str]) -> str:
     return run[0] if len(run) == 1 else f"{run[0]}-{run[-1].rpartition('.')[2]}"
-
-
-def _segment(parts: Sequence[Part]) -> Segment:
-    """Return the stretch of a bar for parts that follow each other."""
-    name = _run_name([part.name or "the whole model" for part in parts])
-    kinds = "/".join(dict.fromkeys(part.kind for part in parts))
-    count = sum(part.nbytes for part in parts)
-    several = f"{len(parts)} × " if len(parts) > 1 else ""
-    return Segment("weights", count, name, f"{name} ({several}{kinds}): {written_size(count)}")
-
-
-def _kind(tensor: torch.Tensor) -> str:
-    return "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
 
 
 def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dtype: Dtype | None) -> dict[Device, int]:

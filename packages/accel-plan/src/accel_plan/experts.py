@@ -38,12 +38,11 @@ class ExpertShare:
         if self.token is None:
             return f"{words} The model does not say how many experts work on a token (num_experts_per_tok)."
         # Experts that are used alike are found as often as they are held; those of the last token cost nothing again.
-        shares = ", ".join(f"{share:.0%}: {written_size(int((1 - share) * self.token))}" for share in (0.25, 0.5, 0.75))
         best = "nothing" if self.budget >= self.token else written_size(self.token - self.budget)
         return (
             f"{words} A token brings {written_size(self.token)} while the cache is empty, "
             f"{written_size(int((1 - held) * self.token))} once it is full if all experts are used alike, and {best} "
-            f"if the last token's serve again. By the share that the cache holds, used alike: {shares}."
+            "if the last token's serve again."
         )
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from accel_bigmodel import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
 from accel_core.checkpoint.weights import save_model
 from accel_plan.__main__ import main
-from accel_plan.checkpoint import headroom_of, max_memory_of, plan_checkpoint
+from accel_plan.checkpoint import headroom_of, max_memory_of
 from accel_plan.device_map import Plan
 from accel_testing.requires import requires
 
@@ -41,21 +42,6 @@ def test_a_plan_is_printed_drawn_and_written(checkpoint: Path, capsys: pytest.Ca
     assert {part.device for part in plan.parts} == {0, "cpu"}
     assert (checkpoint / "p.svg").read_text().startswith("<svg")
     assert out.endswith(f"Wrote {checkpoint / 'p.svg'}.\nWrote {checkpoint / 'p.json'}.\n")
-
-
-@requires("accel_parallel")
-def test_help_of_each_plan_has_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
-    """`plan -h` is about placing weights and `plan-training -h` about training; `plan --train` is still read."""
-    shown = []
-    for command in ("plan", "plan-training"):
-        with pytest.raises(SystemExit):
-            main([command, "-h"])
-        shown.append(capsys.readouterr().out)
-    assert ["--headroom" in text for text in shown] == [True, False]
-    assert ["--layout" in text for text in shown] == [False, True]
-    for words in (["plan", "--train"], ["plan-training"]):
-        assert main([*words, "torch.nn:Identity", "--batch", "many"]) == 2
-        assert "--batch takes a whole number; got 'many'" in capsys.readouterr().err
 
 
 def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +90,6 @@ def test_bad_arguments_end_with_a_message(
     [
         (["train.py"], "A Python file is not a checkpoint; got 'train.py'"),
         (["--train", "train.py", "--sample", "64"], "Name a class or function of it"),
-        (["--train", "m:Net", "--batch", "x", "--sample", "64"], "--batch takes a whole number; got 'x'"),
         (["--train", "m:Net", "--sample", "64", "--layout", "fdsp2"], "Did you mean fsdp2"),
         (["--train", "m:Net"], "got --sequence None and --sample None"),
     ],
@@ -120,18 +105,17 @@ def test_arguments_are_looked_at_before_torch_is_imported(arguments: list[str], 
     assert message in done.stderr
 
 
-def test_limits_are_read_from_text() -> None:
-    """Devices are numbers or names, sizes are written or bytes."""
-    assert max_memory_of("0=24GiB, cpu=64GiB,1=100") == {0: "24GiB", "cpu": "64GiB", 1: 100}
-    assert max_memory_of(None) is None
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"), [(None, None), ("100", 100), ("0.25", 0.25), ("2GiB", "2GiB"), ("1KB", "1KB")]
-)
-def test_headroom_is_read_from_text(text: str | None, expected: object) -> None:
-    """Bytes, a fraction of the limit, or a written size."""
-    found = headroom_of(text)
+    ("read", "text", "expected"),
+    [
+        (max_memory_of, "0=24GiB, cpu=64GiB,1=100", {0: "24GiB", "cpu": "64GiB", 1: 100}),
+        (max_memory_of, None, None), (headroom_of, None, None), (headroom_of, "100", 100), (headroom_of, "0.25", 0.25),
+        (headroom_of, "2GiB", "2GiB"), (headroom_of, "1KB", "1KB"),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_from_text(read: Callable[[str | None], object], text: str | None, expected: object) -> None:
+    """Devices are numbers or names; headroom is bytes, a fraction of the limit, or a written size."""
+    found = read(text)
     assert (type(found), found) == (type(expected), expected)
 
 
@@ -142,12 +126,6 @@ def test_headroom_reaches_the_plan(checkpoint: Path, capsys: pytest.CaptureFixtu
     assert "10.00 KiB are kept for activations" in capsys.readouterr().out
     assert main([*arguments, "4x8"]) == 2
     assert "no config.json" in capsys.readouterr().err
-
-
-def test_one_device_is_no_plural(checkpoint: Path) -> None:
-    """The drawing's title counts the devices in words that fit."""
-    assert "on 1 device<" in plan_checkpoint(str(checkpoint), "cpu=64KiB").svg()
-    assert "on 2 devices<" in plan_checkpoint(str(checkpoint), "0=16KiB,cpu=64KiB").svg()
 
 
 class Block(nn.Module):
@@ -223,7 +201,9 @@ def test_a_plan_of_a_configuration_is_the_map_of_its_loading(tied: bool, tmp_pat
         real = transformers.AutoModelForCausalLM.from_config(config)
     limits: dict[int | str, int | str] = {0: "20KiB", 1: "12KiB", "cpu": "16KiB"}
     expected = infer_auto_device_map(real, dict(limits), no_split_module_classes=real._no_split_modules)
-    plan = plan_checkpoint(str(tmp_path), "0=20KiB,1=12KiB,cpu=16KiB")
+    file = tmp_path / "plan.json"
+    assert main(["plan", str(tmp_path), "--max-memory", "0=20KiB,1=12KiB,cpu=16KiB", "--json", str(file)]) == 0
+    plan = Plan.from_json(file.read_text())
     assert list(plan.device_map.items()) == list(expected.items())
     assert len(set(expected.values())) > 2
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from accel_bigmodel.checkpoint.files import find_files, holds_gguf
 from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
-from accel_bigmodel.checkpoint.hub import in_one_line, not_in_cache, why_unreachable
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME
@@ -26,7 +25,7 @@ from accel_core.errors import (
 from accel_core.host.availability import is_transformers_available
 from accel_core.modules.sizes import as_dtype
 
-__all__ = ["Layer", "Part", "model_of_config", "skeleton_of"]
+__all__ = ["Layer", "Part", "in_one_line", "model_of_config", "skeleton_of"]
 
 
 class Part(nn.Module):
@@ -102,16 +101,11 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
             "Building a model from its configuration needs transformers, which is not installed. Install it, or name "
             "a safetensors checkpoint, whose headers are enough."
         )
-    is_local = os.path.exists(folder)
-    unreachable = None if is_local else why_unreachable()
     names: list[str] = []
     try:
         import transformers
 
-        # The library would try for half a minute to reach a hub that does not answer.
-        config: Any = transformers.AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=unreachable is not None
-        )
+        config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         names += getattr(config, "architectures", None) or []
         cls = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
         with init_empty_weights(include_buffers=True), _default_dtype(getattr(config, "dtype", None)):
@@ -126,15 +120,13 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
             "Install it."
         ) from failure
     except OSError as failure:
-        if unreachable is not None:
-            raise not_in_cache(str(folder), unreachable) from failure
-        if is_local:
+        if os.path.exists(folder):
             raise CheckpointDamagedError(
                 f"A model's configuration cannot be read; got {str(folder)!r}: {in_one_line(failure)} Fetch it again."
             ) from failure
         raise CheckpointNotFoundError(
-            f"The hub did not return the model's configuration; got: {in_one_line(failure)} Check the name and your "
-            "access to it."
+            f"The hub did not return the configuration of {str(folder)!r}; got: {in_one_line(failure)} Check the name, "
+            "the connection and your access to it."
         ) from failure
     except ValueError as failure:
         raise ConfigurationError(
@@ -142,6 +134,11 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
             "`architectures` to config.json."
         ) from failure
     return built
+
+
+def in_one_line(failure: Exception) -> str:
+    """Return the message of a library's error in one line that ends with a full stop."""
+    return " ".join(str(failure).split()).rstrip(".") + "."
 
 
 @contextlib.contextmanager

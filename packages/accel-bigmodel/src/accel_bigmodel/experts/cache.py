@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from accel_bigmodel.device_map.experts import refuse_small_cache
-from accel_bigmodel.experts.heat import draw_heat
 from accel_bigmodel.experts.source import Brought, ExpertSource
 from accel_bigmodel.memory import used_here
 from accel_core._records import record
-from accel_core.modules.sizes import convert_file_size_to_int, written_size
+from accel_core.modules.sizes import convert_file_size_to_int
 
 __all__ = ["ExpertCache", "ExpertReport", "Guess"]
 
@@ -66,13 +65,6 @@ class ExpertReport:
         """Return how many bytes of experts a token that went through all layers cost to bring; NaN before any."""
         passed = max(self.tokens.values(), default=0)
         return (self.from_disk + self.from_host) / passed if passed else float("nan")
-
-    def svg(self) -> str:
-        """Draw how often each expert was chosen, a row for each module, as an SVG document."""
-        rows = {name: (self.experts[name], self.chosen[name]) for name in self.chosen}
-        found = f"{self.hits} of {self.hits + self.misses} were found in a cache of {written_size(self.budget)}"
-        guessed = f"; {self.guessed} guesses were right, {self.guessed_wrong} wrong" if self.guessed else ""
-        return draw_heat(f"How often each expert was chosen; {found}{guessed}", rows)
 
 
 @record

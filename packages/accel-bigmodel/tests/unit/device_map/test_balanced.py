@@ -71,9 +71,3 @@ def test_an_even_share_is_given_up_before_anything_spills(word: str) -> None:
     found = chosen_device_map(model, word, limits)
     assert set(found.values()) <= {0, 1}
     assert device_of("0", found) == 0
-
-
-def test_an_unknown_word_is_refused() -> None:
-    """The known ones are listed."""
-    with pytest.raises(DeviceMapError, match=r"'balanced_low_0'.*got 'best'"):
-        chosen_device_map(layers(1), "best")

@@ -19,7 +19,7 @@ from accel_plan.checkpoint import model_of, named
 from accel_plan.output import write_output
 from accel_plan.training import report
 from accel_plan.training.prediction import TrainingMemory, predict
-from accel_plan.training.search import has_blocks, smallest
+from accel_plan.training.search import tried, ways_of
 from accel_plan.training.sharing import check_layout
 from accel_plan.training.workload import Loss, TrainingWorkload, optimizer_written
 
@@ -32,14 +32,14 @@ def maker_of(name: str) -> Callable[[], nn.Module]:
     """Return what makes the model that a command line names, with parameters on the meta device."""
     if not os.path.exists(name) and ":" in name:
         return partial(model_of, name)
-    model = skeleton_of(name) if os.path.exists(name) else model_of_config(name)
-    if isinstance(model, Part):
+    # Made anew at each call: a model that was split or sharded for one layout cannot be for another.
+    make = partial(skeleton_of if os.path.exists(name) else model_of_config, name)
+    if isinstance(make(), Part):
         raise ConfigurationError(
             "A training step runs the model's forward, which headers do not describe; got no config.json for "
             f"{name!r} whose model transformers has. Name the model as MODULE:NAME."
         )
-    # Made anew at each call: a model that was split or sharded for one layout cannot be for another.
-    return lambda: skeleton_of(name) if os.path.exists(name) else model_of_config(name)
+    return make
 
 
 def workload_of(args: argparse.Namespace) -> TrainingWorkload:
@@ -67,43 +67,32 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
 
 
 def _compared(
-    args: argparse.Namespace, make: Callable[[], nn.Module], workload: TrainingWorkload, ways: list[bool]
+    args: argparse.Namespace, make: Callable[[], nn.Module], workload: TrainingWorkload, way: bool | None
 ) -> list[TrainingMemory]:
     """Find the memory on each layout that was named; of pipelines, under each schedule."""
-    specs = parse_layouts(args.layout or "single")
-    for option in ("schedule", "microbatches", "split", "explain"):
-        if vars(args)[option] and not any(spec.size("pp") > 1 for spec in specs):
-            raise ConfigurationError(
-                f"Only pipelines have a schedule; got --{option} and --layout {args.layout}. Name a layout with pp, or "
-                "leave it out."
-            )
     schedules = (args.schedule or workload.schedule).split(",")
     tasks = [
         (spec, replace(workload, schedule=each))
-        for spec in specs
+        for spec in parse_layouts(args.layout or "single")
         for each in (schedules if spec.size("pp") > 1 else schedules[:1])
     ]
     for spec, own in tasks:
         check_layout(spec, own)
-    return [predict(make, spec, own, checkpointing=way) for spec, own in tasks for way in ways]
+    ways = ways_of(make(), way)
+    return [predict(make, spec, own, checkpointing=each) for spec, own in tasks for each in ways]
 
 
 def run(args: argparse.Namespace) -> int:
     """Find the memory of training."""
     limit = None if args.fits is None else convert_file_size_to_int(number_or_text(args.fits))
     workload, make = workload_of(args), maker_of(args.checkpoint)
-    ranks = args.ranks or 8
     way = None if args.checkpointing is None else args.checkpointing == "yes"
-    rows: list[TrainingMemory] = []
-    chosen: TrainingMemory | None = None
     if limit is not None and args.layout is None:
-        chosen = smallest(make, workload, limit, ranks=ranks, checkpointing=way, report=rows.append)
+        rows = list(tried(make, workload, limit, ranks=args.ranks or 8, checkpointing=way))
     else:
-        ways = [way] if way is not None else [False, True] if has_blocks(make()) else [False]
-        rows = _compared(args, make, workload, ways)
-        if limit is not None:
-            fitting = [row for row in rows if row.peak <= limit]
-            chosen = min(fitting, key=lambda row: row.ranks, default=None)
+        rows = _compared(args, make, workload, way)
+    fitting = [row for row in rows if limit is not None and row.peak <= limit]
+    chosen = min(fitting, key=lambda row: row.ranks, default=None)
     _show(args, rows, limit, chosen, workload)
     return 1 if limit is not None and chosen is None else 0
 
@@ -127,8 +116,8 @@ def _show(
     if limit is not None:
         verdict = "No layout of these fits" if chosen is None else f"The smallest layout that fits is {_words(chosen)}"
         lines += ["", f"{verdict} in {written_size(limit)}."]
-    for text in (report.pipelines(rows), report.explained(rows) if args.explain else ""):
-        lines += ["", text] if text else []
+    stages = report.pipelines(rows)
+    lines += ["", stages] if stages else []
     sys.stdout.write("\n".join(lines) + "\n")
     write_output(args.svg, partial(report.svg, title, rows, limit))
     write_output(args.json, partial(report.to_json, rows, limit, chosen))

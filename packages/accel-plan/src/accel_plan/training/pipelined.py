@@ -1,32 +1,20 @@
 """A model on one rank of a pipeline: cut, run and torn down by the code that trains, with other ranks left out."""
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.utils.flop_counter import FlopCounterMode
 
 from accel_core._records import record
-from accel_core._torch import fake_mode
-from accel_core.errors import PreparationError
 from accel_core.mesh.spec import LayoutSpec
-from accel_core.mesh.tensor import is_spread
-from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
-from accel_core.precision.autocast import AutocastPrecision
-from accel_parallel.fsdp2.in_place import arguments_of
-from accel_parallel.pipeline.flow import Flow, stage_in, trace
-from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
+from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.run import Pipeline
-from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, cut_evenly, lay_out
+from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_parallel.sharding.mesh import sharding_part
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.wrapping import repeated_blocks
 from accel_plan._torch import without_votes
@@ -34,21 +22,9 @@ from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.sharing import SharedModel, weights_dtype
 from accel_plan.training.workload import TrainingWorkload, call_of
 
-__all__ = ["Crossing", "PipelinePlan", "PipelinedModel", "bubble_of", "plan_of_pipeline"]
+__all__ = ["PipelinePlan", "PipelinedModel", "bubble_of", "plan_of_pipeline"]
 
 _CPU = torch.device("cpu")
-
-
-@record(frozen=True)
-class Crossing:
-    """A tensor that goes from stage to stage, for each micro-batch."""
-
-    before: str  # the first block after the cut
-    made_by: str  # the block that returned it
-    place: int  # where in what that returned
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
 
 
 @record(frozen=True)
@@ -61,12 +37,7 @@ class PipelinePlan:
         peaks: For each rank along the axis, the most bytes alive at once.
         at_peak: What they are for.
         work: For each stage, its part of the operations of a forward pass, from 0 to 1.
-        even: The first blocks of stages, but for the first, of which the largest has as little work as it can.
-        even_work: The part of the operations that the largest of those stages has.
         bubble: The part of a step in which ranks wait, from 0 to 1.
-        bubbles: The same for each schedule and number of micro-batches that it can run.
-        crossing: What crosses each cut; gradients of the same sizes come back.
-        holders: For each parameter outside of blocks, the ranks along the axis that hold it.
     """
 
     schedule: str
@@ -76,12 +47,7 @@ class PipelinePlan:
     peaks: tuple[int, ...]
     at_peak: tuple[dict[str, int], ...]
     work: tuple[float, ...]
-    even: tuple[str, ...]
-    even_work: float
     bubble: float
-    bubbles: dict[str, dict[int, float]]
-    crossing: tuple[Crossing, ...]
-    holders: dict[str, tuple[int, ...]]
 
 
 class PipelinedModel(SharedModel):
@@ -90,35 +56,24 @@ class PipelinedModel(SharedModel):
     def __init__(
         self, model: nn.Module, spec: LayoutSpec, workload: TrainingWorkload, checkpointing: bool, mesh: DeviceMesh
     ) -> None:
-        self.model, self.zero = model, None
-        self._spec, self._mesh = spec, mesh
-        self._sharded, self.buckets = spec.engine == "fsdp", []
+        self.model, self.kept = model, {}
+        self._spec, self._workload, self._mesh = spec, workload, mesh
+        self._sharded = False  # the stages are, and reduce after the last micro-batch of each batch
         settings = settings_of(model, workload)
         stages = lay_out(model, settings, spec.size("pp"))
         self.pipeline = Pipeline(model, stages, settings, mesh.get_group("pp"), _CPU)
         own = [block for block in self.pipeline.blocks.values() if block not in self.pipeline.foreign]
         if workload.precision != "no":
-            AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
+            self._cast()
         if checkpointing:
             recompute(own, offload=False)
-        if self._sharded:
-            plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-            arguments: dict[str, Any] = arguments_of(plugin, sharding_part(mesh), _CPU)
-            for block in own:
-                fully_shard(block, **arguments)
-        self._whole = [each for each in model.parameters() if not is_spread(each)]
+        if spec.engine == "fsdp":
+            self._shard(own, FullyShardedDataParallelPlugin(fsdp_version=2), set())
         # Planned here, with values that take no memory: the plan looks at labels.
         like = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))[:1]
         batch = like.expand(workload.batch // spec.layout().replicas, *like.shape[1:])
         self._step = self.pipeline.planned(model.forward, call_of(model, batch), True)
         self._schedule: Any = None
-
-    def reduce_gradients(self, wanted: bool) -> None:
-        """Do nothing: stages reduce after the last micro-batch of each batch."""
-
-    def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
-        """Free what other ranks hold."""
-        self.pipeline.free(self.model)
 
     def run(self, inputs: torch.Tensor, counter: LiveBytes) -> None:
         """Run all micro-batches of a batch forward and backward, and add their gradients to those that are there."""
@@ -127,6 +82,7 @@ class PipelinedModel(SharedModel):
         step.losses.clear()
         pipeline.step = step
         if self._schedule is None:
+            pipeline.free(self.model)
             pipeline.keep_glue(step.flows[0])
             pipeline.stage_type = self._counted(counter)
             self._schedule = pipeline.scheduled(step)
@@ -190,64 +146,21 @@ def work_of(model: nn.Module, blocks: Iterable[nn.Module], inputs: torch.Tensor)
     return [(end - begin) / total for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _flow_of(model: nn.Module, workload: TrainingWorkload, samples: int, dtype: torch.dtype | None) -> Flow:
-    """Return what a forward pass of a micro-batch computes from what."""
-    blocks = repeated_blocks(model)
-    like = workload.inputs(1, workload.sequence, dtype)
-    batch = call_of(model, like.expand(samples, *like.shape[1:]))
-    return trace(model, model.forward, blocks, stage_in([*blocks.values()]), batch, _CPU)
-
-
-def _crossings(stages: Stages, flow: Flow) -> Iterator[Crossing]:
-    for start in stages.starts[1:]:
-        for block, place in flow.crossing(start):
-            leaf = flow.leaf((block, place))
-            dtype = str(leaf.dtype).removeprefix("torch.")
-            nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
-            yield Crossing(stages.blocks[start], stages.blocks[block], place, leaf.shape, dtype, nbytes)
-
-
-def _holders(stages: Stages, flow: Flow) -> dict[str, tuple[int, ...]]:
-    found: dict[str, set[int]] = {}
-    for stage, rank in enumerate(stages.ranks):
-        for source in flow.needed(*stages.span(stage)):
-            if isinstance(source, str):
-                found.setdefault(source, set()).add(rank)
-    return {name: tuple(sorted(found[name])) for name in sorted(found)}
-
-
 def plan_of_pipeline(
-    model: nn.Module,
-    give_device: Callable[[nn.Module], None],
-    spec: LayoutSpec,
-    workload: TrainingWorkload,
-    found: Sequence[tuple[int, dict[str, int]]],
+    model: nn.Module, spec: LayoutSpec, workload: TrainingWorkload, found: Sequence[tuple[int, dict[str, int]]]
 ) -> PipelinePlan:
     """Find how long ranks wait, and how the work is shared out.
 
     Args:
-        model: The model, on the meta device.
-        give_device: What lets it be on a device without memory, as a forward pass on tensors without memory needs it.
+        model: The model, on a device without memory.
         spec: The layout.
         workload: The training step.
         found: For each rank along the axis, the most bytes alive at once, and what they are for.
     """
-    settings, ranks = settings_of(model, workload), spec.size("pp")
-    stages = lay_out(model, settings, ranks)
-    dtype = weights_dtype(spec, workload)
-    flow = _flow_of(model, workload, workload.batch // spec.layout().replicas // stages.parts, dtype)
-    with fake_mode():
-        give_device(model)
-        work = work_of(model, repeated_blocks(model).values(), workload.inputs(1, workload.sequence, dtype))
-    whole = replace(settings, split=None)
-    bubbles: dict[str, dict[int, float]] = {}
-    for schedule in SCHEDULES:
-        for parts in sorted({ranks, 2 * ranks, 4 * ranks, 8 * ranks, stages.parts}):
-            own = settings if schedule == settings.schedule else whole
-            with suppress(PreparationError):  # too few micro-batches, or blocks
-                cut = lay_out(model, replace(own, schedule=schedule, microbatches=parts), ranks)
-                bubbles.setdefault(schedule, {})[parts] = bubble_of(cut, schedule, work)
-    even = cut_evenly(work, stages.count)
+    settings = settings_of(model, workload)
+    stages = lay_out(model, settings, spec.size("pp"))
+    inputs = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))
+    work = work_of(model, repeated_blocks(model).values(), inputs)
     return PipelinePlan(
         settings.schedule,
         stages.parts,
@@ -256,12 +169,7 @@ def plan_of_pipeline(
         tuple(peak for peak, _ in found),
         tuple(at_peak for _, at_peak in found),
         tuple(_shares(stages.starts, work)),
-        tuple(stages.blocks[start] for start in even[1:]),
-        max(_shares(even, work)),
         bubble_of(stages, settings.schedule, work),
-        bubbles,
-        tuple(_crossings(stages, flow)),
-        _holders(stages, flow),
     )
 
 

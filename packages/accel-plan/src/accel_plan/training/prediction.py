@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,14 @@ from accel_core._torch import fake_mode
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
+from accel_parallel.sharding.loading import Empty
 from accel_parallel.sharding.mixed import step_one_by_one
 from accel_plan._torch import tree_leaves
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.pipelined import PipelinedModel, PipelinePlan, plan_of_pipeline
 from accel_plan.training.sharing import SharedModel, check_layout, laid_out, weights_dtype
-from accel_plan.training.workload import TrainingWorkload, call_of
+from accel_plan.training.workload import TrainingWorkload
+from accel_plan.training.zero import ZeroShare
 
 __all__ = ["PURPOSES", "TrainingMemory", "predict"]
 
@@ -84,15 +86,9 @@ def predict(
     largest = max(found, key=lambda each: each.peak)
     if len(ranks) == 1:
         return largest
-    dtype = weights_dtype(spec, workload)
-    with _traced(model := make_model()):
-        plan = plan_of_pipeline(
-            model,
-            lambda each: _give_device(each, dtype, workload.dtype),
-            spec,
-            workload,
-            [(each.peak, each.at_peak) for each in found],
-        )
+    model = _made(make_model, weights_dtype(spec, workload), mode := fake_mode())
+    with _traced(model), mode:
+        plan = plan_of_pipeline(model, spec, workload, [(each.peak, each.at_peak) for each in found])
     return replace(largest, pipeline=plan)
 
 
@@ -116,17 +112,14 @@ def _traced(model: nn.Module) -> Iterator[None]:
 def _on_rank(
     make_model: Callable[[], nn.Module], spec: LayoutSpec, workload: TrainingWorkload, checkpointing: bool, rank: int
 ) -> TrainingMemory:
-    model = make_model()
+    model = _made(make_model, weights_dtype(spec, workload), mode := fake_mode())
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigurationError(
             f"A training step trains parameters; got a {type(model).__name__}, none of whose parameters requires a "
             "gradient. Unfreeze those that you train."
         )
     with laid_out(spec, rank) as mesh:
-        mode = fake_mode()
         counter = LiveBytes("weights", mode)
-        with mode:
-            _give_device(model, weights_dtype(spec, workload), workload.dtype)
         with _traced(model):
             # Meshes are laid out here, whose numbers are read: not in the mode.
             if mesh is not None and spec.size("pp") > 1:
@@ -144,89 +137,56 @@ def _sorted(nbytes: dict[str, int]) -> dict[str, int]:
     return {purpose: nbytes.get(purpose, 0) for purpose in PURPOSES}
 
 
-def _give_device(model: nn.Module, dtype: torch.dtype | None, buffer_dtype: torch.dtype | None) -> None:
-    """Let a model's tensors be on a device, without memory there; ties stay."""
-    made: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
-
-    def empty(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-        cast = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=cast, device="cpu")
-
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            if id(parameter) not in made:
-                made[id(parameter)] = parameter, nn.Parameter(empty(parameter, dtype), parameter.requires_grad)
-            module._parameters[name] = made[id(parameter)][1]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = empty(buffer, buffer_dtype)
-
-
-def _held(model: nn.Module) -> list[torch.Tensor]:
-    return [local_part(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())]
+def _made(
+    make_model: Callable[[], nn.Module], dtype: torch.dtype | None, mode: AbstractContextManager[Any]
+) -> nn.Module:
+    """Make a model whose tensors are on a device, without memory there; ties stay."""
+    model = make_model().to("meta", dtype)
+    with mode:
+        return model.apply(Empty(torch.device("cpu")))
 
 
 def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, counter: LiveBytes) -> None:
     """Run a training step that has optimizer states, which the step before it makes."""
     model = shared.model
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    counter.note([local_part(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())], "weights")
+    # `DistributedDataParallel` has buckets for all gradients, beside the gradients.
+    buckets = [torch.empty_like(parameter) for parameter in trained if spec.engine == "ddp"]
+    counter.note(buckets, "communication")
     optimizer = workload.make_optimizer(model)
     step_one_by_one(optimizer, lambda: True)
-    counter.note(_held(model), "weights")
-    counter.note(shared.buckets, "communication")
-    shared.watch(counter.note)
+    zero = None
+    if spec.zero_stage is not None:
+        zero = ZeroShare(model, optimizer, spec, workload.reduce_bucket, counter)
 
-    def note(parameter: torch.Tensor) -> None:
-        counter.note(shared.buckets, "communication")
-        counter.note(shared.gradients([parameter]), "gradients")
+    def note(*parameters: nn.Parameter) -> None:
+        counter.note([local_part(each.grad) for each in parameters if each.grad is not None], "gradients")
 
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
-    kept: dict[str, object] = {}
+    for parameter in trained:
+        parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
     for _ in range(2):  # only the second step has optimizer states from its beginning
         counter.forget_peak()
         for last in [False, True][workload.accumulation == 1 :]:  # further passes add to what the first leaves
             shared.reduce_gradients(last)
-            _pass(shared, spec, workload, counter, kept)
+            counter.purpose = "batch"
+            inputs = _inputs(spec, workload)
+            with nullcontext() if zero is None else zero.passing():
+                shared.run(inputs, counter)
+            note(*trained)
         counter.purpose = "workspace"
-        shared.step(optimizer, counter.note)
-        states = [local_part(leaf) for leaf in tree_leaves(list(optimizer.state.values())) if _is_tensor(leaf)]
+        optimizer.step()
+        states = [
+            local_part(leaf) for leaf in tree_leaves([*optimizer.state.values()]) if isinstance(leaf, torch.Tensor)
+        ]
         counter.note(states, "optimizer")
         optimizer.zero_grad()
-        kept.clear()
+        shared.kept.clear()
+        del inputs
 
 
-def _pass(
-    shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, counter: LiveBytes, kept: dict[str, object]
-) -> None:
-    """Run one forward and backward pass; keep what a loop has in its variables until it is assigned again."""
-    layout = spec.layout()
-    sequence = workload.sequence
-    counter.purpose = "batch"
-    kept["inputs"] = inputs = workload.inputs(
-        workload.batch // layout.replicas,
-        None if sequence is None else sequence // spec.size("cp"),
-        weights_dtype(spec, workload),
-    )
-    if isinstance(shared, PipelinedModel):
-        shared.run(inputs, counter)
-        return
-    with shared.attend(sequence, counter):
-        counter.purpose = "activations"
-        args, kwargs = call_of(shared.model, inputs)
-        kept["output"] = output = shared.model(*args, **kwargs)
-        counter.note(_numbers(output), "logits")
-        kept["loss"] = loss = workload.loss_of(output, inputs)
-        counter.purpose = "workspace"
-        loss.backward()  # type: ignore[no-untyped-call]
-    counter.note(shared.gradients(), "gradients")
-
-
-def _numbers(output: Any) -> list[torch.Tensor]:
-    return [local_part(leaf) for leaf in tree_leaves(output) if _is_tensor(leaf) and leaf.is_floating_point()]
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+def _inputs(spec: LayoutSpec, workload: TrainingWorkload) -> torch.Tensor:
+    """Return what one rank reads of a batch."""
+    samples = workload.batch // spec.layout().replicas
+    sequence = None if workload.sequence is None else workload.sequence // spec.size("cp")
+    return workload.inputs(samples, sequence, weights_dtype(spec, workload))

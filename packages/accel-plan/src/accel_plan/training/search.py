@@ -1,24 +1,26 @@
-"""The smallest layout on which a training step fits."""
+"""The search for the smallest layout on which a training step fits."""
 
 from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from accel_core.errors import AccelError, ConfigurationError
+from accel_core.errors import AccelError
 from accel_core.mesh.layout import SHARD_AXES
 from accel_core.mesh.spec import LayoutSpec, parse_layout
-from accel_core.modules.sizes import tensor_bytes, written_size
+from accel_core.modules.sizes import tensor_bytes
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
 from accel_plan.training.prediction import TrainingMemory, predict
 from accel_plan.training.workload import TrainingWorkload
 
-__all__ = ["candidates", "has_blocks", "smallest"]
+__all__ = ["candidates", "tried", "ways_of"]
 
 
-def has_blocks(model: nn.Module) -> bool:
-    """Return whether a model has blocks whose activations can be computed again."""
-    return bool(wrapping.plan(model, FullyShardedDataParallelPlugin(fsdp_version=2)).blocks)
+def ways_of(model: nn.Module, checkpointing: bool | None) -> list[bool]:
+    """Return whether activations are computed again in blocks: as asked, or without and with, if a model has blocks."""
+    if checkpointing is not None:
+        return [checkpointing]
+    return [False, True] if wrapping.plan(model, FullyShardedDataParallelPlugin(fsdp_version=2)).blocks else [False]
 
 
 def candidates(ranks: int) -> Iterator[LayoutSpec]:
@@ -45,42 +47,32 @@ def _shards(spec: LayoutSpec) -> int:
     return spec.size(*axes)
 
 
-def smallest(
+def tried(
     make_model: Callable[[], nn.Module],
     workload: TrainingWorkload,
     limit: int,
     *,
     ranks: int = 8,
     checkpointing: bool | None = None,
-    report: Callable[[TrainingMemory], object] = lambda _: None,
-) -> TrainingMemory:
-    """Return the memory of a training step on the smallest layout on which each rank's part fits.
+) -> Iterator[TrainingMemory]:
+    """Yield the memory of a training step on one layout after the other, up to the first on which it fits.
 
     Layouts are tried as `candidates` yields them, each without checkpointing of activations first; those that cannot
-    share out this model or batch are left out.
+    share out this model or batch, and those on which weights and gradients alone do not fit, are left out.
     """
     model = make_model()
     # When the optimizer steps, a rank has its weights and their gradients at least.
     needed = sum(tensor_bytes(each, workload.dtype) * (1 + each.requires_grad) for each in model.parameters())
-    ways = [checkpointing] if checkpointing is not None else [False, True] if has_blocks(model) else [False]
-    best: TrainingMemory | None = None
+    ways = ways_of(model, checkpointing)
     for spec in candidates(ranks):
         if needed / _shards(spec) > limit:
             continue
         try:
             for way in ways:
                 found = predict(make_model, spec, workload, checkpointing=way)
-                report(found)
+                yield found
                 if found.peak <= limit:
-                    return found
-                best = found if best is None or found.peak < best.peak else best
+                    return
         except AccelError:
             if spec.ranks == 1:  # what is wrong is not the layout
                 raise
-    least = (
-        "more than that for weights and gradients" if best is None else f"{written_size(best.peak)} on {best.layout}"
-    )
-    raise ConfigurationError(
-        f"A training step has to fit on each rank; got {written_size(limit)} a rank and up to {ranks} ranks, and it "
-        f"needs {least} at least. Allow more ranks, or make the batch smaller."
-    )

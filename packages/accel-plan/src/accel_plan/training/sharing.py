@@ -1,6 +1,6 @@
 """A model on one rank of a layout: split, sharded and averaged by the code that trains, in a process of its own."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -35,10 +35,9 @@ from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.strategy import keep_masters
 from accel_parallel.tensor.plan import plan_of
 from accel_parallel.tensor.split import cut
-from accel_plan._torch import fake_store
+from accel_plan._torch import fake_store, tree_leaves
 from accel_plan.live_bytes import LiveBytes
-from accel_plan.training.workload import TrainingWorkload
-from accel_plan.training.zero import ZeroShare
+from accel_plan.training.workload import TrainingWorkload, call_of
 
 __all__ = ["SharedModel", "check_layout", "laid_out", "weights_dtype"]
 
@@ -52,22 +51,21 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
         ConfigurationError: The batch or its sequences cannot be shared out evenly.
         EngineUnavailableError: An engine or axis whose memory is not found here.
     """
-    if spec.engine == "deepspeed":
-        _check_zero(spec, workload)
-    others = [axis for axis in ("ep", "cp", "tp") if spec.size(axis) > 1 < spec.size("pp")]
-    if workload.chunk_logits and spec.size("pp") > 1:
+    pipelined, zero = spec.size("pp") > 1, spec.zero_stage is not None
+    unplanned = {
+        "a pipeline with chunk_logits": pipelined and workload.chunk_logits,
+        "a pipeline with ep, cp or tp": pipelined and spec.size("ep", "cp", "tp") > 1,
+        f"FSDP with schedule={workload.schedule!r}": pipelined
+        and spec.engine == "fsdp"
+        and workload.schedule in SPLIT_BACKWARD,
+        "DeepSpeed with sp": zero and spec.size("sp") > 1,
+        f"DeepSpeed, which chooses the dtype of weights by its mixed precision, with dtype={workload.dtype}": zero
+        and workload.dtype not in (None, torch.float32),
+    }
+    found = [words for words, there in unplanned.items() if there]
+    if found:
         raise EngineUnavailableError(
-            f"A pipeline computes its loss from the logits of its last stage; got chunk_logits and {spec.name}. Leave "
-            "chunk_logits out."
-        )
-    if others:
-        raise EngineUnavailableError(
-            f"A pipeline is combined with dp and fsdp; got pp and {', '.join(others)} in {spec.name}. Leave one out."
-        )
-    if spec.size("pp") > 1 and spec.engine == "fsdp" and workload.schedule in SPLIT_BACKWARD:
-        raise EngineUnavailableError(
-            "FSDP shards the stages of pipelines whose schedule computes gradients of inputs and of weights together; "
-            f"got schedule={workload.schedule!r} for {spec.name}. Use gpipe, 1f1b or interleaved_1f1b."
+            f"The memory of some combinations is not planned; got {', '.join(found)} for {spec.name}. Leave one out."
         )
     if spec.engine == "fsdp" and spec.size(*SHARD_AXES) == 1 < spec.ranks:
         raise ConfigurationError(
@@ -88,20 +86,6 @@ def check_layout(spec: LayoutSpec, workload: TrainingWorkload) -> None:
         Share(workload.sequence, 0, spec.size("cp")).check()
 
 
-def _check_zero(spec: LayoutSpec, workload: TrainingWorkload) -> None:
-    """Refuse what DeepSpeed's engine does in a way that is not traced."""
-    if spec.size("sp") > 1:
-        raise EngineUnavailableError(
-            f"Memory of DeepSpeed's engine is predicted without sp; got the layout {spec.name}. Leave sp out, and plan "
-            "the part of the sequence that one rank reads."
-        )
-    if workload.dtype not in (None, torch.float32):
-        raise EngineUnavailableError(
-            f"DeepSpeed's engine chooses the dtype of weights by its mixed precision; got dtype={workload.dtype} for "
-            f"{spec.name}. Use --mixed-precision without --dtype."
-        )
-
-
 def weights_dtype(spec: LayoutSpec, workload: TrainingWorkload) -> torch.dtype | None:
     """Return the dtype that parameters and batches of numbers are converted to; `None` where they stay as they are."""
     # DeepSpeed's engine holds parameters in the dtype of mixed precision, and casts no batch.
@@ -117,7 +101,12 @@ class _Attention(GatheredAttention):
 
 
 class SharedModel:
-    """A model as the first rank of a layout holds it, whose parts are never smaller than those of others."""
+    """A model as the first rank of a layout holds it, whose parts are never smaller than those of others.
+
+    Attributes:
+        model: The model, split and sharded.
+        kept: What a loop has in its variables until they are assigned again.
+    """
 
     def __init__(
         self,
@@ -127,10 +116,12 @@ class SharedModel:
         checkpointing: bool,
         mesh: DeviceMesh | None,
     ) -> None:
-        self.model = model
-        self._spec, self._mesh = spec, mesh
+        self.model, self.kept = model, dict[str, object]()
+        self._spec, self._workload, self._mesh = spec, workload, mesh
         self._sharded = spec.engine == "fsdp"
-        plugin = self._plugin(workload.precision)
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+        if workload.precision != "no":
+            plugin.set_mixed_precision(workload.precision)
         experts = experts_of(model, spec.size("ep")) if spec.size("ep") > 1 else {}
         plan = wrapping.plan(model, plugin, parameter_names(model, experts))
         if workload.chunk_logits:
@@ -138,7 +129,7 @@ class SharedModel:
         head = asked_head(model) if self._sharded and spec.size("tp") == 1 else None
         plan = plan if head is None else plan.with_head(model, head)
         if workload.precision != "no" and spec.zero_stage is None:
-            AutocastPrecision(workload.precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(model)
+            self._cast()
             if self._sharded:
                 keep_masters(model)
         if spec.size("tp") > 1:
@@ -151,52 +142,25 @@ class SharedModel:
         if checkpointing:
             plan.refuse_one_piece(model)
             recompute((block for _, block in plan.blocks), offload=False)
-        self._whole = list(model.parameters())
         if self._sharded:
-            self._whole = plan.whole(model)
-            self._shard(plan, plugin)
+            whole = plan.whole(model)
+            self._shard((*(block for _, block in plan.groups()), model), plugin, set(whole))
         if head is not None:
             slice_heads(model, plugin.mixed_precision_policy)
         apply_where_asked(model)
-        self.buckets = self._make_buckets()
-        stage = spec.zero_stage
-        self.zero = None if stage is None else ZeroShare(model, stage, spec.ranks, workload.reduce_bucket)
 
-    @staticmethod
-    def _plugin(precision: str) -> FullyShardedDataParallelPlugin:
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-        if precision != "no":
-            plugin.set_mixed_precision(precision)
-        return plugin
+    def _cast(self) -> None:
+        """Compute in the number format of mixed precision."""
+        precision = self._workload.precision
+        AutocastPrecision(precision, _CPU, AutocastKwargs(), GradScalerKwargs(), scale=False).wrap(self.model)
 
-    def _shard(self, plan: wrapping.WrapPlan, plugin: FullyShardedDataParallelPlugin) -> None:
+    def _shard(
+        self, blocks: Iterable[nn.Module], plugin: FullyShardedDataParallelPlugin, whole: set[nn.Parameter]
+    ) -> None:
         assert self._mesh is not None
         arguments: dict[str, Any] = arguments_of(plugin, sharding_part(self._mesh), _CPU)
-        if self._whole:
-            arguments["ignored_params"] = set(self._whole)
-        for block in (*(block for _, block in (*plan.blocks, *plan.heads)), self.model):
-            fully_shard(block, **arguments)
-
-    def _make_buckets(self) -> list[torch.Tensor]:
-        """Make what `DistributedDataParallel` makes: buckets for all gradients, beside the gradients."""
-        if self._spec.engine != "ddp":
-            return []
-        return [torch.empty_like(parameter) for parameter in self._whole if parameter.requires_grad]
-
-    def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """Return this rank's part of the gradients."""
-        found = self.model.parameters() if parameters is None else parameters
-        sums = [] if self.zero is None else self.zero.sums
-        return [*sums, *(local_part(parameter.grad) for parameter in found if parameter.grad is not None)]
-
-    def attend(self, sequence: int | None, counter: LiveBytes) -> AbstractContextManager[None]:
-        """Return the context of a forward and backward pass."""
-        size = self._spec.size("cp")
-        if self.zero is not None:
-            return self.zero.passing(counter)
-        if size == 1 or self._mesh is None or sequence is None:
-            return nullcontext()
-        return attending(_Attention(self._mesh.get_group("cp"), Share(sequence, 0, size)))
+        for block in blocks:
+            fully_shard(block, ignored_params=whole or None, **arguments)
 
     def reduce_gradients(self, wanted: bool) -> None:
         """Let the next backward pass reduce gradients, or add them up as they are: whole, under FSDP."""
@@ -204,17 +168,22 @@ class SharedModel:
             sharded: Any = self.model
             sharded.set_requires_gradient_sync(wanted)
 
-    def watch(self, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
-        """Say what an engine has."""
-        for purpose, tensors in ({} if self.zero is None else self.zero.held).items():
-            note(tensors, purpose)
-
-    def step(self, optimizer: torch.optim.Optimizer, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
-        """Let an optimizer step."""
-        if self.zero is None:
-            optimizer.step()
-        else:
-            self.zero.step(optimizer, note)
+    def run(self, inputs: torch.Tensor, counter: LiveBytes) -> None:
+        """Run one forward and backward pass."""
+        attention: AbstractContextManager[None] = nullcontext()
+        if self._spec.size("cp") > 1:
+            assert self._mesh is not None
+            share = Share(self._workload.sequence or 0, 0, self._spec.size("cp"))
+            attention = attending(_Attention(self._mesh.get_group("cp"), share))
+        with attention:
+            counter.purpose = "activations"
+            args, kwargs = call_of(self.model, inputs)
+            self.kept["output"] = output = self.model(*args, **kwargs)
+            numbers = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]
+            counter.note([local_part(each) for each in numbers if each.is_floating_point()], "logits")
+            self.kept["loss"] = loss = self._workload.loss_of(output, inputs)
+            counter.purpose = "workspace"
+            loss.backward()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -14,12 +14,13 @@ and `estimate_zero3_model_states_mem_needs` in `stage3`) have the same numbers f
 gradients in 32 bits. What else the engine allocates is not counted, but for its bucket and what stage 3 gathers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
+from accel_core.mesh.spec import LayoutSpec
 from accel_plan.live_bytes import LiveBytes
 
 __all__ = ["ZeroShare"]
@@ -33,76 +34,60 @@ _STAY, _AHEAD = 1_000_000_000, 50_000_000
 
 
 class ZeroShare:
-    """The part of one rank.
+    """The part of one rank: of the optimizer, of gradients from stage 2 on, and of weights at stage 3."""
 
-    Attributes:
-        master: The copy of this rank's weights on which the optimizer steps.
-        held: What this rank has between steps beside the model, by what it is for.
-        sums: Its part of the gradients, where the model has not all of them.
-    """
-
-    def __init__(self, model: nn.Module, stage: int, ranks: int, bucket: int) -> None:
-        self._parameters = list(model.parameters())
-        self._shapes = [parameter.shape for parameter in self._parameters]
-        self._trained = [parameter for parameter in self._parameters if parameter.requires_grad]
-        self._like, self._bucket, self._stage = self._trained[0].detach(), bucket, stage
-        self._part, self._reduced = _part(self._trained, ranks), False
-        self.master = nn.Parameter(self._like.new_empty(self._part, dtype=torch.float32))
-        self.held: dict[str, list[torch.Tensor]] = {"optimizer": [self.master]}
-        self.sums: list[torch.Tensor] = []
-        if stage >= _GRADIENTS:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: LayoutSpec, bucket: int, counter: LiveBytes
+    ) -> None:
+        parameters = list(model.parameters())
+        self._trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._like, self._bucket, self._stage = self._trained[0].detach(), bucket, spec.zero_stage or 0
+        self._part, self._counter = _part(self._trained, spec.ranks), counter
+        self._sums: list[torch.Tensor] = []  # parts of the gradients, where the model has not all of them
+        self._gathered = self._coming = 0  # elements of what stage 3 gathers, and of the buffer in which it comes
+        self._reduced = False
+        self._master = nn.Parameter(self._like.new_empty(self._part, dtype=torch.float32))
+        counter.note([self._master], "optimizer")
+        optimizer.param_groups[0]["params"] = [self._master]
+        optimizer.register_step_pre_hook(self._before_step)
+        if self._stage >= _GRADIENTS:
             for parameter in self._trained:
                 parameter.register_post_accumulate_grad_hook(self._reduce)  # type: ignore[no-untyped-call]
-        self._excess = 0  # bytes that the model has in a pass, and a rank has not
-        self._coming = 0  # elements of the buffer in which parameters come
-        if stage == _WEIGHTS:
-            self.held["weights"] = [self._like.new_empty(_part(self._parameters, ranks))]
-            here, self._coming = gathered(model) if ranks > 1 else (0, 0)
-            self._excess = sum(each.nbytes for each in self._parameters) - here * self._like.itemsize
-            self._empty()
+        if self._stage == _WEIGHTS:
+            counter.add(
+                "weights", _part(parameters, spec.ranks) * self._like.itemsize - sum(p.nbytes for p in parameters)
+            )
+            if spec.ranks > 1:
+                self._gathered, self._coming = gathered(model)
 
     @contextmanager
-    def passing(self, counter: LiveBytes) -> Iterator[None]:
+    def passing(self) -> Iterator[None]:
         """Have the bucket, and at stage 3 what is gathered, for a forward and backward pass."""
-        self._reduced = self._stage == _WEIGHTS and bool(self.sums)  # stage 3 adds passes up in place
-        counter.purpose = "communication"
-        counter.add("communication", -self._excess)
-        traveling = [self._like.new_empty(self._bucket)]
-        if self._stage == _WEIGHTS:
-            for parameter, shape in zip(self._parameters, self._shapes, strict=True):
-                parameter.data = parameter.new_empty(shape)
-            traveling += self._parameters
-        counter.note(traveling, "communication")
+        self._reduced = self._stage == _WEIGHTS and bool(self._sums)  # stage 3 adds passes up in place
+        self._counter.purpose = "communication"
+        bucket = self._like.new_empty(self._bucket)
+        self._counter.add("communication", self._gathered * bucket.itemsize)
         self._like.new_empty(self._coming)  # the first parameters are copied out of it, and it is gone
         yield
-        del self.sums[1:]  # stage 2 adds what a pass left to what passes before it left
-        if self._stage == _WEIGHTS:
-            self._empty()
-        counter.add("communication", self._excess)
+        self._counter.add("communication", -self._gathered * bucket.itemsize)
+        del self._sums[1:]  # stage 2 adds what a pass left to what passes before it left
 
     def _reduce(self, parameter: torch.Tensor) -> None:
         """Let go of a gradient, which is reduced into this rank's part."""
         if not self._reduced:
             self._reduced = True
-            self.sums.append(self._like.new_empty(self._part))
+            self._sums.append(self._like.new_empty(self._part))
+            self._counter.note(self._sums, "gradients")
         parameter.grad = None
 
-    def _empty(self) -> None:
-        """Let parameters of which a rank has a part have no elements of their own."""
-        for parameter in self._parameters:
-            parameter.data = parameter.new_empty(0)
-
-    def step(self, optimizer: torch.optim.Optimizer, note: Callable[[Iterable[torch.Tensor], str], None]) -> None:
+    def _before_step(self, *_: object) -> None:
         """Step on this rank's part, with its gradients in 32 bits."""
-        self.master.grad = torch.empty_like(self.master)
-        note([self.master.grad], "gradients")
+        self._master.grad = torch.empty_like(self._master)
+        self._counter.note([self._master.grad], "gradients")
         if self._stage < _WEIGHTS:  # what they are a copy of is there until then, or always
-            self.sums.clear()
+            self._sums.clear()
             for parameter in self._trained:
                 parameter.grad = None
-        optimizer.param_groups[0]["params"] = [self.master]
-        optimizer.step()
-        self.master.grad = None
 
 
 def gathered(model: nn.Module) -> tuple[int, int]:

@@ -63,7 +63,8 @@ BUILT_IN: dict[str, _Entry] = {
     ),
     "to-fsdp2": _Entry("Convert", "Turn a configuration for FSDP1 into one for FSDP2.", package="accel-parallel"),
     "estimate-memory": _Entry("Inspect", "Estimate how much memory a model needs.", package="accel-bigmodel"),
-    "plan": _Entry("Inspect", "Plan where weights go, or the memory of training.", package="accel-plan"),
+    "plan": _Entry("Inspect", "Plan where a model's weights go.", package="accel-plan"),
+    "plan-training": _Entry("Inspect", "Predict the memory of training on a layout.", package="accel-plan"),
     "trackers": _Entry("Inspect", "Draw the curves of runs.", package="accel-trackers"),
     "doctor": _Entry(
         "Inspect", "Check this machine for problems that make runs fail, and name remedies.", package="accel-verify"

@@ -160,6 +160,7 @@ def test_a_command_of_a_package_that_is_not_installed(
         (["--nnodes", "2:1", "train.py"], "got '2:1' from --nnodes"),
         (["-m", "--no-python", "train.py"], "contradict"),
         (["--tee", "7", "train.py"], "got '7' from --tee"),
+        (["."], "folder without a __main__.py"),
         (["bad.yaml"], "got 'bad.yaml'. Write --config-file before a configuration"),
         ([], "No script was given"),
     ],

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Sequence
 
 from accel_bigmodel.__main__ import run_one_of
-from accel_plan.commands import plan
+from accel_plan.commands import plan, plan_training
 
 __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command."""
-    return run_one_of([plan], "accel_plan", "Plan before you load or train.", arguments)
+    return run_one_of([plan, plan_training], "accel_plan", "Plan before you load or train.", arguments)
 
 
 if __name__ == "__main__":

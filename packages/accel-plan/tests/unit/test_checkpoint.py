@@ -44,6 +44,21 @@ def test_a_plan_is_printed_drawn_and_written(checkpoint: Path, capsys: pytest.Ca
     assert out.endswith(f"Wrote {checkpoint / 'p.svg'}.\nWrote {checkpoint / 'p.json'}.\n")
 
 
+@requires("accel_parallel")
+def test_help_of_each_plan_has_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """`plan -h` is about placing weights and `plan-training -h` about training; `plan --train` is still read."""
+    shown = []
+    for command in ("plan", "plan-training"):
+        with pytest.raises(SystemExit):
+            main([command, "-h"])
+        shown.append(capsys.readouterr().out)
+    assert ["--headroom" in text for text in shown] == [True, False]
+    assert ["--layout" in text for text in shown] == [False, True]
+    for words in (["plan", "--train"], ["plan-training"]):
+        assert main([*words, "torch.nn:Identity", "--batch", "many"]) == 2
+        assert "--batch takes a whole number; got 'many'" in capsys.readouterr().err
+
+
 def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file whose data is a hole of four gigabytes is planned at once."""
     count = 2**30
@@ -90,6 +105,7 @@ def test_bad_arguments_end_with_a_message(
     [
         (["train.py"], "A Python file is not a checkpoint; got 'train.py'"),
         (["--train", "train.py", "--sample", "64"], "Name a class or function of it"),
+        (["--train", "m:Net", "--batch", "x", "--sample", "64"], "--batch takes a whole number; got 'x'"),
         (["--train", "m:Net", "--sample", "64", "--layout", "fdsp2"], "Did you mean fsdp2"),
         (["--train", "m:Net"], "got --sequence None and --sample None"),
     ],

@@ -31,6 +31,12 @@ def check_script(settings: Settings) -> None:
             f"The script is a Python file; got {str(path)!r}. Write --config-file before a configuration, as in "
             f"`accel launch --config-file {path} train.py`."
         )
+    if path.is_dir() and (path / "__main__.py").is_file():  # Python runs such a folder
+        return
+    if path.is_dir():
+        raise ConfigurationError(
+            f"The script is a folder without a __main__.py; got {str(path)!r}. Name the Python file in it."
+        )
     if not path.exists():
         raise ConfigurationError(
             f"The script does not exist; got {str(path)!r} in {Path.cwd()}. Check the path; pass -m for a module."

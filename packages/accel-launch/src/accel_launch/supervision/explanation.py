@@ -1,4 +1,4 @@
-"""What a person needs of a traceback: the frames of the script, and which rank left the others early."""
+"""What a person needs of a traceback: the frames of the script, and what mends a failure that is often met."""
 
 import os
 import re
@@ -7,12 +7,22 @@ from pathlib import Path
 
 from accel_launch.supervision.outcome import ExitOutcome, cause_of
 
-__all__ = ["fold", "left_early"]
+__all__ = ["cure_of", "fold", "left_early"]
 
 _FRAME = re.compile(r'^(?P<mark>\[rank\d+\]: ?)?  File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$')
 _SOURCE = re.compile(r"^(\[rank\d+\]: ?)?    ")
 _PACKAGE = re.compile(r".*(?:site-packages|dist-packages|src|python3\.\d+)/(\w+)")
 _LOST = re.compile(r"Connection (?:closed|reset) by peer|GLHF|ncclRemoteError|Socket Timeout|Timed out waiting")
+_CURES = {
+    r"'DistributedDataParallel' object has no attribute '(\w+)'": (
+        "The prepared model is wrapped for several processes: call `accelerator.unwrap_model(model).{}`."
+    ),
+    r"Expected to have finished reduction in the (prior) iteration": (
+        "Parameters had no part in the loss: make the Accelerator with "
+        "`kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)]`."
+    ),
+}
+"""What torch says of a mistake that is often made, and what mends it."""
 
 
 def _is_own(file: str, folder: str) -> bool:
@@ -50,6 +60,15 @@ def _counted(frames: Sequence[re.Match[str]]) -> list[str]:
         return []
     names = ", ".join(dict.fromkeys(_package(frame["file"]) for frame in frames))
     return [f"{frames[0]['mark'] or ''}  … {len(frames)} frame{'s' * (len(frames) > 1)} in {names}"]
+
+
+def cure_of(traceback: str) -> str:
+    """Return in one line what mends a failure, or nothing where that is not known."""
+    for pattern, cure in _CURES.items():
+        found = re.search(pattern, traceback)
+        if found:
+            return cure.format(found[1])
+    return ""
 
 
 def left_early(outcomes: Sequence[ExitOutcome], folder: str) -> str:

@@ -250,6 +250,8 @@ class Supervisor:
                     message = outcome.fault  # the process went on after its traceback, which was shown then
                 elif not self._settings.get("all_frames"):
                     message = import_module(_EXPLANATION).fold(message, self._folder)
+                cure = import_module(_EXPLANATION).cure_of(outcome.traceback)
+                message += f"\n{cure}" if cure else ""
             elif cause is not None and (outcome.stopped or outcome.traceback):
                 self.streams.take_held(log)
             else:

@@ -234,21 +234,37 @@ def test_config_update_refuses_nonsense_and_keeps_every_copy(home: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("source", "words", "told"),
     [
-        (["--gpu-ids", "2,3"], "got '2,3' from --gpu-ids, of which it has none. The run uses the CPU"),
-        (["--gpu-ids", "1,2"], "got '1,2' from --gpu-ids, of which it has 1. The run uses no others"),
-        (["--gpu-ids", "0,1"], ""),
-        (["--cpu", "--gpu-ids", "2,3"], ""),
+        ("", ["s.py", "--num-processes", "2"], "write it before: accel launch --num-processes 2 s.py"),
+        ("", ["s.py", "--num_processes=2"], "write it before: accel launch --num_processes=2 s.py"),
+        ("add('--num_processes')", ["s.py", "--num-processes", "2"], ""),
+        ('option("-n", "--num-processes/--one")', ["s.py", "--num_processes", "2"], ""),
+        ("def main(*, num_processes=2): ...", ["s.py", "--num-processes", "2"], ""),
+        ("class Options:\n    num_processes: int = 2", ["s.py", "--num-processes", "2"], ""),
+        ("print(f'{accelerator.num_processes: >3}')", ["s.py", "--num-processes", "2"], "write it before"),
+        ("num_processes = a.num_processes", ["s.py", "--num-processes", "2"], "write it before"),
+        ("add('--machines')", ["s.py", "--machines", "2"], ""),
+        ("", ["s.py", "--lr", "2"], ""),
+        ("", ["--gpu-ids", "2,3", "s.py"], "got '2,3' from --gpu-ids, of which it has none. The run uses the CPU"),
+        ("", ["--gpu-ids", "1,2", "s.py"], "got '1,2' from --gpu-ids, of which it has 1. The run uses no others"),
+        ("", ["--gpu-ids", "0,1", "s.py"], ""),
+        ("", ["--cpu", "--gpu-ids", "2,3", "s.py"], ""),
     ],
 )
-def test_gpus_that_are_not_here_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+def test_slips_are_named(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    words: list[str],
+    told: str,
 ) -> None:
-    """GPUs that this machine does not have are one warning, with those that it has."""
+    """A flag after the script, which it does not know itself, and GPUs that are not here: one warning with the fix."""
     monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which gpu_ids overrides
-    assert cli.main(["launch", "--dry-run", *words, "s.py"]) == 0
+    (home / "s.py").write_text(source)
+    assert cli.main(["launch", "--dry-run", *words]) == 0
     said = capsys.readouterr().err
     assert told in said
     assert said.count("\n") == bool(told)
@@ -560,11 +576,11 @@ def test_secrets_are_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_third_parties_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module behind an entry point of `accel.commands` is a command."""
+    """A module behind an entry point of `accel.commands` is a command; something else is refused."""
     info = tmp_path / "third-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\n")
+    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\nbroken-word = json\n")
     (tmp_path / "accel_third.py").write_text(
         "name = 'third-word'\nhelp = 'Do a third thing.'\nrun = 'accel_third:go'\n"
         "def add_arguments(parser):\n    parser.add_argument('--some-thing', default='x')\n"
@@ -573,6 +589,8 @@ def test_third_parties_command_runs(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["third-word", "--some_thing", "y"]) == 5
     assert capsys.readouterr().out == "third y\n"
+    assert cli.main(["broken_word"]) == 2
+    assert "is not a command" in capsys.readouterr().err
     sys.modules.pop("accel_third", None)
 
 

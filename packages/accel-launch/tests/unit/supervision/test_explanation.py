@@ -1,11 +1,11 @@
-"""What a person is shown of a traceback."""
+"""What a person is shown of a traceback, and the line that names the cure."""
 
 import traceback
 from pathlib import Path
 
 import pytest
 
-from accel_launch.supervision.explanation import fold, left_early
+from accel_launch.supervision.explanation import cure_of, fold, left_early
 from accel_launch.supervision.outcome import ExitOutcome
 
 CODE = "import json\ndef main():\n    json.loads('{')\nmain()\n"
@@ -72,3 +72,17 @@ def test_rank_that_left_early_is_named(tmp_path: Path, status: int, error: str, 
     first = ExitOutcome(0, 0, 1, status, stopped=False, failed_at=0.0)
     second = ExitOutcome(1, 1, 2, 1, stopped=False, failed_at=-1.0, traceback=told)
     assert left_early([first, second], str(tmp_path / "script")) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        ("'DistributedDataParallel' object has no attribute 'generate'", "`accelerator.unwrap_model(model).generate`"),
+        ("Expected to have finished reduction in the prior iteration before", "find_unused_parameters=True"),
+        ("'Linear' object has no attribute 'generate'", ""),
+    ],
+)
+def test_cure_of_a_known_error_is_named(error: str, cure: str) -> None:
+    """Errors of torch that are often met come with what mends them."""
+    assert cure in cure_of(f"AttributeError: {error}")
+    assert bool(cure) == bool(cure_of(error))

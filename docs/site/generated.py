@@ -198,7 +198,7 @@ def torch_features() -> str:
 
 def abilities() -> str:
     """Return the table of what a model may have, or do, under which way to share parameters among ranks."""
-    table = import_module("accel_parallel.sharding.abilities")
+    table = import_module("accel_parallel.sharding.supports")
     rows = ((name, *("yes" if able else "refused" for able in row)) for name, row in table.ABILITIES.items())
     return _table(("what a model has, or does", *table.ENGINES), rows)
 

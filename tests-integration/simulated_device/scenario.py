@@ -31,7 +31,7 @@ from accel_bigmodel.hooks.residency import residencies_of
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.host.environ import patch_environment
-from accel_core.modules.held_memory import tell_if_exhausted
+from accel_core.modules.held_memory import report_oom
 from accel_core.state import reset_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 
@@ -163,7 +163,7 @@ def exhausted(sim: Any, folder: Path) -> dict[str, Any]:
     model = Stack().to(device)
     loss = model(TOKENS.to(device)).square().sum()
     sys.excepthook = lambda *_: None
-    tell_if_exhausted.__wrapped__(device, 0)
+    report_oom.__wrapped__(device, 0)
     sim.native.set_limit(sim.memory_allocated(0) + LAYER)
     try:
         torch.empty(2 * LAYER, dtype=torch.uint8, device=device)

@@ -19,7 +19,7 @@ from accel_core.errors import ConfigurationError, expect, expect_flags
 from accel_core.extension import Extension
 from accel_core.host import environ
 from accel_core.logging import get_logger
-from accel_core.modules.held_memory import tell_if_exhausted
+from accel_core.modules.held_memory import report_oom
 from accel_core.optim.accumulation import Accumulation
 from accel_core.options.engines import engines, load, require
 from accel_core.options.enums import DynamoBackend, LoggerType, PrecisionType, RNGType
@@ -175,7 +175,7 @@ def resolve(given: Arguments) -> tuple[Runtime, AcceleratorState]:
             parallelism=parallelism,
         )
     )
-    tell_if_exhausted(world.device, world.rank)
+    report_oom(world.device, world.rank)
     runtime = _wire(given, strategy, handlers, project)
     return runtime, _publish(given, runtime, choice, parallelism)
 

@@ -183,7 +183,7 @@ class Runtime:
         return prepared
 
     def _receive(self, objects: Sequence[object]) -> None:
-        """Let models that arrive spread over ranks decide how the run goes on, where a package takes such models."""
+        """Switch to the strategy of models that were loaded sharded, where a package has one."""
         models = [each for each in objects if isinstance(each, torch.nn.Module)]
         if self.world.size > 1 and any(is_spread(own) for each in models for own in each.parameters()):
             for home in [engine.takes for engine in engines().values() if engine.takes]:
@@ -389,10 +389,9 @@ class Runtime:
         here = self.gradient_state.awaits_step and any(parameter.grad is not None for parameter in parameters)
         if here or (self.accumulation.is_closed and self.accumulation.ends_several):
             raise StateError(
-                "A window of losses with weights is complete with the first backward pass of its last batch; got "
-                "another such loss before optimizer.step(), or in a window of several batches. Add up the losses that "
-                "a batch has for one model; of several models, step each before the loss of the next, with one batch "
-                "in a window."
+                "With weighted losses, call backward() once for the last batch of a window; got another such loss "
+                "before optimizer.step(), or in a window of several batches. Add up the losses that a batch has for "
+                "one model; of several models, step each before the loss of the next, with one batch in a window."
             )
 
     def timed(self, part: str) -> AbstractContextManager[object]:

@@ -255,7 +255,7 @@ def test_different_structures_are_refused():
     assert [tuple(row.shape) for row in ragged] == [(2,), (2,), (3,), (3,)]
     with pytest.raises(RankDisagreementError, match=r"(?s)int64.*float32"):
         gather_for_metrics(torch.ones(2, dtype=torch.float32 if rank else torch.int64), state)
-    with pytest.raises(RankDisagreementError, match="Ranks brought different data to gather"):
+    with pytest.raises(RankDisagreementError, match="Ranks called gather with different data"):
         gather_for_metrics({"a": torch.ones(2)} if rank else {"b": torch.ones(2)}, state)
 
 

@@ -27,7 +27,7 @@ from accel_parallel.checkpoint import optimizers as stored_optimizers
 from accel_parallel.checkpoint import writer
 from accel_parallel.fsdp1 import states
 from accel_parallel.fsdp1.format import named_optimizer
-from accel_parallel.sharding.whole import gather
+from accel_parallel.sharding.gather import gather
 
 __all__ = ["load_model", "load_optimizer", "save_model", "save_optimizer"]
 

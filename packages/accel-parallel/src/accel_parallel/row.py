@@ -30,7 +30,7 @@ MESH = Engine(
     plugin="accel_core.plugins.parallelism:TorchTensorParallelPlugin",
     argument="torch_tp_plugin",
     claims="accel_core.strategies.registry:needs_mesh",
-    takes="accel_parallel.arrived:take",
+    takes="accel_parallel.presharded_models:take",
 )
 CONTEXT = Engine("cp", "context parallel", "torch")
 TENSOR = Engine("tp", "tensor parallel", "torch")

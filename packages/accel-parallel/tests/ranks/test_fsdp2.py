@@ -27,7 +27,7 @@ from accel_core.state import reset_all
 from accel_parallel.fsdp2.in_place import gloo_reduces
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_parallel.sharding.guards import refuse_gloo
+from accel_parallel.sharding.refusals import refuse_gloo
 from accel_testing import requires, world
 from accel_testing.conformance.strategy import CASES, Case, StrategyConformance
 

@@ -20,8 +20,8 @@ from accel_core.checkpoint.weights import load_model, save_model
 from accel_core.mesh.tensor import whole
 from accel_core.process.world import ensure
 from accel_parallel.sharding.format import FullyShardedFormat
+from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.gradients import clip_norm, clip_value
-from accel_parallel.sharding.whole import gather
 from accel_testing import requires, world
 from accel_testing.world import run
 

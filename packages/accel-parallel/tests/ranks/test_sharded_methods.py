@@ -16,7 +16,7 @@ from accel_core.errors import AccelError, EngineUnavailableError
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_parallel.sharding import abilities
+from accel_parallel.sharding import supports
 from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
@@ -265,7 +265,7 @@ def _step(net: Any, backward: Callable[[torch.Tensor], object], compute: Any, x:
     optimizer.step()
 
 
-@pytest.mark.parametrize("number", range(3), ids=abilities.ENGINES)
+@pytest.mark.parametrize("number", range(3), ids=supports.ENGINES)
 @world(2, quiet=10)
 def test_the_table_of_abilities_is_what_an_engine_gives(number: int) -> None:
     """Each row trains one step as in one process, or ends in one of our errors, as the table says."""
@@ -289,4 +289,4 @@ def test_the_table_of_abilities_is_what_an_engine_gives(number: int) -> None:
         if accelerator.is_main_process:
             torch.testing.assert_close(state, dict(alone.state_dict()), rtol=0, atol=1e-6)
         found.append(True)
-    assert found == [engines[number] for engines in abilities.ABILITIES.values()]
+    assert found == [engines[number] for engines in supports.ABILITIES.values()]

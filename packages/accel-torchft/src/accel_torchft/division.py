@@ -25,7 +25,7 @@ _END = object()
 class ReplicaShard(BatchSamplerShard):
     """A part of a batch sampler without the repeats that fill up its last batch.
 
-    A batch that would be of repeats alone is kept, as all ranks make equally many steps, and counts for nothing.
+    A batch of padding alone is kept, as all ranks make equally many steps, and is not counted.
     """
 
     trims: bool = True

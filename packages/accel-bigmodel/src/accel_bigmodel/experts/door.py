@@ -10,7 +10,7 @@ from accel_bigmodel.device_map.experts import room_for_cache, with_experts_on_di
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.experts.cache import ExpertCache
 from accel_bigmodel.experts.listed import are_listed, attach_listed
-from accel_bigmodel.experts.stacked import attach_stacked, can_come_alone, look_ahead
+from accel_bigmodel.experts.stacked import attach_stacked, loadable_per_expert, look_ahead
 from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_bigmodel.placement import as_device
@@ -26,7 +26,7 @@ __all__ = ["CachedExperts", "device_map_with_cache"]
 def _experts_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model whose experts can come one by one, by name."""
     modules = model.named_modules()
-    return {name: module for name, module in modules if can_come_alone(module) or are_listed(name, module)}
+    return {name: module for name, module in modules if loadable_per_expert(module) or are_listed(name, module)}
 
 
 @record(frozen=True)

@@ -1,4 +1,4 @@
-"""Experts that are modules in a list: each comes whole when it is called, through the cache of experts."""
+"""Experts that are modules in a list: loads each expert when it is called, through the cache of experts."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -26,11 +26,11 @@ from accel_core.errors import OffloadError
 from accel_core.modules import packed
 from accel_core.modules.experts import are_stacked, inputs_by_place
 
-__all__ = ["attach_stacked", "can_come_alone", "look_ahead"]
+__all__ = ["attach_stacked", "loadable_per_expert", "look_ahead"]
 
 
-def can_come_alone(module: nn.Module) -> bool:
-    """Return whether each of a module's experts can be read without the others."""
+def loadable_per_expert(module: nn.Module) -> bool:
+    """Return whether each expert of a module can be loaded without the others."""
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     return (
         are_stacked(module)
@@ -158,7 +158,7 @@ class _ChosenExperts(ExpertSource):
         for number, brought in bring(present_first=tokens.nbytes * numbers.shape[-1] <= self.nbytes):
             choice, rows = torch.where((numbers == number).T)  # the order in which transformers' loop takes them
             parts = {slot.name: slot.wrapped(brought[slot.name]) for slot in self.slots}
-            with _standing_in(self.module, parts):
+            with _substituted(self.module, parts):
                 part = self.forward(tokens[rows], torch.zeros_like(rows)[:, None], weights[rows, choice][:, None])
             made[number] = rows, part.to(output.dtype)
             while left and left[0] in made:
@@ -241,7 +241,7 @@ class _ChosenExperts(ExpertSource):
 
 
 @contextmanager
-def _standing_in(module: nn.Module, parts: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def _substituted(module: nn.Module, parts: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """Let a module compute with one expert."""
     parameters: dict[str, torch.Tensor | None] = module._parameters  # type: ignore[assignment]
     before, count = parameters.copy(), module.num_experts

@@ -39,7 +39,7 @@ from accel_core.errors import CheckpointError, CheckpointNotFoundError, Configur
 from accel_core.modules import reduction_order
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import World
-from accel_core.state.run import first_alike
+from accel_core.state.run import first_tensor_parallel_rank
 from accel_core.tqdm import byte_bar, moved
 
 __all__ = ["load_state", "placement"]
@@ -353,7 +353,10 @@ class Reading:
         """Return the names that ranks read, without the random states of other ranks."""
         found = set[str]()
         for rank in ranks:
-            own = {names.random_states_name(each % self.source.world_size) for each in (rank, first_alike(rank))}
+            own = {
+                names.random_states_name(each % self.source.world_size)
+                for each in (rank, first_tensor_parallel_rank(rank))
+            }
             if self.report.absent:
                 own.add(names.random_states_name(0))  # from which those of a rank without any are derived
             read = self.format.files_of(self.source, rank, self.run.world.size)

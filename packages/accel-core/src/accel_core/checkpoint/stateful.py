@@ -14,7 +14,7 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
 from accel_core.modules.reduction_order import ReductionOrders
-from accel_core.state.run import first_alike
+from accel_core.state.run import first_tensor_parallel_rank
 
 __all__ = ["Stateful", "counters_part", "extra_components", "parts", "random_part", "restorations"]
 
@@ -74,7 +74,7 @@ def random_part(run: Run) -> Part:
 def restorations(run: Run, source: Source, optimizers: Sequence[Restoration]) -> list[Restoration]:
     """Compare the checkpoint with all of the run but its models, changing nothing; in the order of restoring."""
     restores = run.data.restores_position
-    owner = first_alike(run.world.rank)
+    owner = first_tensor_parallel_rank(run.world.rank)
     if not source.has(names.random_states_name(owner % source.world_size)):
         owner = run.world.rank  # a machine may have the files of its own ranks alone
     states = names.random_states_name(owner % source.world_size)

@@ -89,7 +89,7 @@ def disagreement_message(views: Sequence[RankView]) -> str:
         what = "Ranks are in different operations"
         todo = "Make every rank call the same operations in the same order: look for a branch on the rank."
     else:
-        what = f"Ranks brought different data to {operations.pop()}"
+        what = f"Ranks called {operations.pop()} with different data"
         todo = "Give every rank the same structure, shapes and dtypes; pad_across_processes makes sizes equal."
     everywhere = list(dict.fromkeys(path for view in views for path in view.parts))
     unequal = [path for path in everywhere if len({view.parts.get(path) for view in views}) > 1]

@@ -1,4 +1,4 @@
-"""A loader of torch's that is also one of ours, of the user's own class."""
+"""Wraps the user's DataLoader subclass, keeping its type."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from accel_core.mesh.tensor import local_memory
 from accel_core.modules.sizes import written_size
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["tell_if_exhausted"]
+__all__ = ["report_oom"]
 
 _SHOWN = 3
 _Named = tuple[str, str, object]
@@ -27,8 +27,8 @@ _Named = tuple[str, str, object]
 
 
 @functools.cache  # once in a process
-def tell_if_exhausted(device: torch.device, rank: int) -> None:
-    """Have an uncaught error that says that memory ran out followed by what held it; until then nothing is done."""
+def report_oom(device: torch.device, rank: int) -> None:
+    """On an uncaught out-of-memory error, print what held the memory."""
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -276,8 +276,8 @@ class _Switch:
         """Return the loss of the next tokens, as transformers' own."""
         if self._head is None or logits is not self._entrance.entered:
             raise StateError(
-                f"Logits go from a head to the loss as they are; got {type(self._base).__name__}, which changes them "
-                "in between. Call accelerator.linear_cross_entropy in a forward of your own."
+                f"The loss needs the head's raw logits; got {type(self._base).__name__}, which modifies them. Call "
+                "accelerator.linear_cross_entropy in a forward of your own."
             )
         ignored, shifted, items = (given.get(name) for name in ("ignore_index", "shift_labels", "num_items_in_batch"))
         how: dict[str, Any] = {"ignore_index": -100 if ignored is None else ignored, "softcap": self._softcap}

@@ -50,7 +50,7 @@ class Presence:
 
     version: str | None  # version of its library; `None` where that is not installed
     problem: str = ""  # what is missing, empty where nothing is
-    remedy: str = ""  # the command that mends it, empty where nothing is missing
+    remedy: str = ""  # the command that fixes it, empty where nothing is missing
 
 
 @record(frozen=True)

@@ -47,8 +47,8 @@ __all__ = [
 _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 """Process-group backends that move tensors on the CPU, whatever else they move."""
 
-_LETTING_GO = 0.02
-"""Seconds that threads of a process group have to let go of tensors once it was left."""
+_TEARDOWN_GRACE_S = 0.02
+"""Seconds that threads of a process group have to release tensors after it ends."""
 _JOINING = timedelta(seconds=30)
 """How long a rank waits until all others are connected."""
 _MAX_REASON, _ENDED = 1000, "ended"
@@ -200,7 +200,7 @@ def destroy(group: dist.ProcessGroup | None = None) -> None:
             # with Python's lock in hand, waiting for a thread of gloo that waits for this very lock to let go of its
             # last tensor. The short sleep lets such threads come to their end.
             _left = leaving
-            time.sleep(_LETTING_GO)
+            time.sleep(_TEARDOWN_GRACE_S)
     if group is None:
         forget()
 
@@ -256,7 +256,7 @@ def _let_go() -> None:
     # A thread that waits for Python's lock when Python ends is ended by it, in the middle of a C++ destructor, and that
     # ends the process with SIGABRT.
     if dist.is_initialized():
-        time.sleep(_LETTING_GO)
+        time.sleep(_TEARDOWN_GRACE_S)
 
 
 def _join(
@@ -321,7 +321,7 @@ def _refuse_shared(place: rendezvous.ProcessEnv, device: str, unique: str, *, se
         store.wait([f"{_join_key}/all_placed"])
     if store.check([f"{_join_key}/shared"]):
         found = store.get(f"{_join_key}/shared").decode()
-        time.sleep(_LETTING_GO)  # rank 0's store ends with its group, and the others read it
+        time.sleep(_TEARDOWN_GRACE_S)  # rank 0's store ends with its group, and the others read it
         dist.destroy_process_group()
         raise ConfigurationError(
             f"NCCL takes one rank for each GPU; got {found}, where {sees} can be seen and {place.local_size} processes "

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from accel_core.plugins.parallelism import ParallelismConfig
 
 __all__ = [
-    "AcceleratorState", "Decision", "decided", "first_alike", "is_initialized", "loss_part", "resolve_precision",
+    "AcceleratorState", "Decision", "decided", "first_tensor_parallel_rank", "is_initialized", "loss_part",
+    "resolve_precision",
 ]  # fmt: skip
 
 
@@ -49,8 +50,8 @@ def loss_part(world: World) -> int:
     return world.rank if known is None else known.layout.loss_part
 
 
-def first_alike(rank: int) -> int:
-    """Return the first of the ranks that draw the same random numbers as another: those that split its products."""
+def first_tensor_parallel_rank(rank: int) -> int:
+    """Return the first rank of a rank's tensor-parallel group, all of which draw the same random numbers."""
     known = decided()
     return rank if known is None else rank - known.layout.place(("tp",), rank)  # the last axis
 

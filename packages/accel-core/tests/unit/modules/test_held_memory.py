@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_core.modules.held_memory import tell_if_exhausted
+from accel_core.modules.held_memory import report_oom
 
 ROWS = 1000
 
@@ -27,7 +27,7 @@ def alone() -> Iterator[None]:
 def told(error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what is printed where an error that nobody catches ends the process."""
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    tell_if_exhausted.__wrapped__(torch.device("cpu"), 3)
+    report_oom.__wrapped__(torch.device("cpu"), 3)
     try:
         raise error
     except BaseException as raised:

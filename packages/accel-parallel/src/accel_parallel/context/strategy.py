@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 class SequenceStrategy(Strategy):
-    """What splits sequences goes along where models are checked, watched and trained."""
+    """Mixin: context parallelism for a strategy."""
 
     context: ContextParallel | None = None
     """What splits them; `None` where each rank has whole ones."""

@@ -10,7 +10,7 @@ from torch import nn
 from accel_core.errors import PreparationError
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules.experts import are_stacked, number_of_experts
-from accel_parallel.sharding.replaced import refuse_hooks
+from accel_parallel.sharding.param_attrs import refuse_hooks
 
 __all__ = ["experts_of", "is_experts", "listed", "parameter_names", "parameters_of"]
 

@@ -22,9 +22,9 @@ from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import reading_groups
 from accel_parallel.experts.dispatch import Route, dispatch, routed, rows_of_all
 from accel_parallel.experts.layers import experts_of, listed, parameter_names
-from accel_parallel.sharding.guards import refuse_copies, refuse_gloo
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
-from accel_parallel.sharding.replaced import keeping_marks
+from accel_parallel.sharding.param_attrs import keeping_marks
+from accel_parallel.sharding.refusals import refuse_copies, refuse_gloo
 
 __all__ = ["ExpertParallel", "spread_experts"]
 
@@ -149,7 +149,7 @@ def spread_experts(
         parts = [{name: _part(each, ranks, cast) for name, each in of.items() if each is not None} for of in places]
 
         if not proved:
-            with _standing_in(module, here, own), _with_parts(places, parts):
+            with _substituted(module, here, own), _with_parts(places, parts):
                 _prove_sums(module, forward, tokens, weights, group)
             proved = True
 
@@ -157,7 +157,7 @@ def spread_experts(
             if not len(rows) and not own:
                 # Experts without a token have a gradient too, of zeros: optimizers change what has one.
                 return _following(rows, [factors, *parts[0].values()])
-            with _standing_in(module, here, own), _with_parts(places, parts):
+            with _substituted(module, here, own), _with_parts(places, parts):
                 outputs = forward(rows, held[:, None], factors[:, None])
             return _checked(module, outputs, rows, factors, listed=bool(own))
 
@@ -238,7 +238,7 @@ def _part(parameter: torch.Tensor, ranks: int, cast: torch.dtype | None) -> torc
 
 
 @contextmanager
-def _standing_in(module: nn.Module, count: int, own: Sequence[nn.Module]) -> Iterator[None]:
+def _substituted(module: nn.Module, count: int, own: Sequence[nn.Module]) -> Iterator[None]:
     """Let a module compute with so many experts, those of a list numbered anew."""
     before = module.num_experts, module._modules
     module.num_experts = count  # type: ignore[assignment]

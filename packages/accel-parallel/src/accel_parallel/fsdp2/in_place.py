@@ -14,7 +14,7 @@ from accel_core.modules import empty
 from accel_core.modules.linear_loss import SHARDED
 from accel_core.process.world import World
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_parallel.sharding.loading import Handover, receive, starts_from_main, views_of
+from accel_parallel.sharding.loading import ScatterFromRank0, receive, starts_from_main, views_of
 from accel_parallel.sharding.wrapping import WrapPlan
 
 __all__ = [
@@ -85,7 +85,7 @@ def shard(
         for block in (*(block for _, block in plan.groups()), model):
             handover = None
             if from_main and world.device.type == "cpu" and not torch.__future__.get_swap_module_params_on_conversion():
-                handover = Handover(block, mesh, plan.whole(model))
+                handover = ScatterFromRank0(block, mesh, plan.whole(model))
             if from_main:
                 # Devices have links to each other: there, torch's broadcast is the fastest way.
                 receive(block.modules(), world.device, () if handover is None else handover.parameters)

@@ -20,10 +20,10 @@ from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import gather_first_outside_inference, is_sharded, reshard, shard
 from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.fsdp2.usage import Usage
-from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_gloo
 from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.methods import GatheringMethods
-from accel_parallel.sharding.replaced import keeping_marks
+from accel_parallel.sharding.param_attrs import keeping_marks
+from accel_parallel.sharding.refusals import cut_what_is_loaded, refuse_gloo
 from accel_parallel.sharding.scaler import together
 from accel_parallel.sharding.strategy import ShardedStrategy
 from accel_parallel.sharding.wrapping import WrapPlan

@@ -26,13 +26,13 @@ from accel_parallel.context.strategy import SequenceStrategy
 from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.format import FullyShardedFormat
-from accel_parallel.sharding.guards import cut_what_is_loaded, refuse_resizing
+from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
-from accel_parallel.sharding.mixed import step_one_by_one
 from accel_parallel.sharding.muon import orthogonalize_on_owners
+from accel_parallel.sharding.optimizer_step import step_one_by_one
 from accel_parallel.sharding.optimizers import check_optimizer
+from accel_parallel.sharding.refusals import cut_what_is_loaded, refuse_resizing
 from accel_parallel.sharding.scaler import together
-from accel_parallel.sharding.whole import gather
 from accel_parallel.tensor.parallel import TensorParallel
 from accel_parallel.tensor.plan import TensorPlan
 from accel_parallel.tensor.split import is_split, move_unsplit

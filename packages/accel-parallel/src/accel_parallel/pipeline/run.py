@@ -383,7 +383,7 @@ class Pipeline:
         finally:
             self.calls.remove(running.call)
         if running.next != span[1]:
-            raise running.strayed(running.next)
+            raise running.order_error(running.next)
         if step.training:
             return self.loss_of(step, part, result)
         if not flow.outputs[-1].fits(result):  # others wait for what they know of
@@ -503,7 +503,7 @@ class _Running:
     def call(self, number: int, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Return what a block of an earlier stage returned, run one of this stage, or end the pass."""
         if number != self.next:
-            raise self.strayed(number)
+            raise self.order_error(number)
         self.next += 1
         if number == self.span[1]:
             raise _Reached
@@ -512,17 +512,16 @@ class _Running:
             return outputs.filled(lambda place, leaf: self.values.get((number, place), leaf.placeholder(self.device)))
         result = plain(*args, **kwargs)
         if not outputs.fits(result):
-            raise self.strayed(number)
+            raise self.order_error(number)
         leaves = zip(outputs.leaves, tree_leaves(result), strict=True)
         self.values |= {(number, place): value for place, (leaf, value) in enumerate(leaves) if isinstance(leaf, Leaf)}
         return result
 
-    def strayed(self, number: int) -> PreparationError:
-        """Return the error of a pass that leaves its way at a block."""
+    def order_error(self, number: int) -> PreparationError:
+        """Return the error of a pass that runs a block out of order."""
         return PreparationError(
-            "The blocks of a pipeline run alike for all batches of the same shapes; got another order, or other outputs"
-            f", at {self.names[number]} than in the pass without values. Remove what skips layers at random or by "
-            "values."
+            "A pipeline must run its blocks in the same order for equal shapes; got another order, or other outputs, "
+            f"at {self.names[number]} than in the pass without values. Remove what skips layers at random or by values."
         )
 
 
@@ -542,7 +541,7 @@ class _StageModule(nn.Module):
     def forward(self, *received: torch.Tensor, index: torch.Tensor) -> object:
         """Return what crosses the next cut, or what the micro-batch adds to the loss."""
         split = self.pipeline.settings.schedule in SPLIT_BACKWARD
-        own = [_Leaving.apply(each) if split else each for each in received]  # type: ignore[no-untyped-call]
+        own = [_SendGrad.apply(each) if split else each for each in received]  # type: ignore[no-untyped-call]
         result = self.pipeline.compute(self.stage, int(index), own)
         # Schedules that compute gradients of inputs and of weights apart detach what a stage returns: no view.
         return tuple(each.clone() for each in result) if split and isinstance(result, tuple) else result
@@ -573,8 +572,8 @@ class Stage(pipelining.PipelineStage):
         module.pipeline.step.attempt(partial(plain, bwd_chunk_id, last_backward), lambda: None)
 
 
-class _Leaving(torch.autograd.Function):
-    """The identity, whose gradient lies in memory as it is sent."""
+class _SendGrad(torch.autograd.Function):
+    """The identity, which makes its gradient contiguous, as it is sent."""
 
     @staticmethod
     def forward(ctx: object, value: torch.Tensor) -> torch.Tensor:

@@ -30,8 +30,8 @@ from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.sharding import gradients
-from accel_parallel.sharding.guards import refuse_copies, refuse_gloo, refuse_resizing
 from accel_parallel.sharding.loading import has_no_values, receive, refuse_empty, starts_from_main
+from accel_parallel.sharding.refusals import refuse_copies, refuse_gloo, refuse_resizing
 
 __all__ = ["PipelineStrategy"]
 

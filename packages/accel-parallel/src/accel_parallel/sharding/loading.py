@@ -22,7 +22,7 @@ from accel_core.strategies.fingerprint import fingerprint
 
 __all__ = [
     "Empty",
-    "Handover",
+    "ScatterFromRank0",
     "has_no_values",
     "load_whole_state",
     "receive",
@@ -142,13 +142,13 @@ def receive_new(parameters: Mapping[str, nn.Parameter], world: World) -> None:
                 _send(parameter.data, sent)
 
 
-class Handover:
-    """Parameters of a block that the first rank has, on their way into the shards of all; every rank makes one.
+class ScatterFromRank0:
+    """Sends a block's parameters from rank 0 into the shards of all ranks; every rank makes one.
 
     To each rank goes only what it holds, straight into its shard: a block has no memory there before it is sharded.
 
     Attributes:
-        parameters: Those that are handed over, before they are cut.
+        parameters: Those that are sent, before they are sharded.
     """
 
     def __init__(self, block: nn.Module, mesh: DeviceMesh, whole: Iterable[nn.Parameter]) -> None:

@@ -33,20 +33,20 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients, wrapping
 from accel_parallel.sharding.exact import compute_exactly
 from accel_parallel.sharding.format import FullyShardedFormat
-from accel_parallel.sharding.guards import (
+from accel_parallel.sharding.gather import gather
+from accel_parallel.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
+from accel_parallel.sharding.mesh import data_mesh
+from accel_parallel.sharding.muon import orthogonalize_on_owners
+from accel_parallel.sharding.optimizer_step import step_one_by_one
+from accel_parallel.sharding.optimizers import check_optimizer
+from accel_parallel.sharding.param_attrs import keeping_marks, refuse_hooks, refuse_mixed
+from accel_parallel.sharding.recomputing import recompute
+from accel_parallel.sharding.refusals import (
     refuse_copies,
     refuse_gradients_of_gradients,
     refuse_resizing,
     refuse_sparse_gradients,
 )
-from accel_parallel.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
-from accel_parallel.sharding.mesh import data_mesh
-from accel_parallel.sharding.mixed import step_one_by_one
-from accel_parallel.sharding.muon import orthogonalize_on_owners
-from accel_parallel.sharding.optimizers import check_optimizer
-from accel_parallel.sharding.recomputing import recompute
-from accel_parallel.sharding.replaced import keeping_marks, refuse_hooks, refuse_mixed
-from accel_parallel.sharding.whole import gather
 
 __all__ = ["ShardedStrategy", "is_half", "keep_masters"]
 

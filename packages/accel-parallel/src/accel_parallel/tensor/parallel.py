@@ -27,8 +27,8 @@ from accel_core.options.enums import PRECISIONS
 from accel_core.process.world import World
 from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import Averaging, reading_groups
-from accel_parallel.sharding.guards import refuse_gloo
-from accel_parallel.sharding.replaced import keeping_marks, refuse_hooks
+from accel_parallel.sharding.param_attrs import keeping_marks, refuse_hooks
+from accel_parallel.sharding.refusals import refuse_gloo
 from accel_parallel.tensor.plan import TensorPlan, plan_of
 from accel_parallel.tensor.split import check_arrived, is_split, split
 

@@ -15,7 +15,7 @@ from accel_core.errors import AccelError, ConfigurationError
 from accel_core.mesh.spec import LayoutSpec
 from accel_core.mesh.tensor import local_part
 from accel_parallel.sharding.loading import Empty
-from accel_parallel.sharding.mixed import step_one_by_one
+from accel_parallel.sharding.optimizer_step import step_one_by_one
 from accel_plan._torch import tree_leaves
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.pipelined import PipelinedModel, PipelinePlan, plan_of_pipeline

@@ -203,7 +203,7 @@ class _Lives:
         return notes
 
     def _share(self, machine: int) -> range:
-        """Return the replicas of a machine; the first machines have one more where they do not come out even."""
+        """Return the replicas of a machine; the first machines have one more if the number is not divisible."""
         each, more = divmod(self._count, self._machines)
         first = machine * each + min(machine, more)
         return range(first, first + each + (machine < more))

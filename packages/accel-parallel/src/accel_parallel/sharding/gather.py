@@ -1,4 +1,4 @@
-"""Whole tensors out of shards, one at a time."""
+"""Gathers whole tensors from shards, one at a time."""
 
 from __future__ import annotations
 

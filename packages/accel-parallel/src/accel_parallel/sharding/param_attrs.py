@@ -1,4 +1,4 @@
-"""What parameters have besides values, where sharding or splitting makes new ones of them."""
+"""Keeps attributes and hooks of parameters that sharding or splitting replaces."""
 
 from __future__ import annotations
 

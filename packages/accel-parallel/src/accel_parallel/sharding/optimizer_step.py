@@ -1,4 +1,4 @@
-"""Optimizers of parameters that are spread over different meshes, or whole."""
+"""Steps of optimizers whose parameters are on different meshes, or whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch answers with errors of its own, or a crash, where a model is sharded."""
+"""Refuses uses of a sharded model that torch answers with errors of its own, or a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that arrive sharded, as transformers loads them with a `DistributedConfig`: trained as they came."""
+"""Models loaded sharded, as by transformers with a `DistributedConfig`: they keep their layout."""
 
 from __future__ import annotations
 

@@ -143,6 +143,7 @@ def test_experts_that_differ_by_rank_train_as_in_one_process(kind: str, window: 
 
 
 @pytest.mark.parametrize("reshard", [True, False])
+@_fills_in
 @world(2)
 def test_blocks_run_twice_or_never_train_as_one_process(reshard: bool) -> None:
     """A block that runs twice reduces twice, and one that no rank runs stays as it is."""

@@ -27,7 +27,7 @@ from accel_core.state import reset_all
 from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.experts.dispatch import dispatch, routed, rows_of_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_testing import world
+from accel_testing import requires, world
 
 WIDTH, COUNT, TOKENS = 6, 4, 5
 
@@ -566,7 +566,8 @@ def _goes_on(layouts: tuple[str, ...], folder: Path, kind: type[Experts | Listed
     "layouts",
     [
         pytest.param(("ep2", "dp2", "ep2"), marks=pytest.mark.full("another case of a grid")),
-        ("ep2xfsdp1", "ep2", "fsdp2", "ep2xfsdp1"),
+        # under FSDP2 alone, ranks use different experts of a list
+        pytest.param(("ep2xfsdp1", "ep2", "fsdp2", "ep2xfsdp1"), marks=requires("torch:2.13")),
     ],
 )
 def test_a_run_goes_on_with_experts_shared_out_or_not(layouts: tuple[str, ...], tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def test_gradients_of_gradients_are_refused(version: int, policy: str) -> None:
     batch = batches()[0].requires_grad_()
     with pytest.raises(EngineUnavailableError, match=r"freed in between; got create_graph=True\. Train without FSDP"):
         torch.autograd.grad(net(batch).sum(), batch, create_graph=True)
+    if version == 2 and not is_torch_version(">=", "2.13"):  # FSDP2 of an older torch is of no use after a failed pass
+        return
     torch.autograd.grad(net(batch).sum(), batch)
     run.backward(net(batch).sum())
     assert all(parameter.grad is not None for parameter in net.parameters() if parameter.numel())

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from accel_core.errors import PartView, RankView
+from accel_core.errors import RankView
 
 __all__ = [
-    "decode_view",
     "disagreement_message",
-    "encode_view",
     "ended_message",
     "failures_text",
     "listed_failures",
@@ -20,21 +17,6 @@ __all__ = [
 ]
 
 _DIFFERENCES_SHOWN = 8
-
-
-def encode_view(view: RankView) -> bytes:
-    """Encode a view for other ranks."""
-    return json.dumps([view.operation, view.site, {path: list(part) for path, part in view.parts.items()}]).encode()
-
-
-def decode_view(content: bytes) -> RankView:
-    """Decode a view that `encode_view` wrote."""
-    operation, site, parts = json.loads(content)
-    return RankView(
-        operation,
-        site,
-        {path: PartView(kind, None if shape is None else tuple(shape)) for path, (kind, shape) in parts.items()},
-    )
 
 
 def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:

@@ -21,7 +21,7 @@ import ctypes
 import functools
 import hashlib
 import itertools
-import logging
+import pickle
 import re
 import struct
 import threading
@@ -37,14 +37,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from accel_core._torch import all_gather_single, default_store, group_gather
 from accel_core.comm.arrival import arrive
-from accel_core.comm.disagreement import (
-    decode_view,
-    disagreement_message,
-    encode_view,
-    ended_message,
-    lost_message,
-    remote_message,
-)
+from accel_core.comm.disagreement import disagreement_message, ended_message, lost_message, remote_message
 from accel_core.errors import (
     CollectiveError,
     ConfigurationError,
@@ -72,8 +65,6 @@ __all__ = [
     "ranks_know",
     "reduces",
 ]
-
-logger = logging.getLogger(__name__)
 
 _E = TypeVar("_E", bound=BaseException)
 BACKGROUND = "background"
@@ -438,8 +429,8 @@ class Transport:
         assert self._current is not None
         # Under one name on all ranks: this frame has to agree although the operations do not.
         self._current.operation = _DESCRIBE
-        content = encode_view(RankView(operation, callsite.find(), message.describe()))
-        views = [decode_view(bytes(text)) for text in self.exchange_bytes(content, Message(nbytes=len(content)))]
+        content = pickle.dumps(RankView(operation, callsite.find(), message.describe()))
+        views = [pickle.loads(each) for each in list(self.exchange_bytes(content, Message(nbytes=len(content))))]
         raise RankDisagreementError(disagreement_message(views), views)
 
 

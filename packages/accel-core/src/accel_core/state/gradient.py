@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from accel_core.host import heartbeat
 from accel_core.host.run_card import card
-from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow, default_short_window
+from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow
 
 __all__ = ["GradientState"]
 
@@ -120,7 +120,7 @@ class GradientState:
     def short_window(self) -> ShortWindow:
         """What losses of a window that the end of the data cuts short are divided by; see the plugin."""
         chosen: ShortWindow | None = self.plugin_kwargs.get("short_window")
-        return default_short_window() if chosen is None else chosen
+        return GradientAccumulationPlugin.default_short_window if chosen is None else chosen
 
     @property
     def dataloader_references(self) -> list[Any]:

@@ -22,7 +22,6 @@ from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
 from accel_core.errors import (
-    ConfigurationError,
     PreparationError,
     StateError,
     expect,
@@ -186,23 +185,10 @@ class Accelerator(FunctionControl):
 
     mixed_precision = Passed[str]("state.mixed_precision", "The number format of the forward pass.")
 
-    @property
-    def native_amp(self) -> bool:
-        """Whether torch's autocast does mixed precision, in models prepared from here on and in `autocast` blocks.
-
-        Raises:
-            ConfigurationError: It is switched on in a run that has no mixed precision.
-        """
-        return self._runtime.precision.native_amp
-
-    @native_amp.setter
-    def native_amp(self, native_amp: bool) -> None:
-        if native_amp and self.mixed_precision == "no":
-            raise ConfigurationError(
-                "Autocast needs to know the number format; got native_amp=True in a run without mixed precision. "
-                'Pass Accelerator(mixed_precision="bf16").'
-            )
-        self._runtime.precision.native_amp = native_amp
+    native_amp = PassedOn[bool](
+        "_runtime.precision.native_amp",
+        "Whether torch's autocast does mixed precision, in models prepared from here on and in `autocast` blocks.",
+    )
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
@@ -284,10 +270,9 @@ class Accelerator(FunctionControl):
         "dataloader_config.non_blocking", "Whether batches travel to the device while the process continues."
     )
 
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """Whether loaders are torchdata's StatefulDataLoader."""
-        return bool(self.dataloader_config.use_stateful_dataloader)
+    use_stateful_dataloader = Passed[bool](
+        "dataloader_config.use_stateful_dataloader", "Whether loaders are torchdata's StatefulDataLoader."
+    )
 
     project_dir = Passed[str | None]("project_configuration.project_dir", "Folder for checkpoints and logs.")
 

@@ -211,16 +211,13 @@ class Transport:
         """Return a part of every rank's payload, valid until the next frame."""
         return self._rows[:, _HEADER.size + start : _HEADER.size + stop]
 
-    def exchange(self, message: Message) -> None:
+    def exchange(self, message: Message, content: bytes | memoryview = b"") -> _Met:
         """Send the frame, whose payload is in place, and check that all ranks sent the same description.
 
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest; every rank names every rank's view.
             RemoteRankError: Another rank failed before it could take part, or is gone.
         """
-        self._exchange(message)
-
-    def _exchange(self, message: Message, content: bytes | memoryview = b"") -> _Met:
         operation = self._operation()
         met = self._meet(operation, _FINE, message.digest, message.nbytes, content)
         self._remember(met.longest)
@@ -238,7 +235,7 @@ class Transport:
         """
         if len(content) <= self.capacity:
             self._write(content)
-        met = self._exchange(message, content)
+        met = self.exchange(message, content)
         if met.alike:
             yield from itertools.repeat(content, self.world.size)
             return
@@ -255,7 +252,7 @@ class Transport:
 
     def gather_bytes(self, content: bytes | memoryview, message: Message) -> list[memoryview]:
         """Send bytes of any length to the main rank, and return every rank's there; raises what `exchange` does."""
-        longest = self._exchange(message).longest + _LENGTH.size
+        longest = self.exchange(message).longest + _LENGTH.size
         send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         memory_of(send)[: _LENGTH.size + len(content)] = _LENGTH.pack(len(content)) + bytes(content)
         mine = send.to(self.device)
@@ -280,7 +277,7 @@ class Transport:
         """Give every rank the bytes of one rank, while the others bring none; raises what `exchange` does."""
         if self.world.rank == source and len(content) <= self.capacity:
             self._write(content)
-        length = self._exchange(message).longest
+        length = self.exchange(message).longest
         return self._read(source, length) if length <= self.capacity else self._broadcast_bytes(content, length, source)
 
     def _broadcast_bytes(self, content: bytes | memoryview, length: int, source: int) -> bytes | memoryview:

@@ -9,7 +9,6 @@ from accel_core.errors import RankView
 __all__ = [
     "disagreement_message",
     "ended_message",
-    "failures_text",
     "listed_failures",
     "lost_message",
     "ranks_text",
@@ -21,16 +20,12 @@ _DIFFERENCES_SHOWN = 8
 
 def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
     """Write the error message of a healthy rank when others failed."""
+    bare = {number: text.rstrip(".") for number, text in failures.items()}
+    texts = next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
     return (
-        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {failures_text(failures)}. Fix "
+        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {texts}. Fix "
         "the error that it reported; the traceback is in that rank's output."
     )
-
-
-def failures_text(failures: Mapping[int, str]) -> str:
-    """Write what ranks report: one sentence if all report the same, else one for each text, with its ranks."""
-    bare = {rank: text.rstrip(".") for rank, text in failures.items()}
-    return next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
 
 
 def listed_failures(failures: Mapping[int, str]) -> list[str]:

@@ -75,7 +75,7 @@ def _pad_across(nest: Nest, dim: int, pad_index: float, pad_first: bool, world: 
         sizes = [leaf.shape[dim] if -rank <= dim < rank else 0 for leaf, rank in zip(leaves, dims, strict=True)]
         content = b"".join(size.to_bytes(8, "little") for size in sizes)
         message = Message(digest_of(f"{spec!r}{dims}"), len(content), lambda: view_of(nest))
-        everywhere = list(transport.exchange_bytes(content, message))
+        everywhere = transport.exchange_bytes(content, message)
     padded = []
     for place, leaf in enumerate(leaves):
         lengths = [int.from_bytes(text[place * 8 : place * 8 + 8], "little") for text in everywhere]

@@ -20,14 +20,13 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import itertools
 import pickle
 import re
 import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -227,28 +226,22 @@ class Transport:
                 self._refuse(operation, message, [_HEADER.unpack(header) for header in met.headers])
         return met
 
-    def exchange_bytes(self, content: bytes | memoryview, message: Message) -> Iterator[bytes | memoryview]:
-        """Send bytes of any length and yield every rank's, one after the other.
-
-        Every rank has to take all of them: where they are long, each is a collective of its own. Raises what `exchange`
-        does.
-        """
+    def exchange_bytes(self, content: bytes | memoryview, message: Message) -> list[bytes | memoryview]:
+        """Send bytes of any length and return every rank's; raises what `exchange` does."""
         if len(content) <= self.capacity:
             self._write(content)
         met = self.exchange(message, content)
         if met.alike:
-            yield from itertools.repeat(content, self.world.size)
-            return
-        lengths = [_length(header) for header in met.headers] or self._all_lengths(len(content))
+            return [content] * self.world.size
+        lengths = [_length(header) for header in met.headers]
+        if not lengths:
+            lengths = self.all_gather(torch.tensor([len(content)], device=self.device)).tolist()
         if met.longest <= self.capacity:
-            # All are read before the first is given out: whoever gets it may begin the next operation.
-            yield from [self._read(rank, length) for rank, length in enumerate(lengths)]
-        elif met.longest <= max(_GATHERED_AT_ONCE // self.world.size, _SHORT):
-            yield from self._padded(content, lengths)
-        else:
-            # One rank after the other, each with its own length: no rank ever holds the bytes of two others.
-            for rank, length in enumerate(lengths):
-                yield self._broadcast_bytes(content, length, rank)
+            return [self._read(rank, length) for rank, length in enumerate(lengths)]
+        if met.longest <= max(_GATHERED_AT_ONCE // self.world.size, _SHORT):
+            return self._padded(content, lengths)
+        # One rank after the other, each with its own length: none of them is padded to the longest.
+        return [self._broadcast_bytes(content, length, rank) for rank, length in enumerate(lengths)]
 
     def gather_bytes(self, content: bytes | memoryview, message: Message) -> list[memoryview]:
         """Send bytes of any length to the main rank, and return every rank's there; raises what `exchange` does."""
@@ -261,17 +254,12 @@ class Transport:
         rows = [memory_of(each.cpu()) for each in received or ()]
         return [row[_LENGTH.size :][: _LENGTH.unpack_from(row)[0]] for row in rows]
 
-    def _all_lengths(self, mine: int) -> list[int]:
-        lengths: list[int] = self.all_gather(torch.tensor([mine], device=self.device)).tolist()
-        return lengths
-
-    def _padded(self, content: bytes | memoryview, lengths: list[int]) -> Iterator[memoryview]:
+    def _padded(self, content: bytes | memoryview, lengths: list[int]) -> list[bytes | memoryview]:
         longest = max(lengths)
         send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         memory_of(send)[: len(content)] = content
         received = memory_of(self.all_gather(send.to(self.device)).cpu())
-        for rank, length in enumerate(lengths):
-            yield received[rank * longest : rank * longest + length]
+        return [received[rank * longest :][:length] for rank, length in enumerate(lengths)]
 
     def broadcast_bytes(self, content: bytes | memoryview, message: Message, source: int) -> bytes | memoryview:
         """Give every rank the bytes of one rank, while the others bring none; raises what `exchange` does."""
@@ -409,9 +397,7 @@ class Transport:
         lengths = [length if state == _FAILED else 0 for _, state, _, length in headers]
         if not any(lengths):
             return {}
-        texts = (
-            list(self._padded(mine, lengths)) if self.reduces else list(map(self._read, range(len(lengths)), lengths))
-        )
+        texts = self._padded(mine, lengths) if self.reduces else map(self._read, range(len(lengths)), lengths)
         # `report` cuts a long message at the end of the frame, which may be inside a character.
         return {rank: bytes(text).decode(errors="replace") for rank, text in enumerate(texts) if text}
 
@@ -427,7 +413,7 @@ class Transport:
         # Under one name on all ranks: this frame has to agree although the operations do not.
         self._current.operation = _DESCRIBE
         content = pickle.dumps(RankView(operation, callsite.find(), message.describe()))
-        views = [pickle.loads(each) for each in list(self.exchange_bytes(content, Message(nbytes=len(content))))]
+        views = [pickle.loads(each) for each in self.exchange_bytes(content, Message(nbytes=len(content)))]
         raise RankDisagreementError(disagreement_message(views), views)
 
 
@@ -436,7 +422,7 @@ class Participation:
 
     Where the preparation fails, before the others were met, the ranks that wait get it. Only one thread at a time
     takes part: the frames of two would mix, and which of them comes first differs from rank to rank, so that one's
-    data would silently meet the other's. Both are refused instead.
+    data would silently meet the other's. The second one is refused instead.
 
     Attributes:
         operation: The name; outside the main thread with the name of the thread, which has to be the same on all
@@ -444,7 +430,7 @@ class Participation:
         is_met: Whether the other ranks were met, or are about to be.
     """
 
-    __slots__ = ("contender", "is_met", "operation", "transport")
+    __slots__ = ("is_met", "operation", "transport")
 
     def __init__(self, transport: Transport, operation: str) -> None:
         self.transport = transport
@@ -452,7 +438,6 @@ class Participation:
         if threading.get_ident() != threading.main_thread().ident and not transport.group_name:
             self.operation = f"{operation} in thread {_thread_name()!r}"
         self.is_met = False
-        self.contender = ""
 
     def __enter__(self) -> Transport:
         """Begin.
@@ -484,8 +469,6 @@ class Participation:
                     self.transport.report(failure)
         finally:
             self._leave()
-        if failure is None and self.contender:
-            raise CollectiveError(self.contender)
 
     def _leave(self) -> None:
         # Before the turn is free: the thread that takes it next enters itself here.
@@ -493,18 +476,15 @@ class Participation:
         self.transport._turn.release()
 
     def _contended(self) -> CollectiveError:
-        """Return the error of this operation, and leave one for that which is under way."""
+        """Return the error of this operation, which names that which is under way."""
         other, holder = self.transport._current, self.transport._holder
         where = callsite.find(holder)
-        text = (
+        return CollectiveError(
             f"Two operations between ranks run at once in one process, so their data would mix; got {self.operation} "
             f"at {callsite.find()} while {other.operation if other else 'another one'} at {where} is under way. "
             "Let one thread make all calls that other ranks take part in, or let threads take turns with a lock, in "
             "the same order on all ranks."
         )
-        if other is not None and holder != threading.get_ident():
-            other.contender = text
-        return CollectiveError(text)
 
 
 def _length(header: memoryview) -> int:

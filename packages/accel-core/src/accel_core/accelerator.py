@@ -561,14 +561,9 @@ class Accelerator(FunctionControl):
 
     step = PassedOn[int]("_runtime.accumulation.step", "Number of batches since the last end of the data.")
 
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the current step synchronizes gradients and moves the optimizer."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, sync_gradients: bool) -> None:
-        self.gradient_state._set_sync_gradients(sync_gradients)
+    sync_gradients = PassedOn[bool](
+        "gradient_state.sync_gradients", "Whether the current step synchronizes gradients and moves the optimizer."
+    )
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -699,10 +694,10 @@ class Accelerator(FunctionControl):
     ) -> torch.Tensor:
         """Return the cross entropy of a head's logits, which never exist as a whole.
 
-        Logits of some tokens are computed at a time, with their gradients, by torch's own `linear_cross_entropy` where
-        the head is whole. Where tensor parallel shares out its rows, each rank computes with its own, and ranks add up
-        what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight; a
-        head that is sharded on its own is gathered slice by slice, in forward and in backward, and never whole.
+        Logits of some tokens are computed at a time, with their gradients. Where tensor parallel shares out the rows of
+        the head, each rank computes with its own, and ranks add up what a token needs: a maximum and two sums. Of a
+        sharded model, call it in the forward, which has the weight; a head that is sharded on its own is gathered slice
+        by slice, in forward and in backward, and never whole.
 
         Any other head is called on some tokens at a time, and once more in backward: one with an adapter, with hooks,
         with a forward of its own, or of several layers. Its logits of a token have to follow from what enters for that

@@ -179,10 +179,6 @@ class Transport:
         self._incoming = memory_of(self._received) if self.on_host else memoryview(b"")
         self._starts = range(0, self.world.size * size, size)
 
-    def serves(self, world: World) -> bool:
-        """Return whether this is the transport of a world, also after a reset made an equal one."""
-        return self.world is world or self.world == world
-
     def resize(self) -> None:
         """Take the size that the last operations ask for.
 
@@ -449,11 +445,7 @@ class Participation:
         if not transport._turn.acquire(blocking=False):
             raise self._contended()
         transport._current, transport._holder = self, threading.get_ident()
-        try:
-            transport.resize()
-        except BaseException:
-            self._leave()
-            raise
+        transport.resize()
         return transport
 
     def __exit__(
@@ -535,7 +527,7 @@ def open_transport(world: World, group_name: str = "") -> Transport:
             "Do it before destroy_process_group()."
         )
     found = _open.get(group_name)
-    if found is not None and found.default_group is dist.group.WORLD and (group_name or found.serves(world)):
+    if found is not None and found.default_group is dist.group.WORLD and (group_name or found.world == world):
         return found
     if group_name:
         with participate(world, f"opening the group {group_name!r}") as transport:

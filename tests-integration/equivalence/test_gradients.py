@@ -6,7 +6,7 @@ import pytest
 from training import close, plain, with_accel, with_weights
 
 from accel_core.optim.accumulation import Accumulation
-from accel_core.plugins.accumulation import set_default_short_window
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.process.world import ensure
 from accel_testing import world
 from accel_testing.world import run
@@ -40,12 +40,12 @@ def test_two_ranks(accumulation: int, batches: int) -> None:
 def _full_windows(ranks: int) -> None:
     """Divide a short window by the full length, as the plugin says and as the process's default says."""
     _equals_one_process(ranks, 3, 4, divided_by="full", short_window="full")
-    set_default_short_window("full")
+    GradientAccumulationPlugin.default_short_window = "full"
     try:
         _equals_one_process(ranks, 3, 4, divided_by="full")
         _equals_one_process(ranks, 3, 4, short_window="actual")
     finally:
-        set_default_short_window("actual")
+        GradientAccumulationPlugin.default_short_window = "actual"
 
 
 @pytest.mark.usefixtures("fresh_state")

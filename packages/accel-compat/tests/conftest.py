@@ -2,7 +2,7 @@
 
 import pytest
 
-from accel_core.plugins.loading import set_default_restore_position
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_testing.guards import *  # noqa: F403
 from accelerate import _defaults
 
@@ -11,4 +11,4 @@ from accelerate import _defaults
 def process_defaults() -> None:
     """Give a test the defaults of Accelerate, which tests of other packages take back, or which import accel."""
     _defaults.choose()
-    set_default_restore_position(lambda: False)
+    DataLoaderConfiguration.default_restore_position = staticmethod(lambda: False)

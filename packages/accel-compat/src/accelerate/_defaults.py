@@ -2,20 +2,20 @@
 
 import sys
 
-from accel_core.plugins.accumulation import set_default_short_window
-from accel_core.plugins.loading import set_default_restore_position
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
-from accel_core.tracking.discovery import set_default_missing_library
+from accel_core.tracking.settings import TrackerKwargs
 
 __all__ = ["choose"]
 
 
 def choose() -> None:
     """Divide short windows by their full length, pass over missing trackers, and let scripts skip and save alone."""
-    set_default_short_window("full")  # as Accelerate does: a short window counts less
-    set_default_missing_library("warn")  # scripts name trackers that are not on every machine
+    GradientAccumulationPlugin.default_short_window = "full"  # as Accelerate does: a short window counts less
+    TrackerKwargs.missing_library = "warn"  # scripts name trackers that are not on every machine
     # Accelerate leaves it to `skip_first_batches`; both would skip twice. A script that uses accel by its own name did
     # not import the drop-in: a library that it uses did.
-    set_default_restore_position(lambda: "accel" in sys.modules)
+    DataLoaderConfiguration.default_restore_position = staticmethod(lambda: "accel" in sys.modules)
     # Many scripts save inside `if accelerator.is_main_process`.
     ProjectConfiguration.meets = staticmethod(lambda: "accel" in sys.modules)

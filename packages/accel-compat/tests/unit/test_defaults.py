@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import accelerate
-from accel_core.plugins.accumulation import default_short_window
 from accelerate.tracking import filter_trackers
 from accelerate.utils import GradientAccumulationPlugin
 
@@ -35,7 +34,7 @@ def test_the_last_batch_counts_as_the_import_says(package: str, share: float) ->
 
 def test_the_default_can_be_chosen_for_one_run(fresh_state: None) -> None:
     """A plugin that says what it means is obeyed, whatever the process means."""
-    assert default_short_window() == "full"
+    assert GradientAccumulationPlugin.default_short_window == "full"
     plugin = GradientAccumulationPlugin(num_steps=2, short_window="actual")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
     assert accelerator.gradient_state.short_window == "actual"

@@ -22,7 +22,6 @@ from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
 from accel_core.errors import (
-    ConfigurationError,
     PreparationError,
     StateError,
     expect,
@@ -186,23 +185,10 @@ class Accelerator(FunctionControl):
 
     mixed_precision = Passed[str]("state.mixed_precision", "The number format of the forward pass.")
 
-    @property
-    def native_amp(self) -> bool:
-        """Whether torch's autocast does mixed precision, in models prepared from here on and in `autocast` blocks.
-
-        Raises:
-            ConfigurationError: It is switched on in a run that has no mixed precision.
-        """
-        return self._runtime.precision.native_amp
-
-    @native_amp.setter
-    def native_amp(self, native_amp: bool) -> None:
-        if native_amp and self.mixed_precision == "no":
-            raise ConfigurationError(
-                "Autocast needs to know the number format; got native_amp=True in a run without mixed precision. "
-                'Pass Accelerator(mixed_precision="bf16").'
-            )
-        self._runtime.precision.native_amp = native_amp
+    native_amp = PassedOn[bool](
+        "_runtime.precision.native_amp",
+        "Whether torch's autocast does mixed precision, in models prepared from here on and in `autocast` blocks.",
+    )
 
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
@@ -284,10 +270,9 @@ class Accelerator(FunctionControl):
         "dataloader_config.non_blocking", "Whether batches travel to the device while the process continues."
     )
 
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """Whether loaders are torchdata's StatefulDataLoader."""
-        return bool(self.dataloader_config.use_stateful_dataloader)
+    use_stateful_dataloader = Passed[bool](
+        "dataloader_config.use_stateful_dataloader", "Whether loaders are torchdata's StatefulDataLoader."
+    )
 
     project_dir = Passed[str | None]("project_configuration.project_dir", "Folder for checkpoints and logs.")
 
@@ -576,14 +561,9 @@ class Accelerator(FunctionControl):
 
     step = PassedOn[int]("_runtime.accumulation.step", "Number of batches since the last end of the data.")
 
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether the current step synchronizes gradients and moves the optimizer."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, sync_gradients: bool) -> None:
-        self.gradient_state._set_sync_gradients(sync_gradients)
+    sync_gradients = PassedOn[bool](
+        "gradient_state.sync_gradients", "Whether the current step synchronizes gradients and moves the optimizer."
+    )
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -714,10 +694,10 @@ class Accelerator(FunctionControl):
     ) -> torch.Tensor:
         """Return the cross entropy of a head's logits, which never exist as a whole.
 
-        Logits of some tokens are computed at a time, with their gradients, by torch's own `linear_cross_entropy` where
-        the head is whole. Where tensor parallel shares out its rows, each rank computes with its own, and ranks add up
-        what a token needs: a maximum and two sums. Of a sharded model, call it in the forward, which has the weight; a
-        head that is sharded on its own is gathered slice by slice, in forward and in backward, and never whole.
+        Logits of some tokens are computed at a time, with their gradients. Where tensor parallel shares out the rows of
+        the head, each rank computes with its own, and ranks add up what a token needs: a maximum and two sums. Of a
+        sharded model, call it in the forward, which has the weight; a head that is sharded on its own is gathered slice
+        by slice, in forward and in backward, and never whole.
 
         Any other head is called on some tokens at a time, and once more in backward: one with an adapter, with hooks,
         with a forward of its own, or of several layers. Its logits of a token have to follow from what enters for that

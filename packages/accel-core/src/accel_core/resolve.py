@@ -311,11 +311,6 @@ def _window(given: Arguments) -> GradientAccumulationPlugin:
                 f"Gradient accumulation was given twice: gradient_accumulation_steps={steps} and a plugin. Give one."
             )
         return given.gradient_accumulation_plugin
-    if not isinstance(steps, int) or steps < 1:
-        raise ConfigurationError(
-            f"gradient_accumulation_steps must be a whole number of at least 1; got {steps!r}. "
-            "Use 1 to step on every batch."
-        )
     from_environment = environ.integer("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
     if steps != 1 and from_environment not in (None, steps):
         _logger.warning(

@@ -86,10 +86,7 @@ class Runtime:
 
     data = Passed[DataLoaderConfiguration]("strategy.parts.data", "How loaders are prepared.")
 
-    @property
-    def device_placement(self) -> bool:
-        """Whether objects are moved to the device."""
-        return self.strategy.parts.device_placement
+    device_placement = Passed[bool]("strategy.parts.device_placement", "Whether objects are moved to the device.")
 
     def change(self, **parts: object) -> None:
         """Exchange some of what the strategy was built from, as a user may between two `prepare`."""

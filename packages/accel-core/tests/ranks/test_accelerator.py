@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import PreparationError, RemoteRankError
+from accel_core.errors import ConfigurationError, PreparationError, RemoteRankError, StateError
 from accel_core.options.enums import DDPCommunicationHookType, DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_testing import requires, world
 
 
@@ -176,8 +178,6 @@ def test_a_static_graph_averages_in_every_pass(explicit: bool) -> None:
 @world(2)
 def test_sync_of_a_model_that_was_not_prepared_is_refused() -> None:
     """A wrapper that no Accelerator made is an error, not a backward that stays local; a bare model needs nothing."""
-    from accel_core.errors import StateError
-
     accelerator = Accelerator()
     with accelerator.trigger_sync_in_backward(_model()):
         pass
@@ -319,8 +319,6 @@ def test_bf16_and_compilation_train_together() -> None:
 @world(2)
 def test_replicas_of_a_mesh_train_data_parallel() -> None:
     """A mesh of replicas only is plain data parallel, and names this process's place on its axis."""
-    from accel_core.plugins.parallelism import ParallelismConfig
-
     accelerator = Accelerator(parallelism_config=ParallelismConfig(dp_replicate_size=2))
     assert accelerator.distributed_type is DistributedType.MULTI_CPU
     assert accelerator.data_parallel_rank == accelerator.process_index
@@ -338,9 +336,6 @@ def test_replicas_of_a_mesh_train_data_parallel() -> None:
 @world(2)
 def test_mesh_of_another_size_is_refused() -> None:
     """Axes that do not multiply to the number of processes are an error on every rank, before anything is set up."""
-    from accel_core.errors import ConfigurationError
-    from accel_core.plugins.parallelism import ParallelismConfig
-
     for sizes, ranks in (({"dp_replicate_size": 3}, 3), ({"ep_size": 2, "tp_size": 2}, 4)):
         with pytest.raises(ConfigurationError, match=f"multiply to the number of processes; got {ranks} and 2 process"):
             Accelerator(parallelism_config=ParallelismConfig(**sizes))
@@ -350,8 +345,6 @@ def test_mesh_of_another_size_is_refused() -> None:
 @world(2)
 def test_model_spread_over_devices_is_refused() -> None:
     """A device map over several devices and several processes exclude one another."""
-    from accel_core.errors import PreparationError
-
     model = _model()
     model.hf_device_map = {"a": 0, "b": 1}
     with pytest.raises(PreparationError, match="spread over 0, 1"):
@@ -389,8 +382,6 @@ def test_model_compiled_before_prepare_trains_as_one_process(accumulation: int) 
 @world(2)
 def test_released_models_go_while_the_accelerator_lives() -> None:
     """A wrapper holds its model; the strategy holds neither."""
-    import weakref
-
     accelerator = Accelerator()
     model = accelerator.prepare(_model())
     gone = weakref.ref(model.module)

@@ -5,8 +5,10 @@ import warnings
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data.distributed import DistributedSampler
 
 from accel_core.accelerator import Accelerator
+from accel_core.data.prepare import prepare_data_loader
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.process.world import ensure
 from accel_testing import requires, world
@@ -192,9 +194,6 @@ def test_the_batch_after_the_loop_counts_its_own_samples(kind, dispatch):
 @world(2)
 def test_a_sharded_loader_kept_goes_on_where_it_stood(workers):
     """The position of a loader that was split before is counted in this rank's own batches."""
-    from torch.utils.data.distributed import DistributedSampler
-
-    from accel_core.data.prepare import prepare_data_loader
 
     def make():
         kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}

@@ -380,23 +380,23 @@ def check_on_ranks(case, here):
             assert sorted(first + rest) == list(range(case.length)), (first, rest, dispatch)
 
 
-@world(2, quiet=180)
-def test_two_ranks_gather_every_sample_once():
-    """Two ranks gather each sample once and in one structure, stopped and continued, and nobody waits for ever."""
-    for number in range(ON_RANKS):
-        case = Case.draw(number, ("map", "stream")[number % 2], ranks=2)
+def check_cases(ranks, cases):
+    """Check some cases, and name one that fails."""
+    for number in range(cases):
+        case = Case.draw(number, ("map", "stream")[number % 2], ranks=ranks)
         try:
             check_on_ranks(case, ensure())
         except Exception as failure:
             raise AssertionError(f"{type(failure).__name__}: {failure}\n{case}") from failure
+
+
+@world(2, quiet=180)
+def test_two_ranks_gather_every_sample_once():
+    """Two ranks gather each sample once and in one structure, stopped and continued, and nobody waits for ever."""
+    check_cases(2, ON_RANKS)
 
 
 @world(3, quiet=180)
 def test_three_ranks_gather_every_sample_once():
     """The same on three ranks."""
-    for number in range(ON_RANKS // 2):
-        case = Case.draw(number, ("map", "stream")[number % 2], ranks=3)
-        try:
-            check_on_ranks(case, ensure())
-        except Exception as failure:
-            raise AssertionError(f"{type(failure).__name__}: {failure}\n{case}") from failure
+    check_cases(3, ON_RANKS // 2)

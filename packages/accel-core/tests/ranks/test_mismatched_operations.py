@@ -154,7 +154,7 @@ def gather_in_thread(results, name=None):
 
 @world(2)
 def test_two_threads_in_a_gather_at_once(tmp_path):
-    """While one thread waits in an operation, a second one is refused, and the first one too: both lines are named."""
+    """While one thread waits in an operation, a second one is refused, and both lines are named."""
     rank = ensure().rank
     collectives.gather(torch.ones(1))
     results = []

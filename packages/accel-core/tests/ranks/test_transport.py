@@ -60,7 +60,7 @@ def test_reduce_is_checked_once_where_checking_stalls_the_device():
     opened = through_device_memory(here)
     exchanged = []
     real = opened.exchange
-    opened.exchange = lambda message: (exchanged.append(opened._current.operation), real(message))[1]
+    opened.exchange = lambda *given: (exchanged.append(opened._current.operation), real(*given))[1]
     for _ in range(3):
         assert collectives.reduce(torch.tensor([1.0 + here.rank])).tolist() == [1.5]
     assert exchanged == ["reduce(mean)"]

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
+from accel_core.devices.cpu import CpuDevice
 from accel_core.errors import ConfigurationError, DeviceUnavailableError
 from accel_core.extension import Extension
 from accel_core.host.environ import patch_environment
@@ -241,8 +244,6 @@ def test_third_parties_are_remembered_too() -> None:
 
 def test_a_run_that_fails_late_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardware that does not compute in a format is found after the processes met; no view was written."""
-    from accel_core.devices.cpu import CpuDevice
-
     monkeypatch.setattr(CpuDevice, "supports_bf16", lambda self: False)
     with pytest.raises(DeviceUnavailableError, match="bf16"):
         Accelerator(mixed_precision="bf16", cpu=True)
@@ -253,9 +254,7 @@ def test_a_run_that_fails_late_shows_nothing(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("rank", [0, 517, 1023])
 def test_a_replica_of_many_ranks_among_1024(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds, loaders and schedules go by the part of the data, on torch's process group that moves no data."""
-    import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
-    from torch.utils.data import DataLoader, TensorDataset
 
     class Wide(SingleStrategy):
         name = "wide"

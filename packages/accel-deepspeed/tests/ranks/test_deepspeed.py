@@ -27,7 +27,7 @@ from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.weights import load_model
 from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PreparationError, StateError
 from accel_core.host import availability
-from accel_core.plugins.accumulation import set_default_short_window
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.state import AcceleratorState, reset_all
@@ -59,7 +59,7 @@ def begin() -> None:
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if availability.is_transformers_available():
         importlib.import_module("transformers.integrations.deepspeed")
-    set_default_short_window("actual")
+    GradientAccumulationPlugin.default_short_window = "actual"
 
 
 class Zero2(StrategyConformance):

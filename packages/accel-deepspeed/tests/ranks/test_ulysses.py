@@ -21,8 +21,8 @@ from accel_core.errors import (
     UnsupportedTypeError,
 )
 from accel_core.plugins import fsdp
-from accel_core.plugins.accumulation import set_default_short_window
-from accel_core.plugins.loading import DataLoaderConfiguration, set_default_restore_position
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig
 from accel_core.state import reset_all
 from accel_deepspeed.plugin import DeepSpeedPlugin
@@ -38,8 +38,8 @@ def begin() -> None:
     """Let DeepSpeed call what torch.distributed deprecates, and keep the drop-in's defaults out of the run."""
     warnings.filterwarnings("ignore", r"`?torch\.distributed[\w.]+`? is deprecated", FutureWarning)
     importlib.import_module("transformers.integrations.deepspeed")
-    set_default_short_window("actual")
-    set_default_restore_position(None)
+    GradientAccumulationPlugin.default_short_window = "actual"
+    DataLoaderConfiguration.default_restore_position = staticmethod(lambda: True)
 
 
 def llama(*, heads: int = 4, shared: int = 2, attention: str = "sdpa", **others: Any) -> Any:

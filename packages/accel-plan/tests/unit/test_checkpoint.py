@@ -106,7 +106,7 @@ def test_bad_arguments_end_with_a_message(
         (["train.py"], "A Python file is not a checkpoint; got 'train.py'"),
         (["--train", "train.py", "--sample", "64"], "Name a class or function of it"),
         (["--train", "m:Net", "--batch", "x", "--sample", "64"], "--batch takes a whole number; got 'x'"),
-        (["--train", "m:Net", "--sample", "64", "--layout", "fdsp2"], "Did you mean fsdp2"),
+        (["--train", "m:Net", "--sample", "64", "--layout", "fdsp2"], "Did you mean 'fsdp'"),
         (["--train", "m:Net"], "got --sequence None and --sample None"),
     ],
 )

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from accel_core.plugins.accumulation import set_default_short_window
-from accel_core.plugins.loading import set_default_restore_position
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.state import any_set, reset_all
-from accel_core.tracking.discovery import set_default_missing_library
+from accel_core.tracking.settings import TrackerKwargs
 
 __all__ = ["fresh_state", "nothing_left", "process_defaults", "pytest_collection_finish", "variables"]
 
@@ -55,9 +55,9 @@ def fresh_state() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def process_defaults() -> None:
     """Give a test accel's own defaults, which another test's import of the drop-in may have changed."""
-    set_default_short_window("actual")
-    set_default_missing_library("raise")
-    set_default_restore_position(None)
+    GradientAccumulationPlugin.default_short_window = "actual"
+    TrackerKwargs.missing_library = "raise"
+    DataLoaderConfiguration.default_restore_position = staticmethod(lambda: True)
     ProjectConfiguration.meets = staticmethod(lambda: True)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from accel_core.comm.tree import is_torch_tensor, recursively_apply, tree_leaves, tree_map, tree_map_with_path
+from accel_core.comm.tree import is_torch_tensor, rebuild, recursively_apply, tree_leaves, tree_map
 from accel_core.errors import DataError, UnsupportedTypeError
 
 __all__ = [
@@ -47,23 +47,23 @@ def send_to_device(
         >>> batch["images"].device
         device(type='cpu')
     """
-    skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
-
-    def is_leaf(path: tuple[Any, ...], value: object) -> bool:
-        return hasattr(value, "to") or (path != () and path[-1] in skipped)
-
-    def move(path: tuple[Any, ...], value: Any) -> object:
-        if not hasattr(value, "to") or (path and path[-1] in skipped):
-            return value
-        if isinstance(value, torch.Tensor):
-            return value.to(device, non_blocking=non_blocking)
+    if hasattr(tensor, "to"):
+        moved: Any = tensor
         try:
-            return value.to(device, non_blocking=non_blocking)
+            return moved.to(device, non_blocking=non_blocking)  # type: ignore[no-any-return]
         except TypeError:  # a class of somebody else may take a device alone
-            return value.to(device)
-
-    moved: _T = tree_map_with_path(move, tensor, is_leaf=is_leaf)
-    return moved
+            return moved.to(device)  # type: ignore[no-any-return]
+    skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
+    if isinstance(tensor, Mapping):
+        items: Any = {
+            key: value if key in skipped else send_to_device(value, device, non_blocking, skipped)
+            for key, value in tensor.items()
+        }
+    elif isinstance(tensor, tuple | list):
+        items = [send_to_device(value, device, non_blocking, skipped) for value in tensor]
+    else:
+        return tensor
+    return rebuild(tensor, items)  # type: ignore[no-any-return]
 
 
 def find_batch_size(data: object) -> int:

@@ -7,7 +7,6 @@ every operation gives back what it got.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, TypeVar
 
 import torch
@@ -83,7 +82,7 @@ def reduce(tensor: Nest, reduction: str = "mean", scale: float = 1.0) -> Nest:
         tensor: A nest of tensors, each of the same shape and dtype on all ranks.
         reduction: `"sum"`, also under the name of `"none"`; `"mean"`, the sum divided by the number of ranks; `"max"`,
             which is NaN where any rank has NaN.
-        scale: Factor for the result on XLA devices; elsewhere it has no effect, and one other than 1 is warned of.
+        scale: Factor for the result on XLA devices; elsewhere it has no effect.
 
     Returns:
         A nest of new tensors, the same on all ranks, without gradient. Boolean tensors are combined by "or". With one
@@ -102,12 +101,6 @@ def reduce(tensor: Nest, reduction: str = "mean", scale: float = 1.0) -> Nest:
     world = ensure()
     if reduction not in _REDUCTIONS:
         raise ConfigurationError(f"Unknown reduction; got {reduction!r}. Use one of {', '.join(_REDUCTIONS)}.")
-    if scale != 1.0 and world.device.type != "xla":
-        warnings.warn(
-            f"`reduce` applies its scale on XLA devices alone; got scale={scale} on {world.device}. "
-            "Multiply the result yourself.",
-            stacklevel=2,
-        )
     if world.size == 1:
         flatten(tensor, "reduce")
         # A copy, as from several ranks: what is done to the result does not reach the input.

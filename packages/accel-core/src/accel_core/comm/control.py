@@ -24,7 +24,6 @@ from accel_core.comm.transport import (
     check_rank,
     digest_of,
     known_to_all,
-    memory_of,
     open_transport,
     participate,
     ranks_know,
@@ -86,22 +85,26 @@ class Channel:
         rank = self.world.rank
         # Pickles are made and read on the host, so they stay there where the group can send from it.
         device = torch.device("cpu") if "gloo" in str(self.world.backend) else self.world.device
-        others = [other for other in members if other != rank]
-        # Lengths first: a receiver has to make room for exactly what is sent.
-        lengths = {other: torch.zeros(1, dtype=torch.int64, device=device) for other in others}
+        failure: CollectiveError | None = None
         try:
-            content = torch.frombuffer(pickled(value), dtype=torch.uint8).to(device)
-        except CollectiveError as failure:
-            _trade(torch.zeros(1, dtype=torch.int64, device=device), lengths)  # no pickle is that short
-            known_to_all(failure)
-            raise
-        _trade(torch.tensor([content.numel()], device=device), lengths)
-        contents = {other: torch.empty(int(size), dtype=torch.uint8, device=device) for other, size in lengths.items()}
-        failed = {other: "its value cannot be pickled" for other, room in contents.items() if not room.numel()}
+            mine = bytes(pickled(value))
+        except CollectiveError as error:
+            failure, mine = error, b""
+        told: dict[int, bytes] = {}
+        for source in members:  # in one order on all of them: whoever sends has its receivers waiting
+            box = [mine]
+            if source != rank:
+                dist.recv_object_list(box, source, device=device)
+            for other in members if source == rank else ():
+                if other != rank:
+                    dist.send_object_list(box, other, device=device)
+            (told[source],) = box
+        if failure is not None:
+            raise known_to_all(failure)
+        failed = {source: "its value cannot be pickled" for source, content in told.items() if not content}
         if failed:
             raise RemoteRankError(remote_message(self.operation, rank, failed))
-        _trade(content, contents)
-        return [value if each == rank else pickle.loads(memory_of(contents[each].cpu())) for each in members]
+        return [value if source == rank else pickle.loads(content) for source, content in told.items()]
 
     def broadcast(self, value: _T, source: int = 0) -> _T:
         """Return the value that one rank brought.
@@ -156,11 +159,11 @@ class Channel:
             with self._participate() as transport:
                 transport.exchange(Message())
 
-    def agree(self, failure: Exception | None, doing: str | None = None) -> None:
+    def agree(self, failure: BaseException | None, doing: str | None = None) -> None:
         """Meet all ranks and go on only if none of them failed.
 
         Raises:
-            Exception: `failure`, on the ranks that failed.
+            BaseException: `failure`, on the ranks that failed.
             RemoteRankError: On the others, with the failed ranks and their messages.
         """
         failures: dict[int, str] = {}
@@ -198,16 +201,6 @@ def agree(failure: Exception | None, doing: str) -> None:
     Channel(process_world.ensure(), doing).agree(failure)
 
 
-def _trade(mine: torch.Tensor, theirs: Mapping[int, torch.Tensor]) -> None:
-    """Send one tensor to some ranks, and receive one of each."""
-    moves = [dist.P2POp(dist.isend, mine, rank) for rank in theirs]
-    moves += [dist.P2POp(dist.irecv, received, rank) for rank, received in theirs.items()]
-    # All moves at once: where a send waits for its receiver, two ranks that both sent first would wait forever.
-    # https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.batch_isend_irecv
-    for move in dist.batch_isend_irecv(moves):
-        move.wait()
-
-
 @contextmanager
 def in_step(world: World, operation: str, parts: Mapping[str, PartView]) -> Iterator[None]:
     """Let all ranks into a block in which someone else's code makes collectives on the default process group.
@@ -242,30 +235,20 @@ def main_first(world: World, is_first: bool) -> Iterator[None]:
         RemoteRankError: A rank that went first raised; its own error leaves the block on that rank, and no rank waits
             for one that is gone.
     """
-    if world.size == 1:
+    channel = Channel(world, "main_process_first")
+    if not is_first:
+        channel.agree(None)
         yield
         return
-    operation = "main_process_first"
-    if is_first:
-        try:
-            yield
-        # Ctrl-C and exits as well: the others wait at this point until they get an answer.
-        except BaseException as failure:
-            # An operation inside the block met the ranks that wait: they have left their waiting already.
-            if not ranks_know(failure):
-                with participate(world, operation) as transport:
-                    transport.report(failure)
-            raise
-        Channel(world, operation).agree(None)
-        return
-    with participate(world, operation) as transport:
-        failures = transport.report(None)
-    if failures:
-        raise RemoteRankError(
-            f"Rank {world.rank} did not enter a block that the main process goes through first; got an error of the "
-            "main process inside it. Fix the error that it reported; the traceback is in the main process's output."
-        )
-    yield
+    try:
+        yield
+    # Ctrl-C and exits as well: the others wait at this point until they get an answer.
+    except BaseException as failure:
+        # An operation inside the block met the ranks that wait: they have left their waiting already.
+        if not ranks_know(failure):
+            channel.agree(failure)
+        raise
+    channel.agree(None)
 
 
 def only_when(chosen: bool, function: Callable[_P, _R]) -> Callable[_P, _R | None]:

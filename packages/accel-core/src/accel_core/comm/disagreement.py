@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from accel_core.errors import PartView, RankView
+from accel_core.errors import RankView
 
 __all__ = [
-    "decode_view",
     "disagreement_message",
-    "encode_view",
     "ended_message",
-    "failures_text",
     "listed_failures",
     "lost_message",
     "ranks_text",
@@ -22,33 +18,14 @@ __all__ = [
 _DIFFERENCES_SHOWN = 8
 
 
-def encode_view(view: RankView) -> bytes:
-    """Encode a view for other ranks."""
-    return json.dumps([view.operation, view.site, {path: list(part) for path, part in view.parts.items()}]).encode()
-
-
-def decode_view(content: bytes) -> RankView:
-    """Decode a view that `encode_view` wrote."""
-    operation, site, parts = json.loads(content)
-    return RankView(
-        operation,
-        site,
-        {path: PartView(kind, None if shape is None else tuple(shape)) for path, (kind, shape) in parts.items()},
-    )
-
-
 def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
     """Write the error message of a healthy rank when others failed."""
+    bare = {number: text.rstrip(".") for number, text in failures.items()}
+    texts = next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
     return (
-        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {failures_text(failures)}. Fix "
+        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {texts}. Fix "
         "the error that it reported; the traceback is in that rank's output."
     )
-
-
-def failures_text(failures: Mapping[int, str]) -> str:
-    """Write what ranks report: one sentence if all report the same, else one for each text, with its ranks."""
-    bare = {rank: text.rstrip(".") for rank, text in failures.items()}
-    return next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
 
 
 def listed_failures(failures: Mapping[int, str]) -> list[str]:

@@ -105,8 +105,7 @@ def swap(
         if check is not None:
             check(value)
         content = pickled(value)
-        # All before the first is read: long ones are collectives, in which a rank that cannot read takes part too.
-        received = list(transport.exchange_bytes(content, Message(nbytes=len(content))))
+        received = transport.exchange_bytes(content, Message(nbytes=len(content)))
     return [pickle.loads(each) for each in received]
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from accel_core.comm.objects import swap
 from accel_core.comm.packing import check_kinds
 from accel_core.comm.transport import Message, digest_of, participate
 from accel_core.comm.tree import flatten, unflatten, view_of
@@ -74,7 +75,7 @@ def _pad_across(nest: Nest, dim: int, pad_index: float, pad_first: bool, world: 
         sizes = [leaf.shape[dim] if -rank <= dim < rank else 0 for leaf, rank in zip(leaves, dims, strict=True)]
         content = b"".join(size.to_bytes(8, "little") for size in sizes)
         message = Message(digest_of(f"{spec!r}{dims}"), len(content), lambda: view_of(nest))
-        everywhere = list(transport.exchange_bytes(content, message))
+        everywhere = transport.exchange_bytes(content, message)
     padded = []
     for place, leaf in enumerate(leaves):
         lengths = [int.from_bytes(text[place * 8 : place * 8 + 8], "little") for text in everywhere]
@@ -122,12 +123,4 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
 
 def gather_tensor_shape(tensor: torch.Tensor) -> list[torch.Size]:
     """Return the shape that each rank's tensor has, by rank; the numbers of dims may differ."""
-    world = ensure()
-    if world.size == 1:
-        return [tensor.shape]
-    with participate(world, "gather_tensor_shape") as transport:
-        content = b"".join(size.to_bytes(8, "little") for size in tensor.shape)
-        return [
-            torch.Size(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))
-            for text in transport.exchange_bytes(content, Message(nbytes=len(content)))
-        ]
+    return [torch.Size(sizes) for sizes in swap(tuple(tensor.shape), "gather_tensor_shape", ensure())]

@@ -20,14 +20,13 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import itertools
-import logging
+import pickle
 import re
 import struct
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -37,14 +36,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from accel_core._torch import all_gather_single, default_store, group_gather
 from accel_core.comm.arrival import arrive
-from accel_core.comm.disagreement import (
-    decode_view,
-    disagreement_message,
-    encode_view,
-    ended_message,
-    lost_message,
-    remote_message,
-)
+from accel_core.comm.disagreement import disagreement_message, ended_message, lost_message, remote_message
 from accel_core.errors import (
     CollectiveError,
     ConfigurationError,
@@ -72,8 +64,6 @@ __all__ = [
     "ranks_know",
     "reduces",
 ]
-
-logger = logging.getLogger(__name__)
 
 _E = TypeVar("_E", bound=BaseException)
 BACKGROUND = "background"
@@ -189,10 +179,6 @@ class Transport:
         self._incoming = memory_of(self._received) if self.on_host else memoryview(b"")
         self._starts = range(0, self.world.size * size, size)
 
-    def serves(self, world: World) -> bool:
-        """Return whether this is the transport of a world, also after a reset made an equal one."""
-        return self.world is world or self.world == world
-
     def resize(self) -> None:
         """Take the size that the last operations ask for.
 
@@ -220,16 +206,13 @@ class Transport:
         """Return a part of every rank's payload, valid until the next frame."""
         return self._rows[:, _HEADER.size + start : _HEADER.size + stop]
 
-    def exchange(self, message: Message) -> None:
+    def exchange(self, message: Message, content: bytes | memoryview = b"") -> _Met:
         """Send the frame, whose payload is in place, and check that all ranks sent the same description.
 
         Raises:
             RankDisagreementError: Ranks differ in the operation or its digest; every rank names every rank's view.
             RemoteRankError: Another rank failed before it could take part, or is gone.
         """
-        self._exchange(message)
-
-    def _exchange(self, message: Message, content: bytes | memoryview = b"") -> _Met:
         operation = self._operation()
         met = self._meet(operation, _FINE, message.digest, message.nbytes, content)
         self._remember(met.longest)
@@ -239,32 +222,26 @@ class Transport:
                 self._refuse(operation, message, [_HEADER.unpack(header) for header in met.headers])
         return met
 
-    def exchange_bytes(self, content: bytes | memoryview, message: Message) -> Iterator[bytes | memoryview]:
-        """Send bytes of any length and yield every rank's, one after the other.
-
-        Every rank has to take all of them: where they are long, each is a collective of its own. Raises what `exchange`
-        does.
-        """
+    def exchange_bytes(self, content: bytes | memoryview, message: Message) -> list[bytes | memoryview]:
+        """Send bytes of any length and return every rank's; raises what `exchange` does."""
         if len(content) <= self.capacity:
             self._write(content)
-        met = self._exchange(message, content)
+        met = self.exchange(message, content)
         if met.alike:
-            yield from itertools.repeat(content, self.world.size)
-            return
-        lengths = [_length(header) for header in met.headers] or self._all_lengths(len(content))
+            return [content] * self.world.size
+        lengths = [_length(header) for header in met.headers]
+        if not lengths:
+            lengths = self.all_gather(torch.tensor([len(content)], device=self.device)).tolist()
         if met.longest <= self.capacity:
-            # All are read before the first is given out: whoever gets it may begin the next operation.
-            yield from [self._read(rank, length) for rank, length in enumerate(lengths)]
-        elif met.longest <= max(_GATHERED_AT_ONCE // self.world.size, _SHORT):
-            yield from self._padded(content, lengths)
-        else:
-            # One rank after the other, each with its own length: no rank ever holds the bytes of two others.
-            for rank, length in enumerate(lengths):
-                yield self._broadcast_bytes(content, length, rank)
+            return [self._read(rank, length) for rank, length in enumerate(lengths)]
+        if met.longest <= max(_GATHERED_AT_ONCE // self.world.size, _SHORT):
+            return self._padded(content, lengths)
+        # One rank after the other, each with its own length: none of them is padded to the longest.
+        return [self._broadcast_bytes(content, length, rank) for rank, length in enumerate(lengths)]
 
     def gather_bytes(self, content: bytes | memoryview, message: Message) -> list[memoryview]:
         """Send bytes of any length to the main rank, and return every rank's there; raises what `exchange` does."""
-        longest = self._exchange(message).longest + _LENGTH.size
+        longest = self.exchange(message).longest + _LENGTH.size
         send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         memory_of(send)[: _LENGTH.size + len(content)] = _LENGTH.pack(len(content)) + bytes(content)
         mine = send.to(self.device)
@@ -273,23 +250,18 @@ class Transport:
         rows = [memory_of(each.cpu()) for each in received or ()]
         return [row[_LENGTH.size :][: _LENGTH.unpack_from(row)[0]] for row in rows]
 
-    def _all_lengths(self, mine: int) -> list[int]:
-        lengths: list[int] = self.all_gather(torch.tensor([mine], device=self.device)).tolist()
-        return lengths
-
-    def _padded(self, content: bytes | memoryview, lengths: list[int]) -> Iterator[memoryview]:
+    def _padded(self, content: bytes | memoryview, lengths: list[int]) -> list[bytes | memoryview]:
         longest = max(lengths)
         send = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         memory_of(send)[: len(content)] = content
         received = memory_of(self.all_gather(send.to(self.device)).cpu())
-        for rank, length in enumerate(lengths):
-            yield received[rank * longest : rank * longest + length]
+        return [received[rank * longest :][:length] for rank, length in enumerate(lengths)]
 
     def broadcast_bytes(self, content: bytes | memoryview, message: Message, source: int) -> bytes | memoryview:
         """Give every rank the bytes of one rank, while the others bring none; raises what `exchange` does."""
         if self.world.rank == source and len(content) <= self.capacity:
             self._write(content)
-        length = self._exchange(message).longest
+        length = self.exchange(message).longest
         return self._read(source, length) if length <= self.capacity else self._broadcast_bytes(content, length, source)
 
     def _broadcast_bytes(self, content: bytes | memoryview, length: int, source: int) -> bytes | memoryview:
@@ -421,9 +393,7 @@ class Transport:
         lengths = [length if state == _FAILED else 0 for _, state, _, length in headers]
         if not any(lengths):
             return {}
-        texts = (
-            list(self._padded(mine, lengths)) if self.reduces else list(map(self._read, range(len(lengths)), lengths))
-        )
+        texts = self._padded(mine, lengths) if self.reduces else map(self._read, range(len(lengths)), lengths)
         # `report` cuts a long message at the end of the frame, which may be inside a character.
         return {rank: bytes(text).decode(errors="replace") for rank, text in enumerate(texts) if text}
 
@@ -438,8 +408,8 @@ class Transport:
         assert self._current is not None
         # Under one name on all ranks: this frame has to agree although the operations do not.
         self._current.operation = _DESCRIBE
-        content = encode_view(RankView(operation, callsite.find(), message.describe()))
-        views = [decode_view(bytes(text)) for text in self.exchange_bytes(content, Message(nbytes=len(content)))]
+        content = pickle.dumps(RankView(operation, callsite.find(), message.describe()))
+        views = [pickle.loads(each) for each in self.exchange_bytes(content, Message(nbytes=len(content)))]
         raise RankDisagreementError(disagreement_message(views), views)
 
 
@@ -448,7 +418,7 @@ class Participation:
 
     Where the preparation fails, before the others were met, the ranks that wait get it. Only one thread at a time
     takes part: the frames of two would mix, and which of them comes first differs from rank to rank, so that one's
-    data would silently meet the other's. Both are refused instead.
+    data would silently meet the other's. The second one is refused instead.
 
     Attributes:
         operation: The name; outside the main thread with the name of the thread, which has to be the same on all
@@ -456,7 +426,7 @@ class Participation:
         is_met: Whether the other ranks were met, or are about to be.
     """
 
-    __slots__ = ("contender", "is_met", "operation", "transport")
+    __slots__ = ("is_met", "operation", "transport")
 
     def __init__(self, transport: Transport, operation: str) -> None:
         self.transport = transport
@@ -464,7 +434,6 @@ class Participation:
         if threading.get_ident() != threading.main_thread().ident and not transport.group_name:
             self.operation = f"{operation} in thread {_thread_name()!r}"
         self.is_met = False
-        self.contender = ""
 
     def __enter__(self) -> Transport:
         """Begin.
@@ -476,11 +445,7 @@ class Participation:
         if not transport._turn.acquire(blocking=False):
             raise self._contended()
         transport._current, transport._holder = self, threading.get_ident()
-        try:
-            transport.resize()
-        except BaseException:
-            self._leave()
-            raise
+        transport.resize()
         return transport
 
     def __exit__(
@@ -496,8 +461,6 @@ class Participation:
                     self.transport.report(failure)
         finally:
             self._leave()
-        if failure is None and self.contender:
-            raise CollectiveError(self.contender)
 
     def _leave(self) -> None:
         # Before the turn is free: the thread that takes it next enters itself here.
@@ -505,18 +468,15 @@ class Participation:
         self.transport._turn.release()
 
     def _contended(self) -> CollectiveError:
-        """Return the error of this operation, and leave one for that which is under way."""
+        """Return the error of this operation, which names that which is under way."""
         other, holder = self.transport._current, self.transport._holder
         where = callsite.find(holder)
-        text = (
+        return CollectiveError(
             f"Two operations between ranks run at once in one process, so their data would mix; got {self.operation} "
             f"at {callsite.find()} while {other.operation if other else 'another one'} at {where} is under way. "
             "Let one thread make all calls that other ranks take part in, or let threads take turns with a lock, in "
             "the same order on all ranks."
         )
-        if other is not None and holder != threading.get_ident():
-            other.contender = text
-        return CollectiveError(text)
 
 
 def _length(header: memoryview) -> int:
@@ -567,7 +527,7 @@ def open_transport(world: World, group_name: str = "") -> Transport:
             "Do it before destroy_process_group()."
         )
     found = _open.get(group_name)
-    if found is not None and found.default_group is dist.group.WORLD and (group_name or found.serves(world)):
+    if found is not None and found.default_group is dist.group.WORLD and (group_name or found.world == world):
         return found
     if group_name:
         with participate(world, f"opening the group {group_name!r}") as transport:

@@ -30,7 +30,6 @@ __all__ = [
     "spec_text",
     "tree_leaves",
     "tree_map",
-    "tree_map_with_path",
     "unflatten",
     "view_of",
 ]
@@ -82,13 +81,7 @@ def rebuild(container: Any, items: list[Any] | dict[Any, Any]) -> Any:
     return items if type(container) is list else honor_type(container, items)
 
 
-def tree_map(
-    function: Callable[..., Any],
-    nest: object,
-    *others: Any,
-    is_leaf: Callable[[Any], bool] | None = None,
-    rebuild: Callable[[Any, Any], Any] = rebuild,
-) -> Any:
+def tree_map(function: Callable[..., Any], nest: object, *others: Any) -> Any:
     """Apply a function to every leaf of a nest, keeping the containers.
 
     Raises:
@@ -98,47 +91,12 @@ def tree_map(
         >>> tree_map(lambda a, b: a + b, {"x": [1, (2,)]}, {"x": [10, (20,)]})
         {'x': [11, (22,)]}
     """
-    if is_leaf is not None and is_leaf(nest):
-        return function(nest, *others)
     if isinstance(nest, tuple | list):
-        places = zip(nest, *others, strict=True)
-        return rebuild(nest, [tree_map(function, *parts, is_leaf=is_leaf, rebuild=rebuild) for parts in places])
+        return rebuild(nest, [tree_map(function, *parts) for parts in zip(nest, *others, strict=True)])
     if isinstance(nest, Mapping):
-        items = {
-            key: tree_map(function, value, *(other[key] for other in others), is_leaf=is_leaf, rebuild=rebuild)
-            for key, value in nest.items()
-        }
+        items = {key: tree_map(function, value, *(each[key] for each in others)) for key, value in nest.items()}
         return rebuild(nest, items)
     return function(nest, *others)
-
-
-def tree_map_with_path(
-    function: Callable[[tuple[Any, ...], Any], Any],
-    nest: object,
-    path: tuple[Any, ...] = (),
-    *,
-    is_leaf: Callable[[tuple[Any, ...], Any], bool] | None = None,
-    rebuild: Callable[[Any, Any], Any] = rebuild,
-) -> Any:
-    """Apply a function to every leaf of a nest and the path to it, keeping the containers.
-
-    Example:
-        >>> tree_map_with_path(lambda path, leaf: (path, leaf), {"x": [1]})
-        {'x': [(('x', 0), 1)]}
-    """
-    if is_leaf is None or not is_leaf(path, nest):
-        keys: Iterable[tuple[Any, Any]] | None = None
-        if isinstance(nest, tuple | list):
-            keys = enumerate(nest)
-        elif isinstance(nest, Mapping):
-            keys = nest.items()
-        if keys is not None:
-            items = {
-                key: tree_map_with_path(function, item, (*path, key), is_leaf=is_leaf, rebuild=rebuild)
-                for key, item in keys
-            }
-            return rebuild(nest, items if isinstance(nest, Mapping) else list(items.values()))
-    return function(path, nest)
 
 
 def tree_leaves(nest: object) -> Iterator[Any]:
@@ -237,11 +195,11 @@ def unflatten(data: Any, leaves: Iterator[torch.Tensor]) -> Any:
         return next(leaves)
     if isinstance(data, tuple | list):
         items = [next(leaves) if type(item) is torch.Tensor else unflatten(item, leaves) for item in data]
-        return items if type(data) is list else honor_type(data, items)
+        return rebuild(data, items)
     filled = {
         key: next(leaves) if type(item) is torch.Tensor else unflatten(item, leaves) for key, item in data.items()
     }
-    return filled if type(data) is dict else honor_mapping(data, filled)
+    return rebuild(data, filled)
 
 
 def leaf_paths(data: object, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -255,11 +255,6 @@ class Cursor:
         Raises:
             CheckpointMismatchError: The position was taken from another kind of loader.
         """
-        if state.get("version") != _VERSION:
-            raise CheckpointMismatchError(
-                f"This accel reads positions of the version {_VERSION}; got the version {state.get('version')!r}. "
-                "Load it with the version of accel-core that wrote it."
-            )
         if state["offset"] and state["unit"] != self.unit:
             raise CheckpointMismatchError(
                 f"The batches of this loader have {'a' if self.unit == 'samples' else 'no'} fixed size, so its "

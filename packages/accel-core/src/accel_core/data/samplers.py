@@ -204,7 +204,12 @@ class BatchSamplerShard(Around):
         spec = self.spec
         if is_exact(self.batch_sampler) and spec.batch_size == self.batch_sampler.batch_size:
             return self._looked_up(offset, spec, counts)
-        order, pool = self._from(offset, spec)
+        if not offset:  # iterated when the first index is asked for: some samplers draw where they are
+            return shard_batches(self.batch_sampler, spec, note=counts.__setitem__)
+        if spec.batch_size is None:
+            rest = itertools.islice(iter(self.batch_sampler), offset, None)
+            return shard_batches(rest, spec, note=counts.__setitem__)
+        order, pool = batches_from(self.batch_sampler, offset, spec.step_samples or 0)
         return shard_batches(order, spec, pool=pool, note=counts.__setitem__)
 
     def _looked_up(self, offset: int, spec: ShardSpec, counts: dict[int, StepCounts]) -> Iterator[list[int]]:
@@ -220,13 +225,6 @@ class BatchSamplerShard(Around):
         rest = BatchSampler(itertools.chain(whole[end:], ending), batches.batch_size, batches.drop_last)
         pool = whole[: min(window, end)]
         yield from shard_batches(rest, spec, pool=pool, note=lambda step, found: counts.update({steps + step: found}))
-
-    def _from(self, offset: int, spec: ShardSpec) -> tuple[Iterable[Any], list[int]]:
-        if not offset:
-            return self.batch_sampler, []
-        if spec.batch_size is None:
-            return itertools.islice(iter(self.batch_sampler), offset, None), []
-        return batches_from(self.batch_sampler, offset, spec.step_samples or 0)
 
     def _samples(self) -> int | None:
         """Return the number of samples of an epoch, where it can be known without reading the order."""

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
+import math
 import pickle
 import struct
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
+from accel_core.comm.transport import memory_of
 from accel_core.errors import CollectiveError, RemoteRankError
 from accel_core.process.world import World
 
-__all__ = ["ScatterChannel", "bytes_of"]
+__all__ = ["ScatterChannel"]
 
-_HEADER = struct.Struct("<QQQ")
+_HEADER = struct.Struct("<QQ")
+"""Bytes of the pickle, and of the longest message of all ranks."""
 _ALIGNMENT = 16
 _FIRST_CAPACITY = 16 * 1024
 
@@ -52,12 +55,8 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: tuple[str, tuple[int, ...], int]) -> torch.Tensor:
         name, shape, start = pid
         dtype = getattr(torch, name)
-        count = 1
-        for size in shape:
-            count *= size
-        if not count:
-            return torch.empty(shape, dtype=dtype, device=self.tensors.device)
-        return self.tensors[start : start + count * dtype.itemsize].view(dtype).view(shape)
+        nbytes = math.prod(shape) * dtype.itemsize
+        return self.tensors[start : start + nbytes].view(dtype).view(shape)
 
 
 class _Failed:
@@ -89,20 +88,16 @@ class ScatterChannel:
         """
         if self._world.size == 1:
             return messages[0]
-        packed: dict[int, torch.Tensor] = {}  # by identity: ranks that read the same part are sent one object
         try:
-            for message in messages:
-                if id(message) not in packed:
-                    packed[id(message)] = self._pack(message)
+            # By identity: ranks that read the same part are sent one object.
+            packed = {key: self._pack(message) for key, message in {id(each): each for each in messages}.items()}
         except Exception as failure:
             self.fail(failure)
             raise
         buffers = [packed[id(message)] for message in messages]
         longest = max(buffer.numel() for buffer in buffers)
         for buffer in packed.values():
-            pickled, total = struct.unpack("<QQ", bytes_of(buffer[:16]))
-            head = torch.frombuffer(bytearray(_HEADER.pack(pickled, total, longest)), dtype=torch.uint8)
-            buffer[: _HEADER.size] = head
+            _HEADER.pack_into(memory_of(buffer), 0, _HEADER.unpack_from(memory_of(buffer))[0], longest)
         capacity = self._capacity
         self._scatter([_sized(buffer[:capacity], capacity) for buffer in buffers], capacity)
         if longest > capacity:
@@ -123,12 +118,12 @@ class ScatterChannel:
         """
         capacity = self._capacity
         buffer = self._scatter(None, capacity)
-        pickled, _, longest = _HEADER.unpack(bytes_of(buffer[: _HEADER.size]))
+        pickled, longest = _HEADER.unpack(memory_of(buffer[: _HEADER.size].cpu()))
         if longest > capacity:
             buffer = torch.cat([buffer, self._scatter(None, longest - capacity)])
             self._capacity = longest
         start = _aligned(_HEADER.size)
-        content = bytes_of(buffer[start : start + pickled])
+        content = memory_of(buffer[start : start + pickled].cpu())
         message = _Unpickler(io.BytesIO(content), buffer[_aligned(start + pickled) :]).load()
         if isinstance(message, _Failed):
             raise RemoteRankError(
@@ -152,14 +147,13 @@ class ScatterChannel:
         start = _aligned(_HEADER.size)
         tensors = _aligned(start + len(content))
         buffer = torch.zeros(tensors + pickler.size, dtype=torch.uint8, device="cpu")
-        buffer[:16] = torch.frombuffer(bytearray(struct.pack("<QQ", len(content), buffer.numel())), dtype=torch.uint8)
-        buffer[start : start + len(content)] = torch.frombuffer(content, dtype=torch.uint8)
+        memory = memory_of(buffer)
+        _HEADER.pack_into(memory, 0, len(content), 0)
+        memory[start : start + len(content)] = content
         for tensor in pickler.tensors:
-            nbytes = tensor.numel() * tensor.element_size()
-            if nbytes:
-                raw = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-                buffer[tensors : tensors + nbytes] = raw
-            tensors += _aligned(nbytes)
+            raw = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            buffer[tensors : tensors + raw.numel()] = raw
+            tensors += _aligned(raw.numel())
         return buffer
 
     def _scatter(self, buffers: list[torch.Tensor] | None, size: int) -> torch.Tensor:
@@ -168,15 +162,5 @@ class ScatterChannel:
         return received
 
 
-def bytes_of(buffer: torch.Tensor) -> bytes:
-    """Return the bytes of a uint8 tensor, on whichever device it is."""
-    held = buffer.cpu().contiguous()
-    return ctypes.string_at(held.data_ptr(), held.numel())
-
-
 def _sized(buffer: torch.Tensor, size: int) -> torch.Tensor:
-    if buffer.numel() == size:
-        return buffer.contiguous()
-    full = torch.zeros(size, dtype=torch.uint8, device="cpu")
-    full[: buffer.numel()] = buffer
-    return full
+    return buffer if buffer.numel() == size else pad(buffer, (0, size - buffer.numel()))

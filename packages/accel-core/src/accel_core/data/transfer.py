@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accel_core.comm.batch import send_to_device
-from accel_core.comm.tree import recursively_apply, tree_leaves
+from accel_core.comm.tree import tree_leaves
 from accel_core.data.samplers import CountedBatch
 
 __all__ = ["placed"]
@@ -51,13 +51,10 @@ def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Ite
         current = module.current_stream(device)
         current.wait_event(done)
         nest = batch.batch if isinstance(batch, CountedBatch) else batch
-        recursively_apply(functools.partial(_used_on, stream=current), nest)
-        # A batch of a class of its own does not show the tensors that it moved.
-        is_opaque |= any(hasattr(leaf, "to") and not isinstance(leaf, torch.Tensor) for leaf in tree_leaves(nest))
+        for leaf in tree_leaves(nest):
+            if isinstance(leaf, torch.Tensor):
+                leaf.record_stream(current)
+            else:
+                # A batch of a class of its own does not show the tensors that it moved.
+                is_opaque |= hasattr(leaf, "to")
         yield batch
-
-
-def _used_on(tensor: torch.Tensor, stream: torch.Stream) -> torch.Tensor:
-    """Tell the allocator which stream uses the memory of a tensor."""
-    tensor.record_stream(stream)
-    return tensor

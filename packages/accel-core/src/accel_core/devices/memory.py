@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import inspect
 import resource
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from accel_core.devices import registry
-from accel_core.errors import OutOfMemoryError, UnsupportedTypeError
+from accel_core.errors import OutOfMemoryError
 
 __all__ = [
     "clear_device_cache",
@@ -98,7 +97,7 @@ def find_executable_batch_size(
 
     Raises:
         OutOfMemoryError: Not even one sample fits.
-        UnsupportedTypeError: The function is called with a batch size, or takes none.
+        TypeError: The function is called with a batch size too, or takes none.
 
     Examples:
         >>> @find_executable_batch_size(starting_batch_size=100)
@@ -125,7 +124,6 @@ def find_executable_batch_size(
     def run(*args: object, **kwargs: object) -> object:
         nonlocal batch_size
         clear_device_cache(garbage_collection=True)
-        _refuse_second_batch_size(target, args, kwargs)
         while batch_size > 0:
             try:
                 return target(batch_size, *args, **kwargs)
@@ -141,19 +139,3 @@ def find_executable_batch_size(
         )
 
     return run
-
-
-def _refuse_second_batch_size(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse arguments that leave no room for the batch size in front of them."""
-    signature = inspect.signature(function)
-    try:
-        signature.bind(0, *args, **kwargs)
-    except TypeError as error:
-        names = list(signature.parameters)[1:]
-        given = [f"{name}={value}" for name, value in zip(names, args[1:], strict=False)]
-        given += [f"{name}={value}" for name, value in kwargs.items()]
-        raise UnsupportedTypeError(
-            f"`{function.__name__}` gets the batch size first, from find_executable_batch_size, and the arguments do "
-            f"not fit after it: {error}. Call it without a batch size: "
-            f"`{function.__name__}({', '.join(given)})`."
-        ) from None

@@ -123,17 +123,8 @@ def _computed(
     size = chunk or max(LEAST, rows.numel() // max(1, len(weight)))
     if torch.is_autocast_enabled(rows.device.type):
         rows, weight = (each.to(torch.get_autocast_dtype(rows.device.type)) for each in (rows, weight))
-    total: Tensor
-    options = getattr(nn, "LinearCrossEntropyOptions", None)  # from torch 2.13 on
-    # In half precision torch adds losses up in that.
-    exact = rows.dtype == weight.dtype and rows.dtype.itemsize >= torch.float32.itemsize
-    alone = exact and group is None and softcap is None and type(rows) is Tensor
-    if options is not None and alone:
-        given = {"linear_bias": bias, "ignore_index": ignore_index, "options": options(batch_chunk_size=size)}
-        total = functional.linear_cross_entropy(rows, weight, wanted, reduction="sum", **given)
-    else:
-        how = start, group, ignore_index, softcap, size
-        total = _Chunked.apply(rows, weight, bias, wanted, how)  # type: ignore[no-untyped-call]
+    how = start, group, ignore_index, softcap, size
+    total: Tensor = _Chunked.apply(rows, weight, bias, wanted, how)  # type: ignore[no-untyped-call]
     return total.masked_fill(lost, torch.nan)
 
 
@@ -190,7 +181,7 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How) -> Tensor:
         """Return the sum, and keep the gradients that it has for a gradient of one."""
         start, group, ignored, softcap, size = how
-        total = rows.new_zeros((), dtype=torch.float32)
+        total = rows.new_zeros((), dtype=torch.promote_types(rows.dtype, torch.float32))
         towards, of_weight, of_bias = (
             torch.zeros_like(each) if each is not None and ctx.needs_input_grad[place] else None
             for place, each in enumerate((rows, weight, bias))

@@ -68,13 +68,4 @@ def has_repeated_blocks(module: nn.Module) -> bool:
 def owner_of(module: nn.Module, tensor_name: str) -> tuple[nn.Module, str]:
     """Find the submodule that holds a tensor directly."""
     path, _, leaf = tensor_name.rpartition(".")
-    owner = module
-    for part in path.split(".") if path else ():
-        child = owner._modules.get(part)
-        if child is None:
-            raise ValueError(
-                f"{tensor_name!r} leads through a module that does not exist: {type(owner).__name__} has no submodule "
-                f"{part!r}. Use a name of `named_parameters` or `named_buffers`."
-            )
-        owner = child
-    return owner, leaf
+    return module.get_submodule(path), leaf

@@ -4,44 +4,16 @@ from __future__ import annotations
 
 from dataclasses import field
 from numbers import Integral
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["GradientAccumulationPlugin", "ShortWindow", "default_short_window", "set_default_short_window"]
+__all__ = ["GradientAccumulationPlugin", "ShortWindow"]
 
 ShortWindow = Literal["actual", "full"]
 """What the losses are divided by in a window that the end of the data cuts short."""
-
-_default: ShortWindow = "actual"
-
-
-def default_short_window() -> ShortWindow:
-    """Return what `short_window=None` means in this process."""
-    return _default
-
-
-def set_default_short_window(short_window: ShortWindow) -> None:
-    """Choose what `short_window=None` means in this process.
-
-    It is "actual" at first; the drop-in sets "full" when it is imported, because code written for Accelerate relies on
-    it. It is read at every step, so it applies to existing Accelerators too.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
-    global _default
-    _check(short_window)
-    _default = short_window
-
-
-def _check(short_window: object) -> None:
-    if short_window not in get_args(ShortWindow):
-        raise ConfigurationError(
-            f"short_window is not one of its choices; got {short_window!r}. Use one of {list(get_args(ShortWindow))}."
-        )
 
 
 @record
@@ -54,8 +26,7 @@ class GradientAccumulationPlugin(KwargsHandler):
         sync_with_dataloader: Whether the last batch of a loader ends the window, however short it is.
         sync_each_batch: Whether ranks exchange gradients at every batch: more traffic, less memory.
         short_window: What the losses are divided by in a window that the end of the data cuts short: "actual", its real
-            number of batches, or "full", `num_steps` as everywhere. `None` uses the process's default; see
-            `set_default_short_window`.
+            number of batches, or "full", `num_steps` as everywhere. `None` uses `default_short_window`.
 
     Raises:
         ConfigurationError: `num_steps` is not a whole number of at least 1, or `short_window` is unknown.
@@ -66,6 +37,10 @@ class GradientAccumulationPlugin(KwargsHandler):
         >>> accelerator.gradient_accumulation_steps
         4
     """
+
+    default_short_window: ClassVar[ShortWindow] = "actual"
+    """What `short_window=None` means in this process, read at every step; the drop-in sets "full", as code written for
+    Accelerate relies on it."""
 
     num_steps: int | None = None
     adjust_scheduler: bool = True
@@ -81,5 +56,8 @@ class GradientAccumulationPlugin(KwargsHandler):
                 "Use 1 or more."
             )
         super().__post_init__()
-        if self.short_window is not None:
-            _check(self.short_window)
+        if self.short_window not in (None, *get_args(ShortWindow)):
+            raise ConfigurationError(
+                f"short_window is not one of its choices; got {self.short_window!r}. Use one of "
+                f"{list(get_args(ShortWindow))}."
+            )

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.host import environ
 
-__all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration", "set_default_restore_position"]
+__all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration"]
 
 UNEVEN_ENDS = ("drop", "repeat", "empty")
-
-
-def _always() -> bool:
-    return True
-
-
-_restores_position: Callable[[], bool] = _always
-
-
-def set_default_restore_position(restore: Callable[[], bool] | None) -> None:
-    """Choose what `restore_position=None` means in this process where the environment does not say it.
-
-    It is true at first; the drop-in changes it when it is imported, because code written for Accelerate skips batches
-    by itself.
-    """
-    global _restores_position
-    _restores_position = restore or _always
 
 
 @record
@@ -52,8 +35,8 @@ class DataLoaderConfiguration:
         restore_position: Whether `load_state` restores the position of loaders, so that the first pass after it gives
             the rest of the epoch. Otherwise that pass gives a whole epoch, as in Accelerate, except from the loaders
             that `use_stateful_dataloader` builds; with `use_seedable_sampler`, in the order of the epoch that was
-            saved. `None` uses the variable ACCEL_RESTORE_POSITION, else the default of
-            the process; see `set_default_restore_position`.
+            saved. `None` uses the variable ACCEL_RESTORE_POSITION, else
+            `default_restore_position`.
 
     Raises:
         ConfigurationError: `uneven_end` is none of the three.
@@ -65,6 +48,10 @@ class DataLoaderConfiguration:
         >>> accelerator.split_batches
         True
     """
+
+    default_restore_position: ClassVar[Callable[[], bool]] = staticmethod(lambda: True)
+    """What `restore_position=None` means in this process where the environment does not say it; the drop-in changes it,
+    as code written for Accelerate skips batches by itself."""
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -89,4 +76,4 @@ class DataLoaderConfiguration:
         """Whether `load_state` restores the position of loaders: the argument, the environment, or the default."""
         if self.restore_position is not None:
             return self.restore_position
-        return environ.flag("ACCEL_RESTORE_POSITION", _restores_position())
+        return environ.flag("ACCEL_RESTORE_POSITION", DataLoaderConfiguration.default_restore_position())

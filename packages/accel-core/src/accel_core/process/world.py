@@ -265,12 +265,6 @@ def _join(
     global _join_key
     arguments = hardware.group_arguments() | {name: value for name, value in init.items() if value is not None}
     backend = _backend_for(device.type, str(arguments.pop("backend", None) or hardware.backend), needs)
-    timeout = arguments.get("timeout")
-    if timeout is not None and not isinstance(timeout, timedelta):
-        raise ConfigurationError(
-            f"The timeout of a process group must be a datetime.timedelta; got {timeout!r}. "
-            "Write for example timedelta(seconds=1800)."
-        )
     meeting_file = environ.text("ACCELERATE_DEBUG_RDV_FILE")
     if meeting_file is not None and "init_method" not in arguments:
         arguments |= {"init_method": f"file://{os.path.abspath(meeting_file)}"}
@@ -281,11 +275,6 @@ def _join(
         rendezvous.publish(place)
         if listens_on_loopback(place):
             arguments.setdefault("init_method", LOOPBACK_METHOD)
-    if not all(dist.is_backend_available(part.split(":")[-1]) for part in backend.split(",")):
-        raise ConfigurationError(
-            f"A process-group backend has to be part of torch; got {backend!r} for {device} and torch "
-            f"{torch.__version__}. Pass InitProcessGroupKwargs(backend=...) with one that is, such as gloo."
-        )
     dist.init_process_group(backend, **arguments)
     if dist.get_world_size() != place.size:
         raise StateError(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from accel_core.host import heartbeat
 from accel_core.host.run_card import card
-from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow, default_short_window
+from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow
 
 __all__ = ["GradientState"]
 
@@ -52,6 +52,8 @@ class GradientState:
     Attributes:
         sync_gradients (bool): Whether the current step synchronizes gradients and moves the optimizer.
         plugin_kwargs (dict): What the plugin says that differs from its defaults; read at every step.
+        adjust_scheduler (bool): False: a schedule moves when the optimizer steps, whatever the plugin says.
+        is_xla_gradients_synced (bool): Whether gradients were reduced across XLA devices since the last step.
 
     Examples:
         >>> state = GradientState()
@@ -61,6 +63,8 @@ class GradientState:
 
     _shared_state: ClassVar[dict[str, Any]] = {}
 
+    adjust_scheduler: bool = False
+    is_xla_gradients_synced: bool = False
     sync_gradients: bool
     plugin_kwargs: dict[str, Any]
     _readings: list[_Reading]
@@ -77,7 +81,6 @@ class GradientState:
             self.__dict__.update(
                 sync_gradients=True,
                 plugin_kwargs={},
-                _is_xla_gradients_synced=False,
                 _readings=[],
                 _fresh=[],
                 _training=None,
@@ -87,9 +90,7 @@ class GradientState:
                 passes=0,
             )
         if gradient_accumulation_plugin is not None:
-            wanted = gradient_accumulation_plugin.to_kwargs()
-            if self.plugin_kwargs != wanted:
-                self.plugin_kwargs = wanted
+            self.plugin_kwargs = gradient_accumulation_plugin.to_kwargs()
 
     @property
     def initialized(self) -> bool:
@@ -100,11 +101,6 @@ class GradientState:
     def num_steps(self) -> int:
         """Number of batches that make one optimizer step."""
         return int(self.plugin_kwargs.get("num_steps", 1))
-
-    @property
-    def adjust_scheduler(self) -> bool:
-        """Always False: a schedule moves when the optimizer steps, whatever the plugin says."""
-        return False
 
     @property
     def sync_with_dataloader(self) -> bool:
@@ -120,7 +116,7 @@ class GradientState:
     def short_window(self) -> ShortWindow:
         """What losses of a window that the end of the data cuts short are divided by; see the plugin."""
         chosen: ShortWindow | None = self.plugin_kwargs.get("short_window")
-        return default_short_window() if chosen is None else chosen
+        return GradientAccumulationPlugin.default_short_window if chosen is None else chosen
 
     @property
     def dataloader_references(self) -> list[Any]:
@@ -152,15 +148,6 @@ class GradientState:
         """Number of real samples in the innermost loader's last global batch, or -1 where that is not known."""
         loader = self.active_dataloader
         return -1 if loader is None else int(loader.remainder)
-
-    @property
-    def is_xla_gradients_synced(self) -> bool:
-        """Whether gradients were reduced across XLA devices since the last step."""
-        return bool(self.__dict__["_is_xla_gradients_synced"])
-
-    @is_xla_gradients_synced.setter
-    def is_xla_gradients_synced(self, is_synced: bool) -> None:
-        self.__dict__["_is_xla_gradients_synced"] = is_synced
 
     def _set_sync_gradients(self, sync_gradients: bool) -> None:
         self.sync_gradients = sync_gradients

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.availability import has_module
 from accel_core.host.installed import points_of
 from accel_core.logging import get_logger
 from accel_core.options.engines import load
-from accel_core.options.enums import LoggerType
+from accel_core.options.enums import LoggerType, meant
+from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "LOGGER_TYPE_TO_CLASS",
-    "MissingLibrary",
     "filter_trackers",
     "get_available_trackers",
     "is_available",
     "register_tracker_class",
-    "set_default_missing_library",
 ]
 
 logger = get_logger(__name__)
@@ -36,26 +34,6 @@ ENTRY_POINT_GROUP = "accel.trackers"
 _SIBLING = "accel-trackers"
 
 Wanted = str | LoggerType | GeneralTracker
-
-MissingLibrary = Literal["raise", "warn"]
-"""What asking for a tracker does whose library is not installed: an error, or one warning and a run without it."""
-
-_missing_library_does: MissingLibrary = "raise"
-
-
-def set_default_missing_library(what: MissingLibrary) -> None:
-    """Choose, for the whole process, what happens when the library of a requested tracker is not installed.
-
-    Raises:
-        ConfigurationError: It is neither `"raise"` nor `"warn"`; nothing changes.
-    """
-    global _missing_library_does
-    if what not in get_args(MissingLibrary):
-        raise ConfigurationError(
-            f"The choice for missing libraries is unknown; got {what!r}. Use one of "
-            f"{', '.join(get_args(MissingLibrary))}."
-        )
-    _missing_library_does = what
 
 
 class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
@@ -176,7 +154,7 @@ def _checked(name: object, logging_dir: str | os.PathLike[str] | None) -> list[s
             f"{' or '.join(tracker_class.libraries)}."
         )
         install = f'pip install "{_SIBLING}[{name}]"' if ours else f"pip install {library}"
-        if _missing_library_does == "raise":
+        if TrackerKwargs.missing_library == "raise":
             raise MissingDependencyError(f"{problem} Install it: {install}")
         logger.warning_once(f"{problem} The run continues without this tracker. Install it: {install}")
         return []
@@ -190,15 +168,10 @@ def _checked(name: object, logging_dir: str | os.PathLike[str] | None) -> list[s
 
 def _unknown(name: object) -> ConfigurationError:
     known = sorted({"all", *LOGGER_TYPE_TO_CLASS})
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    ours = isinstance(name, str) and name in LoggerType
-    if ours:
-        hint = f'It comes with {_SIBLING}; install it: pip install "{_SIBLING}[{name}]"'
-    elif close:
-        hint = f"Did you mean {close[0]!r}?"
-    else:
-        hint = "Use one of them, register a class with register_tracker_class, or pass a tracker object."
-    return ConfigurationError(f"No tracker is named {name!r}; known are {', '.join(known)}. {hint}")
+    hint = meant(name, known) or " Use one of them, register a class with register_tracker_class, or pass an object."
+    if isinstance(name, str) and name in LoggerType:
+        hint = f' It comes with {_SIBLING}; install it: pip install "{_SIBLING}[{name}]"'
+    return ConfigurationError(f"No tracker is named {name!r}; known are {', '.join(known)}.{hint}")
 
 
 def _needs_folder(name: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from accel_core.errors import ConfigurationError, StateError, TrackerError, expect
+from accel_core.errors import ConfigurationError, TrackerError, expect
 from accel_core.options.enums import LoggerType
 from accel_core.tracking import discovery
 from accel_core.tracking.discovery import Wanted, filter_trackers
@@ -96,12 +96,6 @@ class TrackerHub:
     @trackers.setter
     def trackers(self, trackers: Iterable[GeneralTracker]) -> None:
         wanted = list(trackers)
-        wrong = [type(tracker).__name__ for tracker in wanted if not isinstance(tracker, GeneralTracker)]
-        if wrong:
-            raise ConfigurationError(
-                f"A run logs to objects of a GeneralTracker's class; got {', '.join(wrong)}. Derive it from "
-                "accel_core.tracking.tracker.GeneralTracker."
-            )
         if self.is_main:
             known = {id(face): self._queues[name] for name, face in self._faces.items()}
             before, after = ({id(tracker) for tracker in listed} for listed in (self._trackers, wanted))
@@ -284,12 +278,6 @@ class TrackerHub:
 
         It can be called before `init` or after it; after it, the trackers switch to the stored runs in their threads.
         """
-        missing = sorted({"run_id", "steps", "trackers"} - set(state))
-        if missing:
-            raise StateError(
-                f"This is not the state of a tracker hub; {', '.join(missing)} are missing. Pass what "
-                "TrackerHub.state_dict returned."
-            )
         self._steps.load_state_dict(state["steps"])
         self._resumed = {"run_id": state["run_id"], "trackers": dict(state["trackers"])}
         if not self.running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import ClassVar, Literal
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
@@ -34,6 +35,10 @@ class TrackerKwargs(KwargsHandler):
         >>> settings = TrackerKwargs(policy="raise", drain_seconds=60.0)
         >>> accelerator = Accelerator(project_dir="run", kwargs_handlers=[settings])
     """
+
+    missing_library: ClassVar[Literal["raise", "warn"]] = "raise"
+    """What asking for a tracker does in this process whose library is not installed: an error, or one warning and a run
+    without it; the drop-in sets "warn", as scripts name trackers that are not on every machine."""
 
     policy: str = field(default_factory=lambda: environ.choice("ACCELERATE_TRACKER_POLICY", POLICIES, "warn"))
     start_seconds: float = 30.0

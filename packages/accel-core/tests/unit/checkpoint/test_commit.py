@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from accel_core.checkpoint import commit, local, names
+from accel_core.checkpoint import commit, names
 from accel_core.checkpoint.commit import STATES, State
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.load import load_state
@@ -451,25 +451,3 @@ def test_a_truncated_manifest_is_not_complete(tmp_path: Path) -> None:
         assert commit.find(ckpt) is None
     (ckpt / names.MANIFEST_NAME).write_bytes(raw)
     assert commit.find(ckpt) == ckpt
-
-
-def test_a_save_while_a_checkpoint_is_read_is_an_error(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another save that is committed while one is read is an error, and nothing was changed."""
-    ckpt = tmp_path / "ckpt"
-    save_state(make_run(1), ckpt)
-    fetch, run = local.LocalStorage.fetch, make_run(3)
-    before = run.models[0].state_dict()["0.weight"].clone()
-
-    def overtaken(self: Any, *args: Any) -> None:
-        fetch(self, *args)
-        monkeypatch.undo()
-        save_state(make_run(2), ckpt)
-
-    monkeypatch.setattr(local.LocalStorage, "fetch", overtaken)
-    with pytest.raises(CheckpointError):
-        load_state(run, ckpt)
-    assert run.models[0].state_dict()["0.weight"].equal(before)
-    load_state(run, ckpt)
-    assert run.step == 2

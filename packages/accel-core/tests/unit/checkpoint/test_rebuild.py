@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -373,8 +374,6 @@ def test_mutated_pickles_never_end_the_process(tmp_path: Path) -> None:
 def test_threads_read_at_the_same_time(tmp_path: Path) -> None:
     """Many threads that read arrays never see one another's list of allowed names."""
     np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
-    from concurrent.futures import ThreadPoolExecutor
-
     pickles.write_object(tmp_path / "x.pkl", {"a": np.arange(3), "t": torch.ones(2)})
     before = set(torch.serialization.get_safe_globals())
     with ThreadPoolExecutor(8) as pool:

@@ -1,21 +1,13 @@
 """Gathering for metrics in one process: the last, shorter batch counts its own samples."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.loading import DataLoaderConfiguration
-
-
-@pytest.mark.parametrize(("samples", "last"), [(7, 1), (8, 2)])
-def test_a_loss_repeated_for_a_full_batch_is_cut(fresh_state: None, samples: int, last: int) -> None:
-    """A value repeated once a place of a full batch keeps one row a sample of the last batch."""
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(DataLoader(list(range(samples)), batch_size=2))  # type: ignore[arg-type]
-    rows = [len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(2))) for _ in loader]
-    assert rows == [2, 2, 2, last]
-    assert sum(rows) == samples
 
 
 class Stream(IterableDataset):
@@ -33,13 +25,15 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize("dispatch", [None, False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("samples", [1, 7, 8, 66])
-def test_a_repeated_loss_of_a_stream_has_a_row_a_sample(
-    fresh_state: None, samples: int, workers: int, dispatch: bool | None
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_loss_repeated_for_a_full_batch_has_a_row_a_sample(
+    fresh_state: None, streams: bool, samples: int, workers: int, dispatch: bool | None
 ) -> None:
-    """Of a stream too, and of short batches inside it, a repeated value keeps one row a sample."""
+    """A value repeated once a place keeps one row a sample, of the last batch and of short batches inside a stream."""
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
     kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
-    loader = accelerator.prepare(DataLoader(Stream(samples), batch_size=8, **kwargs))  # type: ignore[arg-type]
+    data: Any = Stream(samples) if streams else range(samples)
+    loader = accelerator.prepare(DataLoader(data, batch_size=8, **kwargs))  # type: ignore[arg-type]
     kept = [(len(batch), len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(8)))) for batch in loader]
     assert [rows for rows, _ in kept] == [rows for _, rows in kept]
     assert sum(rows for rows, _ in kept) == samples

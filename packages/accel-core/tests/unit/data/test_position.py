@@ -69,25 +69,26 @@ def stop_after(loader, steps):
     return read, loader.cursor.state_dict()
 
 
-@pytest.mark.parametrize("seedable", [False, True])
+@pytest.mark.parametrize("kind", ["shuffled", "seedable", "stream"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_stop_and_go_on_at_every_step(ranks, seedable):
+def test_stop_and_go_on_at_every_step(ranks, kind):
     """Stopped after any number of steps, what was read and what follows are the uninterrupted epochs."""
+    data, seedable = Stream(13) if kind == "stream" else None, kind == "seedable"
     for rank in range(ranks):
-        whole = make(ranks, rank, seedable=seedable)
+        whole = make(ranks, rank, data=data, seedable=seedable)
         first, second = values(whole), values(whole)
         for steps in range(1, len(first) + 1):
-            loader = make(ranks, rank, seedable=seedable)
+            loader = make(ranks, rank, data=data, seedable=seedable)
             read, position = stop_after(loader, steps)
             torch.manual_seed(7)
             torch.empty((), dtype=torch.int64).random_()
             default = torch.get_rng_state()
-            resumed = make(ranks, rank, seedable=seedable)
+            resumed = make(ranks, rank, data=data, seedable=seedable)
             torch.set_rng_state(default)
             resumed.cursor.load_state_dict(position)
             rest = values(resumed) if steps < len(first) else []
             assert read + rest == first, (rank, steps)
-            if ranks > 1 or seedable:
+            if ranks > 1 or kind != "shuffled":
                 assert values(resumed) == second
 
 
@@ -105,26 +106,26 @@ def test_stopping_twice_in_an_epoch():
     assert read + more + values(last) == first
 
 
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
-def test_another_number_of_ranks(before, after, size):
+def test_another_number_of_ranks(before, after, size, streams):
     """The rest of the epoch, read by any number of ranks, holds each remaining sample; repeats come at the end."""
-    order = [
-        value
-        for step in zip(*(values(make(before, r, size=size)) for r in range(before)), strict=True)
-        for part in step
-        for value in part
-    ][:13]
-    for steps in range(1, len(make(before, size=size))):
-        _, position = stop_after(make(before, size=size), steps)
-        parts = []
-        for rank in range(after):
-            loader = make(after, rank, size=size)
+
+    def prepared(ranks, rank=0):
+        return make(ranks, rank, size=size, data=Stream(13) if streams else None)
+
+    def dealt(loaders):
+        return [value for step in zip(*map(values, loaders), strict=True) for part in step for value in part]
+
+    order = dealt(prepared(before, rank) for rank in range(before))[:13]
+    for steps in range(1, len(values(prepared(before)))):
+        _, position = stop_after(prepared(before), steps)
+        loaders = [prepared(after, rank) for rank in range(after)]
+        for loader in loaders:
             loader.cursor.load_state_dict(position)
-            parts.append(values(loader))
-        rest = [value for step in zip(*parts, strict=True) for part in step for value in part]
-        left = order[position["offset"] :]
+        rest, left = dealt(loaders), order[position["offset"] :]
         assert rest[: len(left)] == left
         assert len(rest) - len(left) < after * size
 
@@ -171,49 +172,6 @@ def test_data_that_end_before_the_position_are_told(kind, found, ranks, caplog):
     again.cursor.load_state_dict(position)
     assert read + values(again) == values(prepared(20))
     assert len(caplog.records) == 1
-
-
-def test_persistent_workers_go_on():
-    """With persistent workers a position is taken once, and whole epochs follow."""
-    kwargs = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
-    whole = make(2, seedable=True)
-    first, second = values(whole), values(whole)
-    _, position = stop_after(make(2, seedable=True), 2)
-    loader = make(2, seedable=True, **kwargs)
-    assert values(loader) == first
-    loader.cursor.load_state_dict(position)
-    assert values(loader) == first[2:]
-    assert values(loader) == second
-    loader._iterator._shutdown_workers()
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_streams_go_on(ranks):
-    """A stream is read up to the position and continued there."""
-    first = values(make(ranks, data=Stream(13)))
-    for steps in range(len(first) + 1):
-        read, position = stop_after(make(ranks, data=Stream(13)), steps)
-        loader = make(ranks, data=Stream(13))
-        loader.cursor.load_state_dict(position)
-        rest = values(loader) if steps < len(first) else []
-        assert read + rest == first
-        assert values(loader) == first
-
-
-@pytest.mark.parametrize("after", [1, 2, 3, 4])
-@pytest.mark.parametrize("before", [2, 3])
-def test_streams_on_another_number_of_ranks(before, after):
-    """The rest of a stream is read by any number of ranks, each sample once."""
-    for steps in (1, 2):
-        _, position = stop_after(make(before, data=Stream(23)), steps)
-        loaders = [make(after, rank, data=Stream(23)) for rank in range(after)]
-        for loader in loaders:
-            loader.cursor.load_state_dict(position)
-        parts = [values(loader) for loader in loaders]
-        rest = [value for step in zip(*parts, strict=True) for part in step for value in part]
-        wanted = list(range(position["offset"], 23))
-        assert rest[: len(wanted)] == wanted
-        assert values(loaders[0])[0] == [0, 1]
 
 
 def test_streams_of_several_workers_need_the_same_ranks():
@@ -594,14 +552,6 @@ def test_batches_out_of_order_have_no_position():
         values(other)
     loader.cursor.rewind()
     assert sorted(value for batch in loader for value in batch.tolist()) == list(range(12))
-
-
-def test_another_version_is_refused():
-    """A position of an unknown version is refused, and the loader stays where it was."""
-    loader = make()
-    with pytest.raises(CheckpointMismatchError, match="version 2"):
-        loader.cursor.load_state_dict({**loader.cursor.state_dict(), "version": 2})
-    assert loader.pending is None
 
 
 @pytest.mark.parametrize("dispatch", [False, True])

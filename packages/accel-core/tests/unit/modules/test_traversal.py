@@ -55,5 +55,5 @@ def test_owner_of_names_the_missing_submodule() -> None:
     """A path through a module that does not exist is refused with that module's name."""
     model = Block()
     assert owner_of(model, "inner.0.weight") == (model.inner[0], "weight")
-    with pytest.raises(ValueError, match="no submodule 'outer'"):
+    with pytest.raises(AttributeError, match="has no attribute `outer`"):
         owner_of(model, "outer.weight")

@@ -4,13 +4,9 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_core.options.enums import DynamoBackend
-from accel_core.plugins.accumulation import (
-    GradientAccumulationPlugin,
-    default_short_window,
-    set_default_short_window,
-)
+from accel_core.plugins.accumulation import GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin
-from accel_core.plugins.loading import DataLoaderConfiguration, set_default_restore_position
+from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 
 
@@ -35,7 +31,7 @@ def test_positions_are_restored_as_the_settings_say(monkeypatch: pytest.MonkeyPa
     """The argument is stronger than the variable, which is stronger than the default of the process; it is yes."""
     default, yes, no = (DataLoaderConfiguration(restore_position=choice) for choice in (None, True, False))
     assert default.restores_position
-    set_default_restore_position(lambda: False)
+    DataLoaderConfiguration.default_restore_position = staticmethod(lambda: False)
     assert (default.restores_position, yes.restores_position) == (False, True)
     monkeypatch.setenv("ACCEL_RESTORE_POSITION", "1")
     assert (default.restores_position, no.restores_position) == (True, False)
@@ -52,12 +48,9 @@ def test_accumulation_windows_end(steps: object) -> None:
 
 
 def test_short_windows_are_divided_by_a_known_length() -> None:
-    """Another word than actual and full is refused, as an argument and as the default, which stays what it was."""
+    """Another word than actual and full is refused."""
     with pytest.raises(ConfigurationError, match=r"short_window is not one of its choices; got 'half'.*actual.*full"):
         GradientAccumulationPlugin(short_window="half")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"short_window is not one of its choices; got 'half'"):
-        set_default_short_window("half")  # type: ignore[arg-type]
-    assert default_short_window() == "actual"
 
 
 def test_accumulation_kwargs_are_what_was_changed() -> None:

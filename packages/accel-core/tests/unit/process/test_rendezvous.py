@@ -1,7 +1,6 @@
 """Finding one's rank."""
 
 import os
-import re
 
 import pytest
 
@@ -70,13 +69,6 @@ def test_contradiction_is_refused(rank: int, size: int) -> None:
 def test_host_lists_are_written_out(text: str, hosts: list[str]) -> None:
     """SLURM's short form of hosts is written out in order."""
     assert expand_hosts(text) == hosts
-
-
-@pytest.mark.parametrize("text", ["n[a-b]", "n[5-3]", "n[1-2", "n]1-2[", "n[[1]]", "n[]", "n[0-9999999999]", ",n"])
-def test_host_list_that_cannot_be_read_is_refused(text: str) -> None:
-    """The error shows the list."""
-    with pytest.raises(ConfigurationError, match=rf"got .*{re.escape(repr(text))}\. Set MASTER_ADDR"):
-        expand_hosts(text)
 
 
 def test_meeting_point_is_derived_alike_under_slurm() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from accel_core.accelerator import Accelerator
+from accel_core.comm.split import split_for_rank
 from accel_core.errors import ConfigurationError, DataError, StateError, StateResetError, UnsupportedTypeError
 from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType
@@ -124,8 +125,6 @@ def test_functions_of_chosen_processes() -> None:
 
 def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
     """The error names each key's length."""
-    from accel_core.comm.split import split_for_rank
-
     with pytest.raises(DataError, match=r"'a': 2.*'b': 3"):
         split_for_rank({"a": [1, 2], "b": [1, 2, 3]}, 0, 2)
 
@@ -133,16 +132,12 @@ def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
 @pytest.mark.parametrize("value", [7.5, torch.tensor(7.5), None])
 def test_split_of_a_dict_with_a_value_without_length_is_refused(value: object) -> None:
     """The error names the key, whose value cannot be divided."""
-    from accel_core.comm.split import split_for_rank
-
     with pytest.raises(UnsupportedTypeError, match=rf"got {type(value).__name__} at 'scale'"):
         split_for_rank({"prompts": ["a", "b"], "scale": value}, 0, 2)
 
 
 def test_arrays_are_split_as_tensors_are() -> None:
     """Labels in an array stay beside the prompts that they belong to."""
-    from accel_core.comm.split import split_for_rank
-
     np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
     whole = {"prompts": ["a", "b", "c"], "labels": np.array([[1], [2], [3]])}
     part = split_for_rank(whole, 1, 2, apply_padding=True)
@@ -156,8 +151,6 @@ def test_arrays_are_split_as_tensors_are() -> None:
 )
 def test_any_sequence_is_split_as_a_list_is(whole: object) -> None:
     """Each rank gets its part as a list, padded where that is asked for, alone and in a dict."""
-    from accel_core.comm.split import split_for_rank
-
     assert [split_for_rank(whole, rank, 2) for rank in range(2)] == [[0, 1], [2]]
     assert split_for_rank(whole, 1, 2, apply_padding=True) == [2, 2]
     assert split_for_rank(collections.UserDict(a=whole), 1, 2) == {"a": [2]}
@@ -166,8 +159,6 @@ def test_any_sequence_is_split_as_a_list_is(whole: object) -> None:
 @pytest.mark.slow
 def test_a_table_is_split_by_its_rows() -> None:
     """A frame of pandas gives its rows, although it is indexed by columns."""
-    from accel_core.comm.split import split_for_rank
-
     pandas = pytest.importorskip("pandas", reason="needs pandas, which accel-core does not")
     assert split_for_rank(pandas.DataFrame([[1, 2], [3, 4], [5, 6]]), 1, 2).values.tolist() == [[5, 6]]
 
@@ -175,8 +166,6 @@ def test_a_table_is_split_by_its_rows() -> None:
 @pytest.mark.parametrize("whole", [7, torch.tensor(7.5), None, iter([1]), {1, 2}])
 def test_what_cannot_be_split_is_refused(whole: object) -> None:
     """What has no length or no order is named; a text and bytes are one input, and one process splits nothing."""
-    from accel_core.comm.split import split_for_rank
-
     with pytest.raises(UnsupportedTypeError, match=rf"got {type(whole).__name__}\. Pass a list"):
         split_for_rank(whole, 0, 2)
     assert split_for_rank(whole, 0, 1) is whole
@@ -185,8 +174,6 @@ def test_what_cannot_be_split_is_refused(whole: object) -> None:
 
 def test_split_of_a_dict_keeps_its_class() -> None:
     """A part of a dict is of the dict's class, and keeps what makes values for missing keys."""
-    from accel_core.comm.split import split_for_rank
-
     whole = defaultdict(list, a=[1, 2, 3])
     part = split_for_rank(whole, 1, 2)
     assert (type(part), part["a"], part["missing"]) == (defaultdict, [3], [])
@@ -198,8 +185,6 @@ def test_split_of_a_dict_keeps_its_class() -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_split_covers_everything_once(length: int, size: int) -> None:
     """Parts in rank order are the input; padded parts have one length."""
-    from accel_core.comm.split import split_for_rank
-
     whole = list(range(length))
     parts = [split_for_rank(whole, rank, size) for rank in range(size)]
     assert [item for part in parts for item in part] == whole

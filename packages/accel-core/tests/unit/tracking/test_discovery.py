@@ -5,6 +5,7 @@ import pytest
 from accel_core.errors import ConfigurationError, MissingDependencyError, TrackerInterfaceError
 from accel_core.options.enums import LoggerType
 from accel_core.tracking import discovery
+from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 
 
@@ -85,15 +86,9 @@ def test_missing_library():
 
 def test_a_missing_library_is_skipped_on_request(caplog):
     """With the default `warn`, a run does without the tracker: one warning, however often it is asked for."""
-    discovery.set_default_missing_library("warn")
-    try:
-        assert discovery.filter_trackers(["lacking", "mine"]) == ["mine"]
-        assert discovery.filter_trackers("lacking") == []
-        with pytest.raises(ConfigurationError, match=r"is unknown; got 'off'\. Use one of raise, warn"):
-            discovery.set_default_missing_library("off")
-        assert discovery.filter_trackers("lacking") == []
-    finally:
-        discovery.set_default_missing_library("raise")
+    TrackerKwargs.missing_library = "warn"
+    assert discovery.filter_trackers(["lacking", "mine"]) == ["mine"]
+    assert discovery.filter_trackers("lacking") == []
     assert caplog.text.count("The run continues without this tracker. Install it: pip install no_such") == 1
 
 

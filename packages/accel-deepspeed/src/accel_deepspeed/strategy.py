@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
@@ -445,6 +446,12 @@ class DeepSpeedStrategy(Strategy):
                 "The losses of this window have weights, but there are no gradients to apply them to; got "
                 f"{len(self._engines)} engines. Prepare the model that the losses come from with its optimizer."
             )
+
+    def whole_of(self, parameter: torch.Tensor, value: torch.Tensor | None) -> Any:
+        """Return whole a parameter's value or its gradient, of which engines hold parts."""
+        if value is not parameter:
+            return importlib.import_module("deepspeed.utils").safe_get_full_grad(parameter)
+        return whole.gathered(parameter) if hasattr(parameter, "ds_id") else parameter.detach()
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole model's state on the first rank, and an empty dict on the others; every rank calls it.

@@ -16,7 +16,7 @@ from accel_core.modules.unwrap import canonical_name
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["is_sharded", "is_split", "joined", "load_into", "refuse_ungathered", "state_of", "weights_of"]
+__all__ = ["gathered", "is_sharded", "is_split", "joined", "load_into", "refuse_ungathered", "state_of", "weights_of"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -54,8 +54,8 @@ def state_of(engine: DeepSpeedEngine, *, keep: bool) -> dict[str, Any]:
     for name, value in weights_of(engine):
         if isinstance(value, SpreadWeight):
             if id(value) not in shared:
-                gathered = value()
-                shared[id(value)] = gathered.cpu() if keep else gathered[:0]
+                complete = value()
+                shared[id(value)] = complete.cpu() if keep else complete[:0]
             value = shared[id(value)]
         found[name] = value
     return found if keep else {}
@@ -81,13 +81,14 @@ def weights_of(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
     for name, value in model.state_dict(keep_vars=True).items():
         parameter = parameters.get(name)
         if parameter is not None and hasattr(parameter, "ds_id"):
-            lazy = SpreadWeight(tuple(parameter.ds_shape), parameter.dtype, partial(_gather, parameter))
+            lazy = SpreadWeight(tuple(parameter.ds_shape), parameter.dtype, partial(gathered, parameter))
             yield canonical_name(name), spread.setdefault(parameter.ds_id, lazy)
         else:
             yield canonical_name(name), value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _gather(parameter: Any) -> torch.Tensor:
+def gathered(parameter: Any) -> torch.Tensor:
+    """Return a sharded parameter whole; every rank calls it."""
     zero = importlib.import_module("deepspeed").zero
     with zero.GatheredParameters([parameter]):
         whole: torch.Tensor = parameter.data.detach().clone()

@@ -26,8 +26,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 def is_split(engine: DeepSpeedEngine) -> bool:
     """Return whether DeepSpeed's own tensor parallelism has split the layers of a model over ranks."""
-    size = getattr(engine, "autotp_size", None)
-    return size is not None and size() > 1
+    return hasattr(engine, "autotp_size") and engine.autotp_size() > 1
 
 
 def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
@@ -38,8 +37,7 @@ def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
 
 def refuse_ungathered(engine: DeepSpeedEngine) -> None:
     """Refuse to gather the weights of an engine whose configuration does not allow it."""
-    asked = getattr(engine, "zero_gather_16bit_weights_on_model_save", None)
-    if asked is not None and not asked():
+    if not engine.zero_gather_16bit_weights_on_model_save():
         raise ConfigurationError(
             "Stage 3 shards the weights, and gathers them only if the configuration says so; got "
             "zero_optimization.stage3_gather_16bit_weights_on_model_save=false. Set it to true "

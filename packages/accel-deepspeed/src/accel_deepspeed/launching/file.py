@@ -54,9 +54,15 @@ def keys_beside_file(settings: Settings) -> list[str]:
 
 
 def check(settings: Settings) -> None:
-    """Refuse what the settings and DeepSpeed's own file say differently, and a disk without a folder."""
+    """Refuse what the settings and DeepSpeed's own file say differently, 8 and 16 bits on a CPU, and no folder."""
     _refuse_differences(settings, deepspeed_file(settings))
     decided = _decided(settings)
+    precision = decided["mixed_precision"]
+    if settings["cpu"] and precision.value in ("fp16", "fp8"):
+        raise ConfigurationError(
+            f"DeepSpeed computes in fp32 or bf16 on a CPU; got {precision.value} from {precision.where}, and cpu from "
+            f"{settings.source('cpu')}. Use bf16 or no mixed precision, or train on a GPU."
+        )
     for what in ("optimizer", "param"):
         device, path = decided[f"offload_{what}_device"], decided[f"offload_{what}_nvme_path"]
         if device.value == "nvme" and path.value in (None, "", "none"):

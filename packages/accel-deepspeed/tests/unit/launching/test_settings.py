@@ -101,6 +101,8 @@ def test_broken_file_is_told(folder: Path, text: str | None, told: str) -> None:
 @pytest.mark.parametrize(
     ("config", "words", "told"),
     [
+        (None, ["--cpu", "--mixed-precision", "fp8"], "got fp8 from --mixed-precision, and cpu from --cpu"),
+        ({"fp16": {"enabled": True}}, ["--cpu"], "got fp16 from ds.json: fp16.enabled, and cpu from --cpu"),
         (None, ["--offload-param-device", "nvme"], "nvme from --offload-param-device, and no offload_param_nvme_path"),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
@@ -109,8 +111,8 @@ def test_broken_file_is_told(folder: Path, text: str | None, told: str) -> None:
         ),
     ],
 )
-def test_a_disk_needs_a_folder(folder: Path, config: dict | None, words: list[str], told: str) -> None:
-    """Without one the run is refused, wherever the disk is set."""
+def test_what_deepspeed_cannot_do_here(folder: Path, config: dict | None, words: list[str], told: str) -> None:
+    """Half precision on a CPU and a disk without a folder are refused, wherever they are set."""
     if config is not None:
         (folder / "ds.json").write_text(json.dumps({"zero_optimization": {}, **config}))
         words = ["--deepspeed-config-file", "ds.json", *words]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, DeviceUnavailableError, PreparationError
+from accel_core.errors import ConfigurationError, PreparationError
 from accel_deepspeed.plugin_config import HfDeepSpeedConfig
 from accel_deepspeed.stand_ins import DummyOptim, DummyScheduler
 
@@ -115,7 +115,6 @@ class Filling:
             config.setdefault("zero_allow_untested_optimizer", True)
         fill_all(trial, config, self._values(trial, members), "")  # differences are compared below, where they matter
         self._count_readers(config)
-        _refuse_batches(config, self._parts.layout.replicas)
         return config
 
     def _count_readers(self, config: dict[str, Any]) -> None:
@@ -215,16 +214,12 @@ def steps_of(config: HfDeepSpeedConfig, asked: int) -> int:
     return int(found)
 
 
-def refuse_contradictions(config: HfDeepSpeedConfig, device: str | None = None) -> None:
-    """Refuse a configuration that contradicts itself or the device."""
+def refuse_contradictions(config: HfDeepSpeedConfig) -> None:
+    """Refuse a configuration that contradicts itself."""
     on = formats_of(config)
     if len(on) > 1:
         raise ConfigurationError(
             "A DeepSpeed configuration may enable only one precision; got fp16.enabled and bf16.enabled. Keep one."
-        )
-    if on == ["fp16"] and device == "cpu":
-        raise DeviceUnavailableError(
-            "A CPU cannot train in fp16; got fp16.enabled in the DeepSpeed configuration. Use bf16 or neither."
         )
     stage = config.get_value("zero_optimization.stage", 0)
     for part, least in (("offload_optimizer", 1), ("offload_param", 3)):
@@ -269,16 +264,6 @@ def refuse_stand_ins(config: dict[str, Any], optimizer: object, schedule: object
                 f"{stand_in.__name__} takes the place of the {kind} in the DeepSpeed configuration; got one "
                 f"without '{kind}', only {sorted(config)}. Add it there, or pass a real one."
             )
-
-
-def _refuse_batches(config: dict[str, Any], replicas: int) -> None:
-    """Refuse batch sizes that contradict each other."""
-    micro, total, steps = config.get(_MICRO), config.get(_GLOBAL), config.get(_STEPS, 1)
-    if isinstance(micro, int) and isinstance(total, int) and total != micro * steps * replicas:
-        raise ConfigurationError(
-            f"{_GLOBAL} has to be {_MICRO} × {_STEPS} × processes that read data; got {total} for {micro} × {steps} × "
-            f"{replicas}. Set {_GLOBAL} to 'auto'."
-        )
 
 
 def _micro_batch(

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accel_core.errors import ConfigurationError, PreparationError
+from accel_core.errors import ConfigurationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.state.gradient import GradientState
 from accel_deepspeed.gradients import gradients_of
-from accel_deepspeed.zero_layout import SHARDED_STAGE
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -37,7 +36,6 @@ class Engine:
         self.parameters = parameters
         self.is_complete = False
         self.step_was_skipped = False
-        self._kept_graph = False
 
     def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: object) -> None:
         """Compute gradients, and synchronize them at the end of the window."""
@@ -46,20 +44,10 @@ class Engine:
             earlier = [part.clone() for part in self.gradients.parts()]
             self.gradients.clear()
         # DeepSpeed clears this flag at the next forward pass only, and would lose one of two backward passes after it.
-        begin = getattr(self.deepspeed.optimizer, "clear_backward_seen_flag", None)
-        if begin is not None:
-            begin()
+        if hasattr(self.deepspeed.optimizer, "clear_backward_seen_flag"):  # not an optimizer of stage 0
+            self.deepspeed.optimizer.clear_backward_seen_flag()
         self.deepspeed.set_gradient_accumulation_boundary(ends_window)
-        try:
-            self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)  # the strategy has divided the loss
-        except RuntimeError as error:
-            if not self._kept_graph or self.deepspeed.zero_optimization_stage() != SHARDED_STAGE:
-                raise
-            raise PreparationError(
-                "ZeRO stage 3 keeps the weights of a forward pass for one backward pass only; got a second one, "
-                "through retain_graph=True. Add the losses, and call backward once."
-            ) from error
-        self._kept_graph = bool(kwargs.get("retain_graph"))  # to name the cause if the next pass fails
+        self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)  # the strategy has divided the loss
         self.is_complete = ends_window
         if earlier:
             self.gradients.add(earlier)

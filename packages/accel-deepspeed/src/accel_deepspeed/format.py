@@ -140,11 +140,6 @@ def _difference(engine: DeepSpeedEngine, tag: str, wanted: Sequence[str], source
             f"the checkpoint has no DeepSpeed folder {tag!r}, and an engine of stage {stage} can only be loaded from "
             "one: load the model before prepare()"
         )
-    if engine.load_universal_checkpoint():
-        return (
-            "checkpoint.load_universal is on in the DeepSpeed configuration, and load_state reads checkpoints of "
-            "save_state on any number of ranks without it: remove it"
-        )
     if moves and whole.is_split(engine):
         return (
             f"{source.world_size} ranks saved it, and tensor-parallel layers cannot be resharded: load it on as many "

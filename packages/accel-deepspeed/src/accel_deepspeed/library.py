@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 
 if TYPE_CHECKING:
@@ -31,13 +30,6 @@ def load(device: torch.device, local_rank: int) -> ModuleType:
     if device.type == "cpu" and environ.text("DS_ACCELERATOR") is None:
         environ.write("DS_ACCELERATOR", "cpu")
     library = importlib.import_module("deepspeed")
-    found = importlib.import_module("deepspeed.accelerator").get_accelerator()
-    name = str(found.device_name()).partition(":")[0]
-    if name != device.type:
-        raise ConfigurationError(
-            f"DeepSpeed has to use the device of the run; got {name} for a run on {device.type}. Set "
-            f"DS_ACCELERATOR={device.type} before anything imports deepspeed."
-        )
     if local_rank == 0:
         wait_for_locks()
     return library

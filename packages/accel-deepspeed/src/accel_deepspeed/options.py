@@ -17,6 +17,7 @@ PLACES = {
     "zero3_save_16bit_model": "zero_optimization.stage3_gather_16bit_weights_on_model_save",
 }
 """Where DeepSpeed's file has the values that are also options."""
+_IN_OPTIONS = (("own_deepspeed_file", "no"),)
 
 
 @record(frozen=True)
@@ -37,7 +38,7 @@ class DeepSpeedOptions:
         2,
         "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
         choices=(0, 1, 2, 3),
-        prompt=Prompt("2", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("2", when=_IN_OPTIONS),
     )
     offload_optimizer_device: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
@@ -45,7 +46,7 @@ class DeepSpeedOptions:
         "none",
         "Where optimizer states live outside the device.",
         choices=OFFLOAD_DEVICES,
-        prompt=Prompt("none", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("none", when=_IN_OPTIONS),
     )
     offload_param_device: str = option(
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
@@ -53,7 +54,7 @@ class DeepSpeedOptions:
         "none",
         "Where parameters live outside the device; stage 3 only.",
         choices=OFFLOAD_DEVICES,
-        prompt=Prompt("none", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("none", when=_IN_OPTIONS),
     )
     gradient_accumulation_steps: int | str = option(
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
@@ -61,7 +62,7 @@ class DeepSpeedOptions:
         "auto",
         "Number of batches per optimizer step.",
         launch_parser=int,
-        prompt=Prompt("1", when=(("own_deepspeed_file", "no"),), text="Batches per optimizer step?"),
+        prompt=Prompt("1", when=_IN_OPTIONS, text="Batches per optimizer step?"),
     )
     gradient_clipping: float | str = option(
         "ACCELERATE_GRADIENT_CLIPPING",
@@ -69,19 +70,14 @@ class DeepSpeedOptions:
         "auto",
         "Gradient norm to clip to; 0 turns clipping off.",
         launch_parser=float,
-        prompt=Prompt(
-            None,
-            when=(("own_deepspeed_file", "no"),),
-            text="Clip gradients to which norm? (empty: no clipping)",
-            optional=True,
-        ),
+        prompt=Prompt(None, when=_IN_OPTIONS, text="Clip gradients to which norm? (empty: no clipping)", optional=True),
     )
     zero3_save_16bit_model: bool = option(
         "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
         boolean,
         False,
         "Whether stage 3 gathers 16-bit weights when a model is saved.",
-        prompt=Prompt("no", when=(("own_deepspeed_file", "no"),)),
+        prompt=Prompt("no", when=_IN_OPTIONS),
     )
     zero3_init_flag: bool | None = option(
         "ACCELERATE_DEEPSPEED_ZERO3_INIT",

@@ -263,13 +263,6 @@ class DeepSpeedPlugin:
         """Whether this is the plugin in use, of several."""
         return self._selected
 
-    @selected.setter
-    def selected(self, value: bool) -> None:
-        raise StateError(
-            f"A plugin cannot be selected by assignment; got selected={value!r}. Call "
-            "`accelerator.state.select_deepspeed_plugin(name)`."
-        )
-
     def select(self, _from_accelerator_state: bool = False) -> None:
         """Make this the plugin in use; called by the state, which unselects the others.
 
@@ -306,9 +299,8 @@ class DeepSpeedPlugin:
             self._switch_zero3_init(before)
 
     def _switch_zero3_init(self, flag: bool | None) -> None:
-        if self.zero3_init_flag != flag:
-            self.zero3_init_flag = flag
-            self.set_deepspeed_weakref()
+        self.zero3_init_flag = flag
+        self.set_deepspeed_weakref()
 
     def set_deepspeed_weakref(self) -> None:
         """Tell transformers, where it and DeepSpeed are installed, which configuration its models are built for.

@@ -94,7 +94,7 @@ def _load(source: object) -> dict[str, Any]:
         return copy.deepcopy(source)
     found: object = None
     if isinstance(source, (str, os.PathLike)):
-        found = _read_file(source) if _is_file(source) else _read_text(str(source))
+        found = _read_file(source) if os.path.isfile(source) else _read_text(str(source))
     if not isinstance(found, dict):
         raise ConfigurationError(
             f"A DeepSpeed configuration cannot be read; got {source!r}. "
@@ -103,30 +103,14 @@ def _load(source: object) -> dict[str, Any]:
     return found
 
 
-def _is_file(source: str | os.PathLike[str]) -> bool:
-    try:
-        return os.path.isfile(source)
-    except ValueError:
-        return False
-
-
 def _read_file(path: str | os.PathLike[str]) -> object:
     with open(path, encoding="utf-8") as file:
         try:
-            return json.load(file, object_pairs_hook=_without_contradiction)
+            return json.load(file)
         except ValueError as error:
             raise ConfigurationError(
                 f"A DeepSpeed configuration is not JSON; got {os.fspath(path)!r} ({error}). Correct the file."
             ) from None
-
-
-def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that is there twice, as DeepSpeed does where it reads the file itself."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if found.setdefault(key, value) != value:
-            raise ValueError(f"the key {key!r} is there twice, with different values")
-    return found
 
 
 def _read_text(text: str) -> object:

@@ -75,11 +75,10 @@ def _model_for(saved: ZeroFolder, rank: int, ranks: int) -> dict[str, Any]:
 
 
 def _frozen_part(saved: ZeroFolder, name: str, rank: int, ranks: int) -> torch.Tensor:
-    values = torch.cat([model["frozen_param_fragments"][name].flatten() for model in saved.models])
-    count = torch.Size(saved.models[0]["frozen_param_shapes"][name]).numel()
-    part = zero_layout.part_of(count, ranks)
+    values = saved.frozen(name).flatten()
+    part = zero_layout.part_of(len(values), ranks)
     found = values.new_zeros(part)
-    own = values[:count][rank * part : (rank + 1) * part]
+    own = values[rank * part : (rank + 1) * part]
     found[: len(own)] = own
     return found
 

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler
 
 from accel_core._records import record
 from accel_core.data.labels import shift_labels
-from accel_core.data.loader import DataLoaderShard, PreparedLoader
+from accel_core.data.loader import DataLoaderShard
 from accel_core.data.samplers import BatchSamplerShard, CountedCollate, IndexShard, IterableDatasetShard
 from accel_core.errors import DataError, PreparationError
 from accel_core.mesh.layout import Layout
-from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.state.gradient import GradientState
 
-__all__ = ["Sharing", "adapt", "feeds_parts", "refuse"]
+__all__ = ["Sharing", "adapt", "feeds_parts"]
 
 
 @record(frozen=True)
@@ -135,32 +134,6 @@ class _FilledUp(BatchSampler):
             yield list(itertools.islice(again, self.batch_size))
 
 
-def refuse(loader: Any, data: DataLoaderConfiguration, placed: bool) -> None:
-    """Refuse a loader, prepared or not, whose batches cannot be split along the sequence.
-
-    Raises:
-        PreparationError: Rank 0 reads for all ranks, batches are split over ranks, ranks read different numbers of
-            batches, or the loader does not batch.
-    """
-    if isinstance(loader, PreparedLoader):
-        return  # `adapt` checks prepared loaders
-    streams = isinstance(loader.dataset, IterableDataset)
-    dispatches = data.dispatch_batches or (data.dispatch_batches is None and streams and placed)
-    batches = (
-        streams or loader.batch_size is not None or isinstance(loader.batch_sampler or loader.sampler, BatchSampler)
-    )
-    if dispatches or data.split_batches or not data.even_batches or not batches:
-        raise _unfit(loader)
-
-
-def _unfit(loader: object) -> PreparationError:
-    return PreparationError(
-        "Sequence parallelism needs loaders from which each rank reads its own batches, equally many; got a "
-        f"{type(loader).__name__} that batches differently. Use a DataLoader with a batch_size, and "
-        "DataLoaderConfiguration(dispatch_batches=False, split_batches=False, even_batches=True)."
-    )
-
-
 def adapt(loader: object, layout: Layout, sharing: Sharing, *, fills: bool) -> None:
     """Make a prepared loader return this rank's part of its sequences, in place; an adapted loader stays as it is.
 
@@ -171,7 +144,11 @@ def adapt(loader: object, layout: Layout, sharing: Sharing, *, fills: bool) -> N
     if isinstance(collate, _SharedOut):  # adapted before: parts must not be cut again
         return
     if not isinstance(loader, DataLoaderShard) or not _reads_its_own(loader):
-        raise _unfit(loader)
+        raise PreparationError(
+            "Sequence parallelism needs loaders from which each rank reads its own batches, equally many; got a "
+            f"{type(loader).__name__} that batches differently. Use a DataLoader with a batch_size, and "
+            "DataLoaderConfiguration(dispatch_batches=False, split_batches=False, even_batches=True)."
+        )
     shard, stream = loader.shard, loader.dataset
     made: dict[str, Any] = {}
     if isinstance(stream, IterableDatasetShard):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import importlib
 import math
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +14,6 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import (
-    ConfigurationError,
     EngineUnavailableError,
     PreparationError,
     StateError,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DeepSpeedStrategy"]
 
-_logger = logging.getLogger(__name__)
 _L = TypeVar("_L")
 
 
@@ -67,9 +65,6 @@ class DeepSpeedStrategy(Strategy):
         self._sequences = SequenceParallel.of(parts)
         if self._sequences is not None:
             parts = replace(parts, mesh=self._sequences.mesh(parts.world.device.type))
-        for plugin in parts.plugins:
-            if isinstance(plugin, DeepSpeedPlugin):
-                configuration.refuse_contradictions(plugin.hf_ds_config, parts.world.device.type)
         configuration.refuse_format(parts.plugins[0].hf_ds_config, parts.precision.name)
         super().__init__(parts)
         self.format = EngineFormat(self._engine_of, self.layout.size("tp") == 1)
@@ -93,24 +88,14 @@ class DeepSpeedStrategy(Strategy):
         configuration.refuse_contradictions(plugin.hf_ds_config)
         tensor_parallel = int(plugin.get_value("tensor_parallel.autotp_size", 0) or 1)
         if parallelism is not None and parallelism.total_size > 1:
-            if (
-                not parallelism.sp_enabled
-                or parallelism.tp_enabled
-                or parallelism.ep_enabled
-                or parallelism.pp_enabled
-                or tensor_parallel > 1
-            ):
+            others = {"tp", "cp", "ep", "pp"}.intersection(parallelism.active_mesh_dims)
+            if not parallelism.sp_enabled or others or tensor_parallel > 1:
                 raise EngineUnavailableError(
                     "DeepSpeed can be combined with sequence parallelism, but with no other mesh axis; got "
                     f"{parallelism.active_mesh_dims} and tensor_parallel.autotp_size={tensor_parallel}. Leave "
                     "parallelism_config out (ZeRO shards over all processes), or set sp_size with it alone."
                 )
             return Layout.of(rank, world_size, parallelism.sizes)
-        if world_size % tensor_parallel:
-            raise ConfigurationError(
-                "The tensor-parallel size has to divide the number of processes; got "
-                f"tensor_parallel.autotp_size={tensor_parallel} and {world_size} processes. Change one of them."
-            )
         return Layout.of(rank, world_size, {"dp_shard": world_size // tensor_parallel, "tp": tensor_parallel})
 
     @classmethod
@@ -176,7 +161,7 @@ class DeepSpeedStrategy(Strategy):
         """
         plugin: DeepSpeedPlugin = self.parts.plugin
         config = plugin.hf_ds_config
-        configuration.refuse_contradictions(config, self.world.device.type)
+        configuration.refuse_contradictions(config)
         for slot in bundle.models:
             placement.refuse_offloaded(slot.given)
             placement.refuse_misplaced(slot.given, self.world.device)
@@ -206,7 +191,6 @@ class DeepSpeedStrategy(Strategy):
             if isinstance(optimizer.given, AcceleratedOptimizer):  # prepared before, with its engine
                 continue
             held = {id(parameter) for parameter in _parameters_of(optimizer.given)}
-            self._refuse_a_second_optimizer(optimizer.given, held)
             # New models it trains.
             owners = [slot for slot in new if any(id(p) in held for p in slot.given.parameters())]
             if len(owners) != 1 or id(owners[0]) in pairs:
@@ -217,17 +201,6 @@ class DeepSpeedStrategy(Strategy):
                 )
             pairs[id(owners[0])] = optimizer
         return [(slot, pairs.get(id(slot))) for slot in new]
-
-    def _refuse_a_second_optimizer(self, optimizer: object, held: set[int]) -> None:
-        """Refuse a new optimizer of a model that has an engine, which DeepSpeed's hooks in the model keep alive."""
-        for model in list(self._prepared):
-            if self._is_known(model) and any(id(parameter) in held for parameter in model.parameters()):
-                raise PreparationError(
-                    "DeepSpeed trains a model together with its optimizer, that of the first prepare(), also after "
-                    f"accelerator.free_memory(); got a second one, {type(optimizer).__name__}, for "
-                    f"{type(model).__name__}. Save the weights with accelerator.save_model, load them into a new "
-                    "model, and prepare that one with the optimizer."
-                )
 
     def _is_known(self, model: torch.nn.Module) -> bool:
         return _is_engine(self._known(model))
@@ -332,13 +305,6 @@ class DeepSpeedStrategy(Strategy):
         state = self.parts.accumulation.gradient_state
         steps = config["gradient_accumulation_steps"]
         if state.num_steps != steps:
-            if self.world.is_main:
-                _logger.warning(
-                    "gradient_accumulation_steps is %d, as in the DeepSpeed configuration. Pass "
-                    "gradient_accumulation_steps=%d to Accelerator too.",
-                    steps,
-                    steps,
-                )
             state.plugin_kwargs["num_steps"] = steps
 
     def _compile(self, engine: DeepSpeedEngine) -> None:
@@ -381,11 +347,6 @@ class DeepSpeedStrategy(Strategy):
         self._own(model)
         return model
 
-    def _stage_of(self, model: torch.nn.Module) -> str:
-        engine = self._known(model)
-        stage = engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else "none"
-        return f"ZeRO stage {stage}"
-
     def _known(self, model: torch.nn.Module) -> Any:
         made = self._prepared.get(model)
         engine = None if made is None else made()
@@ -404,17 +365,11 @@ class DeepSpeedStrategy(Strategy):
         """Compute gradients in the engine that a loss comes from.
 
         Raises:
-            ConfigurationError: There are other arguments, which DeepSpeed does not take.
             StateError: The loss comes from no engine.
             UnsupportedTypeError: The loss is not a tensor, such as the `None` of a model that was given no labels.
         """
         accumulation = self.parts.accumulation
         divide = kwargs.pop("scale_wrt_gas", True) and not accumulation.is_weighted
-        unknown = sorted(set(kwargs) - {"retain_graph"})
-        if unknown:
-            raise ConfigurationError(
-                f"DeepSpeed's backward takes retain_graph and scale_wrt_gas; got {', '.join(unknown)}. Leave them out."
-            )
         if not isinstance(loss, torch.Tensor):
             shared = self._sequences is not None
             cause = " Batches of shared sequences have shift_labels in place of labels." if shared else ""
@@ -434,7 +389,7 @@ class DeepSpeedStrategy(Strategy):
         """Refuse always: what trains is in an engine."""
         raise EngineUnavailableError(
             "DeepSpeed trains copies of the weights inside of its engine, in parts from stage 1 on, and saves them "
-            f"itself; got accelerator.ema under {self._stage_of(model)}. Train with FSDP2, whose shards are averaged."
+            "itself; got accelerator.ema. Train with FSDP2, whose shards are averaged."
         )
 
     def scale_gradients(self, factor: float, models: Sequence[torch.nn.Module], optimizers: Sequence[Any]) -> None:
@@ -445,6 +400,12 @@ class DeepSpeedStrategy(Strategy):
                 "The losses of this window have weights, but there are no gradients to apply them to; got "
                 f"{len(self._engines)} engines. Prepare the model that the losses come from with its optimizer."
             )
+
+    def whole_of(self, parameter: torch.Tensor, value: torch.Tensor | None) -> Any:
+        """Return whole a parameter's value or its gradient, of which engines hold parts."""
+        if value is not parameter:
+            return importlib.import_module("deepspeed.utils").safe_get_full_grad(parameter)
+        return whole.gathered(parameter) if hasattr(parameter, "ds_id") else parameter.detach()
 
     def state_dict(self, model: torch.nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the whole model's state on the first rank, and an empty dict on the others; every rank calls it.

@@ -8,6 +8,7 @@ sequences (evaluation, generation) skip it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 from collections.abc import Callable, MutableMapping
@@ -18,7 +19,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.errors import ConfigurationError, MissingDependencyError, PreparationError, StateError
+from accel_core.errors import ConfigurationError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig, ParallelismConfig, is_shared
 from accel_core.strategies.bundle import Bundle
@@ -36,8 +37,6 @@ _Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 _WHOLE_LAYERS = ("full_attention", "attention")
 """Types of layers that see whole sequences through the model's attention function."""
-_BY_HEAD = ("position_bias", "s_aux")
-"""Arguments of attention with one value per head, which the exchange does not split."""
 
 _shared: MutableMapping[torch.nn.Module, tuple[ReferenceType[Ulysses], Any]] = WeakIdKeyDictionary()
 """For each module of a model on parts, its exchange, and how many heads share keys and values."""
@@ -72,12 +71,12 @@ class SequenceParallel:
         return self._parallelism.device_mesh
 
     def refuse(self, bundle: Bundle, parts: Parts) -> None:
-        """Refuse models and loaders that sequence parallelism does not support.
+        """Refuse models that sequence parallelism does not support.
 
         Raises:
             ConfigurationError: DeepSpeed's configuration would sum the gradients of some parameters and not of
                 others.
-            PreparationError: A model or loader is not supported.
+            PreparationError: A model is not supported.
         """
         config = parts.plugin.hf_ds_config
         if config.is_zero3() and config.is_false("zero_optimization.reduce_scatter"):
@@ -87,8 +86,6 @@ class SequenceParallel:
             )
         for slot in bundle.models:
             refuse(slot.given, self.size, self._handler)
-        for slot in bundle.loaders if bundle.models else ():
-            sequences.refuse(slot.given, parts.data, parts.device_placement if slot.place is None else slot.place)
 
     def join(self, model: torch.nn.Module) -> Any:
         """Make a model compute on parts of sequences; every rank calls it."""
@@ -186,16 +183,8 @@ def groups_of(size: int) -> Any:
     """Return DeepSpeed's sequence-parallel groups; the first call creates them, on every rank."""
     importlib.import_module("deepspeed").init_distributed(verbose=False)
     groups = importlib.import_module("deepspeed.runtime.sequence_parallel.parallel_state_sp")
-    try:
-        found = groups.get_sequence_parallel_world_size()
-    except AssertionError:  # how DeepSpeed reports that there are none yet
+    with contextlib.suppress(AssertionError):  # how DeepSpeed reports that there are some, which the engine compares
         groups.initialize_sequence_parallel(size)
-        return groups
-    if found != size:
-        raise StateError(
-            f"A process can create DeepSpeed's sequence-parallel groups only once; got sp_size={size} after {found}. "
-            "Start a new process to change it."
-        )
     return groups
 
 
@@ -203,13 +192,7 @@ class Ulysses:
     """The attention of one model, which exchanges heads for tokens between ranks."""
 
     def __init__(self, model: torch.nn.Module, groups: Any) -> None:
-        try:
-            library = importlib.import_module("deepspeed.runtime.sequence_parallel.ulysses_sp")
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"DeepSpeed's sequence parallelism needs a library that is missing; got: {error}. Run `pip install "
-                "einops`."
-            ) from error
+        library = importlib.import_module("deepspeed.runtime.sequence_parallel.ulysses_sp")
         config = _text_config(model)
         self._exchange = library.UlyssesSPAttentionHF
         self._group = groups.get_sequence_parallel_group()
@@ -235,12 +218,6 @@ class Ulysses:
         """Compute attention: with an exchange for parts of sequences, or else as the model does."""
         if not self._holds_parts(module, query, key, kwargs.get("position_ids")):
             return core(module, query, key, *given, **kwargs)
-        for name in _BY_HEAD:
-            if kwargs.get(name) is not None:
-                raise PreparationError(
-                    f"Sequence parallelism does not support per-head arguments of attention; got {name} from "
-                    f"{type(module).__name__}. Train this model without sp_size."
-                )
         rows = query.shape[0]
         if rows not in self._by_rows:
             self._by_rows[rows] = self._exchange(attn=core, batch_size=rows, **self._facts)

@@ -16,7 +16,7 @@ from accel_core.modules.unwrap import canonical_name
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["is_sharded", "is_split", "joined", "load_into", "refuse_ungathered", "state_of", "weights_of"]
+__all__ = ["gathered", "is_sharded", "is_split", "joined", "load_into", "refuse_ungathered", "state_of", "weights_of"]
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -26,8 +26,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 def is_split(engine: DeepSpeedEngine) -> bool:
     """Return whether DeepSpeed's own tensor parallelism has split the layers of a model over ranks."""
-    size = getattr(engine, "autotp_size", None)
-    return size is not None and size() > 1
+    return hasattr(engine, "autotp_size") and engine.autotp_size() > 1
 
 
 def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
@@ -38,8 +37,7 @@ def joined(engine: DeepSpeedEngine) -> dict[str, Any]:
 
 def refuse_ungathered(engine: DeepSpeedEngine) -> None:
     """Refuse to gather the weights of an engine whose configuration does not allow it."""
-    asked = getattr(engine, "zero_gather_16bit_weights_on_model_save", None)
-    if asked is not None and not asked():
+    if not engine.zero_gather_16bit_weights_on_model_save():
         raise ConfigurationError(
             "Stage 3 shards the weights, and gathers them only if the configuration says so; got "
             "zero_optimization.stage3_gather_16bit_weights_on_model_save=false. Set it to true "
@@ -54,8 +52,8 @@ def state_of(engine: DeepSpeedEngine, *, keep: bool) -> dict[str, Any]:
     for name, value in weights_of(engine):
         if isinstance(value, SpreadWeight):
             if id(value) not in shared:
-                gathered = value()
-                shared[id(value)] = gathered.cpu() if keep else gathered[:0]
+                complete = value()
+                shared[id(value)] = complete.cpu() if keep else complete[:0]
             value = shared[id(value)]
         found[name] = value
     return found if keep else {}
@@ -81,13 +79,14 @@ def weights_of(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
     for name, value in model.state_dict(keep_vars=True).items():
         parameter = parameters.get(name)
         if parameter is not None and hasattr(parameter, "ds_id"):
-            lazy = SpreadWeight(tuple(parameter.ds_shape), parameter.dtype, partial(_gather, parameter))
+            lazy = SpreadWeight(tuple(parameter.ds_shape), parameter.dtype, partial(gathered, parameter))
             yield canonical_name(name), spread.setdefault(parameter.ds_id, lazy)
         else:
             yield canonical_name(name), value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _gather(parameter: Any) -> torch.Tensor:
+def gathered(parameter: Any) -> torch.Tensor:
+    """Return a sharded parameter whole; every rank calls it."""
     zero = importlib.import_module("deepspeed").zero
     with zero.GatheredParameters([parameter]):
         whole: torch.Tensor = parameter.data.detach().clone()

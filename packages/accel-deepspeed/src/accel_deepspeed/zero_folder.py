@@ -132,7 +132,7 @@ class ZeroFolder:
     def weights(self) -> dict[str, object]:
         """Return the whole state of the model by name, what lies in parts as weights that are read piece by piece."""
         if not self.stage:
-            return {canonical_name(name): value for name, value in self._whole().items()}
+            return {canonical_name(name): value for name, value in self.models[0]["module"].items()}
         shapes = {name: shape for group in self.shapes for name, shape in group.items()}
         layout = self.layout()
         shared = self.models[0].get("shared_params") or {}
@@ -149,30 +149,6 @@ class ZeroFolder:
             state[canonical_name(name)] = state[canonical_name(first)]
         return state
 
-    def _whole(self) -> dict[str, Any]:
-        """Return the state of stage 0, whose 32-bit weights, if it computes in 16, are found by what they round to."""
-        state: dict[str, Any] = self.models[0]["module"]
-        rounded = {
-            _place(value): value for value in state.values() if isinstance(value, Tensor) and value.itemsize == 2
-        }
-        found: dict[object, Tensor] = {}
-        for exact in (
-            each.detach() for group in (self.models[0].get("optimizer") or {}).get("fp32_groups", ()) for each in group
-        ):
-            same = [
-                place
-                for place, value in rounded.items()
-                if value.shape == exact.shape and torch.equal(value, exact.to(value.dtype))
-            ]
-            if not same or (len(same) > 1 and not torch.equal(rounded[same[0]].float(), exact)):
-                raise CheckpointMismatchError(
-                    "Stage 0 in 16 bits keeps 32-bit weights without their names; got some in "
-                    f"{str(self.path)!r} that do not show which is which. Train in stage 1, or load the checkpoint and "
-                    "call save_model."
-                )
-            found |= {place: rounded[place].float() for place in same} if len(same) > 1 else {same[0]: exact}
-        return {name: found.get(_place(value), value) for name, value in state.items()}
-
     def _spread(self, shape: tuple[int, ...], stretches: Sequence[Stretch]) -> SpreadWeight:
         pieces = partial(self._pieces, stretches)
         return SpreadWeight(shape, torch.float, lambda: torch.cat([*pieces()]).reshape(shape), pieces)
@@ -186,12 +162,14 @@ class ZeroFolder:
         shapes: Mapping[str, Sequence[int]] = self.models[0].get("frozen_param_shapes") or {}
         if name not in shapes:
             return value
-        parts = [model["frozen_param_fragments"][name] for model in self.models]
-        if len(parts) == 1:
-            return parts[0].reshape(tuple(shapes[name]))
-        shape = tuple(shapes[name])
-        whole = lambda: torch.cat([part.flatten() for part in parts])[: torch.Size(shape).numel()].reshape(shape)  # noqa: E731
-        return SpreadWeight(shape, parts[0].dtype, whole)
+        part = self.models[0]["frozen_param_fragments"][name]
+        return SpreadWeight(tuple(shapes[name]), part.dtype, partial(self.frozen, name))
+
+    def frozen(self, name: str) -> Tensor:
+        """Return a parameter that no optimizer trains, put together from its parts."""
+        shape = torch.Size(self.models[0]["frozen_param_shapes"][name])
+        parts = [model["frozen_param_fragments"][name].flatten() for model in self.models]
+        return torch.cat(parts)[: shape.numel()].reshape(shape)
 
 
 def _refuse_damage(path: Path) -> None:
@@ -213,10 +191,6 @@ def _mixture(path: Path, problems: Sequence[str]) -> CheckpointDamagedError:
         f"The files in {str(path)!r} are not those of one save of DeepSpeed; got "
         f"{'; '.join(problems[:_SHOWN])}{more}. Bring what all ranks saved, and only this, into the folder."
     )
-
-
-def _place(value: object) -> object:
-    return value.data_ptr() if isinstance(value, Tensor) and value.numel() else id(value)
 
 
 def layout_of(stage: int, ranks: int, shapes: Sequence[Mapping[str, Sequence[int]]], part: Mapping[str, Any]) -> Layout:

@@ -21,26 +21,15 @@ from accel_deepspeed.row import ENGINE
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-def test_engine_asked_for_by_plugin_is_never_replaced() -> None:
-    """The plugin of an engine chooses it, on one process as on many, without its library."""
-    for processes in (1, 2):
-        assert choose(Request(processes, (DeepSpeedPlugin(),))).strategy.name == "deepspeed"
-
-
-def test_engine_asked_for_by_environment_is_never_replaced() -> None:
-    """The same holds for the variables that a launcher sets, which fill the plugin."""
-    with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="1"):
-        choice = choose(Request(2))
-    assert (choice.strategy.name, choice.plugins[0].zero_stage) == ("deepspeed", 1)
-
-
 def test_deepspeed_is_chosen_without_importing_it() -> None:
     """A plugin, or the variable of a launcher, asks for DeepSpeed; the library is imported with the first engine."""
     plugin = DeepSpeedPlugin()
-    choice = choose(Request(1, (plugin,)))
-    assert (choice.strategy.name, choice.plugins, choice.argument) == ("deepspeed", (plugin,), "deepspeed_plugin")
+    for processes in (1, 2):
+        choice = choose(Request(processes, (plugin,)))
+        assert (choice.strategy.name, choice.plugins, choice.argument) == ("deepspeed", (plugin,), "deepspeed_plugin")
     with patch_environment(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_ZERO_STAGE="3"):
-        assert choose(Request(2)).plugins[0].zero_stage == 3
+        choice = choose(Request(2))
+    assert (choice.strategy.name, choice.plugins[0].zero_stage) == ("deepspeed", 3)
     assert "deepspeed" not in sys.modules
 
 

@@ -102,29 +102,6 @@ def test_whole_weights_are_put_together(tmp_path: Path, stage: int) -> None:
     torch.testing.assert_close(stored["tied.weight"], expected["a.weight"], rtol=0, atol=0)
 
 
-def whole(folder: Path, exact: list[torch.Tensor]) -> Path:
-    """Write the file of an engine in stage 0 and in 16 bits, with 32-bit weights that have no names."""
-    folder.mkdir(parents=True)
-    head = exact[0].bfloat16()
-    state = {"head": head, "words": head, **{f"w{n}": value.bfloat16() for n, value in enumerate(exact[1:])}}
-    content = {"module": state, "param_shapes": None, "shared_params": None, "optimizer": {"fp32_groups": [exact]}}
-    torch.save(content, folder / "mp_rank_00_model_states.pt")
-    return folder
-
-
-def test_stage_0_has_its_exact_weights_without_names(tmp_path: Path) -> None:
-    """They are found by what they round to, ties among them; where two that differ round alike, nothing is written."""
-    exact = [*values().values(), torch.zeros(3), torch.zeros(3)]
-    merge_weights(whole(tmp_path / "sure", exact), tmp_path / "whole")
-    found = load_file(tmp_path / "whole" / "model.safetensors")
-    expected = {"head": exact[0], **{f"w{number}": value for number, value in enumerate(exact[1:])}}
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    open_one = [torch.ones(3), torch.full((3,), 1.001)]
-    with pytest.raises(CheckpointMismatchError, match="do not show which is which"):
-        merge_weights(whole(tmp_path / "open", open_one), tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
 PART = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from accel_core.host import environ
 
-__all__ = ["colors_wanted", "flush_output", "paint", "progress", "progress_bar", "say"]
+__all__ = ["colors_wanted", "flush_output", "paint", "progress", "say"]
 
 _CODES = {"heading": "1", "flag": "36", "error": "1;31", "faint": "2", "good": "32", "warning": "33"}
 
@@ -22,13 +22,6 @@ def progress(text: str) -> None:
     """Print what takes a while, on a terminal only."""
     if colors_wanted(sys.stderr):
         say(paint(text, "faint", True))
-
-
-def progress_bar(doing: str, done: int, total: int) -> None:
-    """Show a person at a terminal how much of something is done, in a line that goes when it all is."""
-    if sys.stderr is not None and sys.stderr.isatty():
-        bar = f"{doing}: {100 * done // total:3d}%|{'#' * (20 * done // total):20}| {done}/{total}"
-        print(f"\r\033[K{bar if done < total else ''}", end="", file=sys.stderr, flush=True)
 
 
 def flush_output() -> None:

@@ -36,7 +36,6 @@ NOT_REFUSED = {
 REFUSED = {
     "case np0": "a whole number from 1",
     "case ds_nolauncher": "reads its hosts from a hostfile",
-    "case ds_pdsh": "a host that is not in the hostfile",
 }
 """What the original takes and accel refuses."""
 

@@ -11,10 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import IterableDataset
 
 from accel_core.checkpoint import background, preemption
-from accel_core.data.dispatcher import DataLoaderDispatcher
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.samplers import BatchSamplerShard
 from accel_core.errors import CheckpointError, ConfigurationError, EngineUnavailableError, PreparationError
@@ -104,18 +102,10 @@ class ReplicaExtension(Extension):
         """
         shard = loader.shard
         if type(shard) is not BatchSamplerShard or shard.batch_size is None or loader.use_stateful_dataloader:
-            problem = (
-                "an IterableDataset"
-                if isinstance(loader.dataset, IterableDataset)
-                else "dispatch_batches=True"
-                if isinstance(loader, DataLoaderDispatcher)
-                else "use_stateful_dataloader=True"
-                if loader.use_stateful_dataloader
-                else "batches that have no fixed size, or are not divided by accel"
-            )
             raise PreparationError(
-                f"Replicas divide the rest of an epoch anew when one dies; got a loader with {problem}. Use a dataset "
-                "with a length in batches of one size, which each rank reads itself."
+                "Replicas divide the rest of an epoch anew when one dies; got a loader of "
+                f"{type(loader.dataset).__name__} that cannot be. Use a dataset with a length in batches of one size, "
+                "without dispatch_batches and use_stateful_dataloader."
             )
         which = "sampler" if loader.batch_sampler is None else "batch_sampler"
         loader.__dict__[which] = ReplicaShard.of(shard)

@@ -28,7 +28,7 @@ import torch
 from torch.distributed import AllreduceOptions, Work
 
 from accel_core.comm.control import Channel
-from accel_core.errors import ConfigurationError, StateError
+from accel_core.errors import StateError
 from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.options.engines import load
@@ -44,7 +44,6 @@ _logger = get_logger(__name__)
 _CLOSING, _VOID = -1, -2  # where a replica stands that ends an epoch, or whose batch was divided for others
 _COLUMNS = 5  # what a replica tells: its history, the weight of its samples, its number, where it stands, since when
 _CONNECT = 2.0  # seconds for connections, in which one that died is waited for; doubled where they fail
-_PATIENCE = 5.0  # seconds of waiting after which a line says for whom
 _PAUSE, _LOOK, _NOTE = 0.2, 0.02, 1.0
 _RETRIES = 20  # of asking a lighthouse that does not answer, as one that is started again
 
@@ -88,11 +87,6 @@ class Replicas:
         self._is_fresh, self.healed = True, False
         self._settings, self._world, self._noted_at = settings, world, 0.0
         self._fewest = settings.min_replicas or environ.integer("ACCEL_REPLICA_MIN", 1) or 1
-        if self._fewest > self.size:
-            raise ConfigurationError(
-                f"A step needs no more replicas than there are; got min_replicas={self._fewest} of {self.size}. Lower "
-                "it, or start more with --replicas."
-            )
         self._channel = Channel(world, "replicas")
         self.notes = Notes(environ.text("ACCEL_REPLICA_STORE") or "")
         self._hosts = (environ.text("ACCEL_REPLICA_HOSTS") or "127.0.0.1").split(",")  # this machine's first
@@ -144,12 +138,8 @@ class Replicas:
             self._asked_at, self._asked = now, self._asker.submit(self._ask, self._settings.quorum_timeout)
             return
         deadline = (self._asked_at or now) + self._settings.quorum_timeout
-        patience = self._patience()
-        try:
-            while not self._met(deadline):
-                time.sleep(_PAUSE)
-        finally:
-            patience.cancel()
+        while not self._met(deadline):
+            time.sleep(_PAUSE)
         if self._is_fresh and not self.healed and self._channel.broadcast(self._is_late()):
             raise QuorumLost("no replica is left whose state could be taken over")
         self._is_fresh, self._is_steady, self._asked_at, self._limit = False, True, 0.0, _CONNECT
@@ -160,26 +150,17 @@ class Replicas:
             torch.cuda.set_device(self._world.device)
         self._manager.start_quorum(timeout=timedelta(seconds=seconds))
 
-    def _patience(self) -> threading.Timer:
-        text = f"Replica {self.number} waits for others of {self.size}: a step needs {self._fewest}"
-        timer = threading.Timer(_PATIENCE, _logger.warning, [f"{text}; took part last: {self.living or 'none yet'}."])
-        timer.daemon = True
-        timer.start()
-        return timer
-
     def _is_as_before(self) -> bool:
         """Return whether the same replicas as before take part, as far as was asked ahead."""
         asked, self._asked = self._asked, None
         if asked is None:
             return True
-        manager, patience = self._manager, None if asked.done() else self._patience()
+        manager = self._manager
         self._rests.set()
         try:
             has_failed = asked.exception() is not None  # which meeting in the foreground tells
         finally:
             self._rests.clear()
-            if patience is not None:
-                patience.cancel()
         if self._channel.any(has_failed):
             self.leave()
             return False

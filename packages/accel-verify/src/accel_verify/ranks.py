@@ -41,12 +41,8 @@ class RanksEnded:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """On SIGTERM, end the ranks and remove folders; only in the main thread, which alone gets signals."""
-    try:
-        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    except ValueError:  # not the main thread
-        yield
-        return
+    """On SIGTERM, end the ranks and remove folders."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:

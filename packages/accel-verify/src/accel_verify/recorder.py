@@ -7,7 +7,6 @@ import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from torch import nn
@@ -90,15 +89,6 @@ def run_target(target: str, arguments: list[str]) -> None:
     script += ".py" if function else ""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))  # as Python does for a script
-    shown = sys.excepthook
-
-    def from_the_script_on(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        own = trace
-        while own is not None and own.tb_frame.f_code.co_filename != script:
-            own = own.tb_next
-        shown(kind, error.with_traceback(own or trace), own or trace)
-
-    sys.excepthook = from_the_script_on
     if not function:
         runpy.run_path(script, run_name="__main__")
         return

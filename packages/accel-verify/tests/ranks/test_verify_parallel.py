@@ -82,7 +82,7 @@ def test_a_sound_script_is_equal_on_two_ranks(one: RecordedRun, name: str, tmp_p
     ("fault", "kind", "where", "message"),
     [
         ("missing_reduction", "gradient", "`table.weight`", "a reduction over ranks is missing"),
-        ("mask_dropped", "mask", "attention call 1", "the mask was dropped on rank 0"),
+        ("mask_dropped", "mask", "attention call 1", "it has no mask on rank 0, and on one process a mask of its own"),
         ("metrics_twice", "metrics", "gather, call 3", "samples are counted twice; 4 rows instead of 3"),
         ("equal_dropout", "dropout", "", "ranks 0 and 1 draw the same masks for different data"),
         ("stale_parameter", "update", "`head.bias`", "the optimizer holds another, stale parameter"),
@@ -157,7 +157,7 @@ def test_pipelines_are_equal_and_swapped_labels_are_found(name: str, tmp_path: P
 
 def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: RecordedRun, tmp_path: Path) -> None:
     """What ranks draw by themselves makes losses incomparable, on that line; a missing reduction stays a difference."""
-    (layout,) = requested_layouts("dp2", 2)
+    (layout,) = requested_layouts("dp2")
     ranks = {name: recorded(tmp_path / name, f"{VERIFIED}:{name}", layout) for name in ("noisy", NOISY_FAULT)}
     alone = recorded(tmp_path / "one", f"{VERIFIED}:noisy")
     excused, found = (
@@ -283,7 +283,7 @@ def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="plan"):
         recorded(tmp_path / "ranks", f"{VERIFIED}:sound", requested_layout("tp2"))
     ranks = read_run(tmp_path / "ranks")
-    assert (ranks.refused, ranks.trained, ranks.steps) == (True, False, [])
+    assert (ranks.refused, ranks.steps) == (True, [])
     assert "plan" in str(ranks.note)
 
 
@@ -316,7 +316,7 @@ def test_ranks_that_fail_are_a_verdict(one: RecordedRun, tmp_path: Path) -> None
     with pytest.raises(AssertionError, match="KeyError: 'ours'"):
         recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", requested_layout("dp2"))
     ranks = read_run(tmp_path / "ranks")
-    (layout,) = requested_layouts("dp2", 2)
+    (layout,) = requested_layouts("dp2")
     printed = "Traceback:\nKeyError: 'ours'\n"
     verdict = verdict_on(request_in(tmp_path), layout, one, ended(tmp_path, -9, 1, printed=printed), ranks)
     assert (verdict.state, verdict.message) == ("failed", "rank 1: KeyError: 'ours'")
@@ -332,8 +332,6 @@ def test_ranks_that_fail_are_a_verdict(one: RecordedRun, tmp_path: Path) -> None
 def test_a_script_that_cannot_be_verified_is_an_error(tmp_path: Path) -> None:
     """One that never steps, is too slow, or fails on one process, whose own traceback is shown."""
     idle = recorded(tmp_path / "idle", f"{VERIFIED}:never_steps")
-    with pytest.raises(LaunchError, match="The script trains nothing, so there is nothing to compare"):
-        check_one_process(request_in(tmp_path), ended(tmp_path, 0), dataclasses.replace(idle, trained=False))
     with pytest.raises(LaunchError, match="got 0 optimizer steps of 2 with a prepared optimizer"):
         check_one_process(request_in(tmp_path), ended(tmp_path, 0), idle)
     with pytest.raises(LaunchError, match=r"got 9 s for 2 optimizer steps\. Pass a longer --timeout"):

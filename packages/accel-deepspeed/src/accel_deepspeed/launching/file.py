@@ -53,27 +53,9 @@ def keys_beside_file(settings: Settings) -> list[str]:
     return [*found, "mixed_precision"] if _in_file(settings, "mixed_precision") else found
 
 
-def check_deepspeed_file(settings: Settings) -> None:
-    """Refuse a DeepSpeed file that cannot be used, or that sets what the settings set too."""
-    config, name = deepspeed_file(settings), settings["deepspeed_config_file"]
-    if not settings["use_deepspeed"] or name in (None, "", "none"):
-        return
-    if not isinstance(config.get("zero_optimization"), dict):
-        raise ConfigurationError(
-            f"The DeepSpeed file needs a section `zero_optimization`; got {shortened(sorted(config))} in {name}. "
-            'Add it, for example {"zero_optimization": {"stage": 2}}.'
-        )
-    if all(_lookup(config, f"{kind}.enabled") is True for kind in _FORMATS):
-        raise ConfigurationError(
-            f"A run has one precision; got fp16.enabled = true and bf16.enabled = true from {name}. Set one to false."
-        )
-    _refuse_keys_beside_it(settings)
-    _refuse_differences(settings, config)
-
-
 def check(settings: Settings) -> None:
-    """Refuse what DeepSpeed cannot do here, judged by the settings and its own file."""
-    check_deepspeed_file(settings)
+    """Refuse what the settings and DeepSpeed's own file say differently, 8 and 16 bits on a CPU, and no folder."""
+    _refuse_differences(settings, deepspeed_file(settings))
     decided = _decided(settings)
     precision = decided["mixed_precision"]
     if settings["cpu"] and precision.value in ("fp16", "fp8"):
@@ -114,20 +96,6 @@ def batch(settings: Settings) -> tuple[int | None, int | None, int | None]:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _refuse_keys_beside_it(settings: Settings) -> None:
-    """Refuse keys of the same configuration file: they would be ignored, and training would say so too late."""
-    if not _in_file(settings, "deepspeed_config_file"):
-        return
-    both = [key for key in keys_beside_file(settings) if key in PLACES or key == "mixed_precision"]
-    if both:
-        shown = ", ".join(f"{key} from {_in_file(settings, key)}" for key in both)
-        raise ConfigurationError(
-            f"These settings have no effect when a DeepSpeed file is used; got {shown}, and deepspeed_config_file from "
-            f"{_in_file(settings, 'deepspeed_config_file')}. Move them into {settings['deepspeed_config_file']}, "
-            "or remove deepspeed_config_file."
-        )
 
 
 def _refuse_differences(settings: Settings, config: Mapping[str, Any]) -> None:

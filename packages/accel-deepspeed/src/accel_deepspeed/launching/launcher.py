@@ -22,9 +22,6 @@ _FILE_VARIABLE = "DS_ENV_FILE"
 """Variable that names the file in place of `.deepspeed_env`."""
 
 _USUAL_FILE = ".deepspeed_env"
-_PROGRAMS = {"pdsh": "pdsh", "openmpi": "ompi_info", "mvapich": "mpiname", "mpich": "mpirun", "slurm": "sinfo"}
-"""The program by which DeepSpeed finds out whether it can use a launcher."""
-
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PLAIN = re.compile(r"[\w@%+=:,./-]*")
 """Values that DeepSpeed writes into the command line as they are; it puts others between double quotes."""
@@ -64,12 +61,9 @@ class DeepSpeedLauncher(Launcher):
             words += ["--no_ssh", "--node_rank", str(layout.machine_rank)]
         else:
             words += ["--launcher", launcher]
-        if settings["deepspeed_exclusion_filter"]:
-            words += ["--exclude", str(settings["deepspeed_exclusion_filter"])]
-        elif settings["deepspeed_inclusion_filter"]:
-            words += ["--include", str(settings["deepspeed_inclusion_filter"])]
-        elif launcher not in MPI:
-            words += ["--num_gpus", str(layout.per_machine)]
+        filters = {"--exclude": "deepspeed_exclusion_filter", "--include": "deepspeed_inclusion_filter"}
+        given = [word for flag, key in filters.items() if settings[key] for word in (flag, str(settings[key]))]
+        words += given or ([] if launcher in MPI else ["--num_gpus", str(layout.per_machine)])
         if settings["main_process_ip"]:
             words += ["--master_addr", str(settings["main_process_ip"])]
         words += ["--master_port", str(settings["main_process_port"] or 29500)]
@@ -87,7 +81,11 @@ class DeepSpeedLauncher(Launcher):
             MissingDependencyError: DeepSpeed or the program of its launcher is not installed.
         """
         launcher = launcher_of(settings) or "pdsh"
-        _check_programs(settings, launcher)
+        if shutil.which("deepspeed", path=settings.inherited.get("PATH")) is None:
+            raise MissingDependencyError(
+                "A DeepSpeed run over several machines needs its program; `deepspeed` is not on PATH. Install "
+                "deepspeed, or pass --deepspeed-multinode-launcher standard."
+            )
         environment = {**settings.inherited, **self.environ(settings)}
         with _file_of(self._variables(settings, launcher), settings, launcher) as path:
             if path is not None:
@@ -119,21 +117,6 @@ class DeepSpeedLauncher(Launcher):
         return lines
 
 
-def _check_programs(settings: Settings, launcher: str) -> None:
-    path = settings.inherited.get("PATH")
-    if shutil.which("deepspeed", path=path) is None:
-        raise MissingDependencyError(
-            "A DeepSpeed run over several machines needs its program; `deepspeed` is not on PATH. Install "
-            "deepspeed, or pass --deepspeed-multinode-launcher standard."
-        )
-    program = _PROGRAMS.get(launcher)
-    if program is not None and shutil.which(program, path=path) is None:
-        raise MissingDependencyError(
-            f"The multinode launcher {launcher} needs its program; `{program}` is not on PATH. Install it, or choose "
-            "another --deepspeed-multinode-launcher."
-        )
-
-
 @contextlib.contextmanager
 def _file_of(lines: list[str], settings: Settings, launcher: str) -> Iterator[str | None]:
     """Write the variables to a file of this run, and leave the user's own file unchanged.
@@ -158,14 +141,6 @@ def _own_lines(inherited: Mapping[str, str]) -> list[str]:
     name = inherited.get(_FILE_VARIABLE) or _USUAL_FILE
     found: list[str] = []
     for path in dict.fromkeys(Path(folder).expanduser() / name for folder in ("~", ".")):
-        if not path.is_file():
-            continue
-        for number, line in enumerate(read_text(path, "DeepSpeed's file of variables").splitlines(), 1):
-            if line.strip() and "=" not in line:
-                raise ConfigurationError(
-                    f"{path}:{number}: a line of DeepSpeed's file of variables has the form NAME=VALUE; got "
-                    f"{shortened(line)!r}. Correct it."
-                )
-            if line.strip():
-                found.append(line)
+        if path.is_file():
+            found += filter(str.strip, read_text(path, "DeepSpeed's file of variables").splitlines())
     return found

@@ -141,13 +141,10 @@ def test_variables_are_handed_over(folder: Path) -> None:
 
 
 def test_what_cannot_be_handed_over_starts_nothing(folder: Path) -> None:
-    """A setting that does not reach other machines, and a damaged file of the user, are refused by name."""
+    """A setting that does not reach other machines is refused by name."""
     words = ["--offload-optimizer-nvme-path", "/a disk", "--deepspeed-multinode-launcher", "openmpi"]
     with pytest.raises(ConfigurationError, match="got ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH='/a disk'"):
         DeepSpeedLauncher().run(settings(*words))
-    (folder / ".deepspeed_env").write_text("A=1\nNOT A VARIABLE\n")
-    with pytest.raises(ConfigurationError, match=r"\.deepspeed_env:2: .*got 'NOT A VARIABLE'"):
-        DeepSpeedLauncher().run(settings())
     assert not (folder / "noted.json").exists()
 
 
@@ -158,10 +155,8 @@ def test_no_file_where_the_environment_is_inherited(folder: Path) -> None:
     assert json.loads((folder / "noted.json").read_text())["file"] is None
 
 
-def test_missing_programs_are_told(folder: Path) -> None:
-    """DeepSpeed's program, and that of its launcher, are named before anything starts."""
-    with pytest.raises(MissingDependencyError, match="mvapich needs its program; `mpiname`"):
-        DeepSpeedLauncher().run(settings("--deepspeed-multinode-launcher", "mvapich"))
+def test_a_missing_program_is_told(folder: Path) -> None:
+    """DeepSpeed's program is named before anything starts."""
     (folder / "bin" / "deepspeed").unlink()
     with pytest.raises(MissingDependencyError, match=r"`deepspeed` is not on PATH.*launcher standard"):
         DeepSpeedLauncher().run(settings())

@@ -2,13 +2,11 @@
 
 import json
 import subprocess
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from accel_core.host.program.run_module import own_command
-from accel_launch.terminal import progress_bar
+from accel_launch.terminal import progress
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 from accel_verify.diagnosis.packages import module_of, optional_libraries
 
@@ -38,22 +36,16 @@ class Probe:
 
     def findings(self, seconds: float) -> list[DoctorFinding]:
         """Wait for the imports, and return what they showed."""
-        late = threading.Timer(seconds, self._process.kill)
-        began = time.monotonic()
-        late.start()
-        answers: list[dict[str, Any]] = []
-        errors: dict[str, str] = {}
-        with self._process as process:
-            for line in process.stdout or ():
-                progress_bar("Importing libraries", len(errors), len(self._distributions))
-                answers.append(json.loads(line))
-                if "module" in answers[-1]:
-                    errors[answers[-1]["module"]] = answers[-1]["error"]
-        progress_bar("Importing libraries", 1, 1)
-        ended = f"a Python that ended with status {process.returncode}"
-        if time.monotonic() - began >= seconds:
+        progress("Importing libraries ...")
+        try:
+            printed, _ = self._process.communicate(timeout=seconds)
+            ended = f"a Python that ended with status {self._process.returncode}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            printed, _ = self._process.communicate()
             ended = f"no result within {seconds:g} s"
-        late.cancel()
+        answers: list[dict[str, Any]] = [json.loads(line) for line in printed.splitlines()]
+        errors: dict[str, str] = {each["module"]: each["error"] for each in answers if "module" in each}
         # What was begun and not answered is what took Python down.
         begun = [answer["begun"] for answer in answers if "begun" in answer] or list(self._distributions)[:1]
         if begun and begun[-1] not in errors:
@@ -62,20 +54,18 @@ class Probe:
         return [*self._libraries(errors), *(_devices(seen) if seen else [])]
 
     def _libraries(self, errors: dict[str, str]) -> list[DoctorFinding]:
-        findings = []
+        whole = [self._distributions[module] for module, error in errors.items() if not error]
+        findings = [ok(_LIBRARIES, f"{', '.join(whole)} can be imported")] if whole else []
         for module, error in errors.items():
-            name = self._distributions[module]
             if not error:
                 continue
+            name = self._distributions[module]
             finding = problem if module == "torch" else warning  # a run may do without the others
             remedy = f"Run `pip install --force-reinstall {name}`" + (
                 "." if module == "torch" else ", or uninstall it."
             )
             findings.append(finding(_LIBRARIES, f"{name} cannot be imported; got {error}", remedy))
-        whole = [self._distributions[module] for module, error in errors.items() if not error]
         left = [name for module, name in self._distributions.items() if module not in errors]
-        if whole:
-            findings.insert(0, ok(_LIBRARIES, f"{', '.join(whole)} can be imported"))
         if left:
             findings.append(
                 warning(

@@ -1,4 +1,4 @@
-"""Network interfaces, the name of this machine, ports, and a connection over the loopback interface."""
+"""Network interfaces, the name of this machine, and ports."""
 
 import fcntl
 import socket
@@ -6,7 +6,6 @@ import struct
 from collections.abc import Mapping
 
 from accel_core.errors import LaunchError
-from accel_core.host.ports import get_free_port
 from accel_launch.launchers.preflight import check_free
 from accel_verify.diagnosis.finding import DoctorFinding, from_error, ok, problem, warning
 
@@ -15,11 +14,10 @@ __all__ = ["check_network", "check_port"]
 _TOPIC = "Network"
 _SIOCGIFADDR = 0x8915
 _SELECTORS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_SECONDS = 5.0
 
 
 def check_network(environment: Mapping[str, str]) -> list[DoctorFinding]:
-    """Examine interfaces, the machine's name, and the loopback interface by a connection over it."""
+    """Examine interfaces and the machine's name."""
     addresses = {name: _address(name) for _, name in socket.if_nameindex()}
     shown = ", ".join(f"{name} {address or 'without an IPv4 address'}" for name, address in addresses.items())
     findings = [ok(_TOPIC, f"interfaces: {shown}")]
@@ -28,7 +26,7 @@ def check_network(environment: Mapping[str, str]) -> list[DoctorFinding]:
         for variable in _SELECTORS
         if environment.get(variable)
     ]
-    return [*findings, _own_name(), _loopback()]
+    return [*findings, _own_name()]
 
 
 def _address(interface: str) -> str:
@@ -42,14 +40,10 @@ def _address(interface: str) -> str:
 
 
 def _selection(variable: str, value: str, interfaces: list[str]) -> DoctorFinding:
-    """Check that a variable leaves an interface; NCCL takes prefixes of names, = for exact names and ^ to exclude."""
-    words, nccl = value.split(","), variable.startswith("NCCL")
-    others, exact = nccl and value.startswith("^"), not nccl or value.lstrip("^").startswith("=")
-    words = [word.lstrip("^=") for word in words] if nccl else words
-    named = [name for name in interfaces if any(name == word if exact else name.startswith(word) for word in words)]
-    missing = [] if nccl else [word for word in words if word not in interfaces]  # gloo needs all of them
-    left = [name for name in interfaces if name not in named] if others else named
-    if left and not missing:
+    """Check that a variable leaves an interface: by the beginnings of names, or behind ^ all others."""
+    named = [name for name in interfaces if name.startswith(tuple(value.lstrip("^=").split(",")))]
+    left = [name for name in interfaces if name not in named] if value.startswith("^") else named
+    if left:
         return ok(_TOPIC, f"{variable}={value} leaves {', '.join(left)}")
     return problem(
         _TOPIC,
@@ -69,28 +63,6 @@ def _own_name() -> DoctorFinding:
             "Add it to /etc/hosts; several machines find each other by name.",
         )
     return ok(_TOPIC, f"the machine's name {name} has the address {found}")
-
-
-def _loopback() -> DoctorFinding:
-    """Connect over the loopback interface as the ranks of one machine do."""
-    sent = b"accel"
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(_SECONDS)
-            with socket.create_connection(server.getsockname(), timeout=_SECONDS) as one:
-                other, _ = server.accept()
-                with other:
-                    one.sendall(sent)
-                    right = other.recv(len(sent), socket.MSG_WAITALL) == sent
-    except OSError as error:
-        return problem(
-            _TOPIC,
-            f"a connection over 127.0.0.1 fails; got {error.strerror or error}",
-            "Set up the loopback interface (`ip link set lo up`), and let the firewall pass it.",
-        )
-    if not right:
-        return problem(_TOPIC, "a connection over 127.0.0.1 loses data", "Look for a proxy on the loopback interface.")
-    return ok(_TOPIC, f"a connection over 127.0.0.1 works, and port {get_free_port()} is free")
 
 
 def check_port(port: int, source: str) -> DoctorFinding:

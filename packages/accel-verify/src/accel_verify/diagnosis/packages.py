@@ -28,15 +28,6 @@ def check_packages() -> list[DoctorFinding]:
     findings = [ok(_TOPIC, f"Python {platform.python_version()} in {sys.prefix}")]
     for ours in _installed_ours():
         name, misfits = ours.metadata["Name"], _misfits(ours)
-        needed = ours.metadata["Requires-Python"]
-        if needed and not Requirement(f"python{needed}").specifier.contains(platform.python_version()):
-            misfits.append(
-                problem(
-                    _TOPIC,
-                    f"{name} needs Python {needed}; got {platform.python_version()}",
-                    "Install it in an environment with such a Python.",
-                )
-            )
         findings += misfits or [ok(_TOPIC, f"{name} {ours.version}, and what it needs")]
     return findings
 

@@ -53,8 +53,6 @@ def _contradictions(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
             f"OMP_NUM_THREADS gives each process {threads} threads, for {cores} cores",
             f"Set it to {cores} divided by the number of processes, or unset it.",
         )
-    if _on(environment, "CUDA_LAUNCH_BLOCKING"):
-        yield warning(_TOPIC, "CUDA_LAUNCH_BLOCKING makes every kernel wait", "Unset it unless you look for an error.")
 
 
 def _ranks(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
@@ -63,15 +61,11 @@ def _ranks(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     if not set_here:
         return
     shown = ", ".join(f"{name}={environment[name]}" for name in set_here)
-    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    unset = f"Run `unset {' '.join(set_here)}`."
-    if rank.isdecimal() and size.isdecimal() and int(rank) >= int(size):
-        yield problem(_TOPIC, f"RANK has to be below WORLD_SIZE; got {shown}", unset)
-    elif size != "1" or len(set_here) < 3:
+    if environment.get("WORLD_SIZE") != "1" or len(set_here) < 3:
         message = (
             f"this shell has variables of a started process ({shown}): a script run without a launcher waits for others"
         )
-        yield warning(_TOPIC, message, unset)
+        yield warning(_TOPIC, message, f"Run `unset {' '.join(set_here)}`.")
 
 
 def _on(environment: Mapping[str, str], name: str) -> bool:

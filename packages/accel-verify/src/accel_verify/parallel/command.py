@@ -17,9 +17,10 @@ def _above_zero(text: str) -> int:
     return number
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layouts",
+        default="dp2",
         help=f"Comma-separated layouts of at least two ranks to compare with one process: {LAYOUT_HELP} "
         "(default: dp2).",
     )
@@ -33,19 +34,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="Report the layout's num_processes on one process (for scripts that scale the learning rate).",
     )
     parser.add_argument(
-        "--max-processes",
-        type=_above_zero,
-        help="Processes that a layout may have (default: the number of GPUs, or 8 on the CPU).",
-    )
-    parser.add_argument(
         "--timeout", type=_above_zero, default=600, help="Seconds after which a run is ended (default: 600)."
     )
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    script = "The script, which uses an Accelerator; `script.py:function` for a function."
-    add_script(parser, _add_options, needed=("--layouts",), script=script)
+    add_script(parser, "The script, which uses an Accelerator; `script.py:function` for a function.")
 
 
 COMMAND = Command(

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from accel_core.errors import ConfigurationError
-from accel_core.mesh.spec import LayoutSpec, parse_layout, parse_layouts
+from accel_core.mesh.spec import parse_layout, parse_layouts
 
 __all__ = ["RequestedLayout", "requested_layout", "requested_layouts"]
-
-_GATHERED = 3
-"""The stage of ZeRO whose weights are gathered to be compared."""
 
 
 @dataclass(frozen=True)
@@ -23,24 +20,14 @@ class RequestedLayout:
     words: tuple[str, ...]
 
 
-def requested_layouts(text: str, most: int) -> list[RequestedLayout]:
+def requested_layouts(text: str) -> list[RequestedLayout]:
     """Read a comma-separated list of layouts."""
-    found = [_requested(spec) for spec in parse_layouts(text)]
-    for layout in found:
-        if layout.ranks > most:
-            raise ConfigurationError(
-                f"The layout {layout.name} needs {layout.ranks} processes, and this run may start {most}; got "
-                f"--layouts {text}. Leave it out, or raise --max-processes (with --cpu, any number fits)."
-            )
-    return found
+    return [requested_layout(spec.name) for spec in parse_layouts(text)]
 
 
 def requested_layout(text: str) -> RequestedLayout:
     """Return the layout of a name, which has several processes."""
-    return _requested(parse_layout(text))
-
-
-def _requested(spec: LayoutSpec) -> RequestedLayout:
+    spec = parse_layout(text)
     if spec.ranks < 2:
         raise ConfigurationError(
             f"A layout to compare with one process needs at least 2 ranks; got {spec.name!r}. Write for example dp2 "
@@ -48,9 +35,7 @@ def _requested(spec: LayoutSpec) -> RequestedLayout:
         )
     words = ["--num-processes", str(spec.ranks)]
     if spec.zero_stage is not None:
-        words += ["--use-deepspeed", "--zero-stage", str(spec.zero_stage)]
-        # Else its weights cannot be gathered.
-        words += ["--zero3-save-16bit-model", "true"] if spec.zero_stage == _GATHERED else []
+        words += ["--use-deepspeed", "--zero-stage", str(spec.zero_stage), "--zero3-save-16bit-model", "true"]
     elif spec.engine == "fsdp" or min(spec.size("cp"), spec.size("tp")) > 1:
         words += ["--use-fsdp", "--fsdp-version", "2"]
     shared = [(axis, size) for axis, size in spec.sizes if size > 1]

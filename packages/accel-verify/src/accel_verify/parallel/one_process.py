@@ -8,6 +8,7 @@ statistics of each rank's share, as ranks do; running statistics are those of th
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,7 +78,7 @@ def read_for_all(parts: int, *, counts: bool = False) -> None:
 
 def _joined(accelerator: Accelerator, loader: DataLoader[Any], parts: int) -> DataLoader[Any]:
     """Return a loader that gives the batches of all ranks as one, and draws its order as ranks do."""
-    loader = _copy(loader)
+    loader = copy.copy(loader)
     _draw_order_as_ranks(accelerator, loader)
     if parts == 1 or accelerator.split_batches:  # a split batch is the global one already
         return loader
@@ -93,12 +94,6 @@ def _joined(accelerator: Accelerator, loader: DataLoader[Any], parts: int) -> Da
     # Torch forbids setting them.
     loader.__dict__.update(batch_sampler=joined, batch_size=size if plain else loader.batch_size)
     return loader
-
-
-def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:
-    copied = object.__new__(type(loader))
-    copied.__dict__.update(loader.__dict__)
-    return copied
 
 
 def _draw_order_as_ranks(accelerator: Accelerator, loader: DataLoader[Any]) -> None:

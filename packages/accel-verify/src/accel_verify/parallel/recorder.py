@@ -65,7 +65,6 @@ class StepRecorder(Recorder):
         self._gradients: dict[str, tuple[float, str]] | None = None
         self._strays: dict[str, tuple[float, str]] = {}
         self._clipped: float | None = None
-        self._trained = False
         self._trained_with: list[object] = []
         self._reading: list[object] = []
         self._empty_epochs = 0
@@ -79,8 +78,8 @@ class StepRecorder(Recorder):
             read_for_all(self._parts, counts=self._counts)
         super().install(
             backward=self._backward,
-            clip_grad_norm_=self._clipped_norm,
-            clip_grad_value_=self._clipped_value,
+            clip_grad_norm_=self._clip,
+            clip_grad_value_=self._clip,
             gather_for_metrics=functools.partial(self._gathered, "gather_for_metrics"),
             gather=functools.partial(self._gathered, "gather"),
             **UNSAVED,
@@ -93,7 +92,7 @@ class StepRecorder(Recorder):
         device = torch.device("cpu") if self.accelerator is None else self.accelerator.device
         note = None if error is None or isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
         refused = isinstance(error, REFUSALS) and self.step < self.steps
-        facts = {"memory": peak_memory(device), "note": note, "refused": refused, "trained": self._trained}
+        facts = {"memory": peak_memory(device), "note": note, "refused": refused}
         self.write(kind="end", steps=self.step, **facts)
 
     def begin(self, accelerator: Accelerator) -> None:
@@ -122,11 +121,10 @@ class StepRecorder(Recorder):
         value = float(whole(loss.detach()).double()) if isinstance(loss, Tensor) else math.nan
         self._losses.append((value, None if weight is None else float(weight)))
         self._forward.backward_begins(accelerator._models)
-        self._trained = True
         backward(accelerator, loss, weight=weight, **kwargs)
         self._forward.backward_ended()
 
-    def _clipped_norm(
+    def _clip(
         self, clip: Callable[..., Tensor | None], accelerator: Accelerator, *args: object, **kwargs: object
     ) -> Tensor | None:
         self._take_gradients(accelerator)
@@ -134,12 +132,6 @@ class StepRecorder(Recorder):
         if accelerator.sync_gradients and norm is not None:
             self._clipped = float(whole(torch.as_tensor(norm)).double())
         return norm
-
-    def _clipped_value(
-        self, clip: Callable[..., None], accelerator: Accelerator, *args: object, **kwargs: object
-    ) -> None:
-        self._take_gradients(accelerator)
-        clip(accelerator, *args, **kwargs)
 
     def stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
         """Write the step down, or train no more."""
@@ -211,11 +203,8 @@ class StepRecorder(Recorder):
 
     def _note_loader(self) -> None:
         """Note that the loader that is read is trained with: after the last step it gives no more batches."""
-        if self._reading and not self._is_trained_with(self._reading[-1]):
+        if self._reading and self._reading[-1] not in self._trained_with:
             self._trained_with.append(self._reading[-1])
-
-    def _is_trained_with(self, loader: object) -> bool:
-        return any(loader is each for each in self._trained_with)
 
     def _trains_on(self) -> None:
         """Skip a step after the last one and end the script; a script without a loader ends here."""
@@ -225,7 +214,7 @@ class StepRecorder(Recorder):
 
     def read(self, begin: Callable[..., Any], loader: PreparedLoader) -> Iterator[object]:
         """Note the rows of batches; after the last step there are none of a loader that is trained with."""
-        if self.step >= self.steps and self._is_trained_with(loader):
+        if self.step >= self.steps and loader in self._trained_with:
             self._empty_epochs += 1
             if self._empty_epochs > _EMPTY_EPOCHS:
                 raise Finished(0)
@@ -239,7 +228,7 @@ class StepRecorder(Recorder):
                     self._rows.append(row_digests(batch))
                 self._forward.listening = self.step == 0 and not self._losses
                 yield batch
-                if self.step >= self.steps and self._is_trained_with(loader):
+                if self.step >= self.steps and loader in self._trained_with:
                     loader.iteration += 1
                     break
         finally:

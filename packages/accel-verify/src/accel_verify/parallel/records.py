@@ -28,7 +28,6 @@ class RecordedRun:
     # What the script raised after its last step, or the strategy's refusal before; `None` of neither.
     note: str | None = None
     refused: bool = False  # whether a strategy refused the script
-    trained: bool = True  # whether there was a backward pass
     cut: bool = False  # whether each rank reads parts of rows, as ranks that share sequences by DeepSpeed do
 
     def tensors(self, step: int, what: str) -> dict[str, Tensor]:
@@ -84,6 +83,5 @@ def read_run(folder: Path) -> RecordedRun:
         [line["memory"] for line in ends],
         None if last is None else last["note"],
         last is not None and bool(last["refused"]),
-        not ends or any(line["trained"] for line in ends),
         about.get("cut", False),
     )

@@ -145,16 +145,9 @@ def _rows_of(name: str, numbers: Numbers) -> Iterator[tuple[str, ...]]:
     if not numbers.loss:
         yield name, "-", "-", "-", "-", memory
     columns = zip(numbers.loss, numbers.gradient_norm, numbers.weight_norm, strict=True)
-    for step, (loss, gradient, weight) in enumerate(columns, 1):
-        first = step == 1
-        yield (
-            name if first else "",
-            str(step),
-            f"{loss:.6g}",
-            f"{gradient:.6g}",
-            f"{weight:.6g}",
-            memory if first else "",
-        )
+    for step, measured in enumerate(columns, 1):
+        first, last = (name, memory) if step == 1 else ("", "")
+        yield first, str(step), *(f"{value:.6g}" for value in measured), last
 
 
 def _print_verdict(verdict: Verdict, colors: bool) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,46 +16,27 @@ from accel_verify.digests import digest
 __all__ = ["first_tensor", "generator_state", "gradients", "row_digests", "sketch", "sums", "weights"]
 
 
-def _bare_models(accelerator: Accelerator) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
-    """Yield the prefix of the names of each prepared model, the model, and the bare one inside."""
+def _parameters(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the parameter of all prepared models."""
     models = accelerator._models
     for number, model in enumerate(models):
-        yield "" if len(models) == 1 else f"model {number}: ", model, accelerator.unwrap_model(model)
+        prefix = "" if len(models) == 1 else f"model {number}: "
+        for name, parameter in accelerator.unwrap_model(model).named_parameters():
+            yield prefix + canonical_name(name), parameter
 
 
 def gradients(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the whole gradient of each parameter that has one; every rank calls it."""
-    strategy = accelerator._runtime.strategy
-    for prefix, model, bare in _bare_models(accelerator):
-        engine = _is_engine(model)
-        for name, parameter in bare.named_parameters():
-            gradient = _of_engine(parameter) if engine else strategy.whole_of(parameter, parameter.grad)
-            if gradient is not None:
-                yield prefix + canonical_name(name), gradient.detach().cpu()
-
-
-def _is_engine(model: torch.nn.Module) -> bool:
-    """Return whether DeepSpeed holds a model's gradients and weights."""
-    return hasattr(model, "zero_optimization_stage")
-
-
-def _of_engine(parameter: Tensor) -> Tensor | None:
-    found: Tensor | None = importlib.import_module("deepspeed.utils").safe_get_full_grad(parameter)
-    return found
+    for name, parameter in _parameters(accelerator):
+        gradient = accelerator._runtime.strategy.whole_of(parameter, parameter.grad)
+        if gradient is not None:
+            yield name, gradient.detach().cpu()
 
 
 def weights(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the whole value of each parameter; every rank calls it, and of an engine one gets them."""
-    strategy = accelerator._runtime.strategy
-    for prefix, model, bare in _bare_models(accelerator):
-        engine = _is_engine(model)
-        state = accelerator.get_state_dict(model) if engine else {}
-        for name, parameter in bare.named_parameters():
-            name = canonical_name(name)
-            if not engine:
-                yield prefix + name, strategy.whole_of(parameter, parameter).cpu()
-            elif name in state:
-                yield prefix + name, state[name].detach().cpu()
+    """Yield the name and the whole value of each parameter; every rank calls it."""
+    for name, parameter in _parameters(accelerator):
+        yield name, accelerator._runtime.strategy.whole_of(parameter, parameter).cpu()
 
 
 def sketch(value: Tensor) -> tuple[float, str]:
@@ -75,15 +54,10 @@ def row_digests(batch: object) -> list[str]:
 
 def first_tensor(output: object) -> Tensor | None:
     """Return this rank's part of the first floating point tensor in what a module returned; `None` without one."""
-    leaves = [output] if isinstance(output, Tensor) else _leaves_of(output)
+    # Other objects, such as a model's own output class, count as their attributes.
+    leaves = (inner for leaf in tree_leaves(output) for inner in (leaf, *getattr(leaf, "__dict__", {}).values()))
     found = next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
     return None if found is None else local_part(found.detach())
-
-
-def _leaves_of(output: object) -> list[Any]:
-    """Return the leaves of a nest; other objects, such as a model's own output class, count as their attributes."""
-    leaves = list(tree_leaves(output))
-    return [inner for leaf in leaves for inner in (leaf, *getattr(leaf, "__dict__", {}).values())]
 
 
 def sums(value: Tensor) -> tuple[int, float, float]:

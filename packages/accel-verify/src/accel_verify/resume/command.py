@@ -8,7 +8,7 @@ from accel_verify.script_arguments import add_script, runner_of
 __all__ = ["COMMAND"]
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="Optimizer steps to run (default: twice --at, or 6).")
     parser.add_argument(
         "--at", type=int, help="Optimizer step after which the second run is interrupted (default: the middle)."
@@ -19,10 +19,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--store", metavar="ADDRESS", help="Save the interrupted run below an address, as s3://bucket/tests."
     )
     parser.add_argument("--timeout", type=float, default=3600.0, help="Seconds after which a run is ended.")
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_script(parser, _add_options, needed=("--steps", "--at"), script="The script, which uses an Accelerator.")
+    add_script(parser)
 
 
 COMMAND = Command(

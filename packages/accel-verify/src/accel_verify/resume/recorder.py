@@ -26,6 +26,7 @@ from typing import Any, TextIO
 import torch
 
 from accel_core.accelerator import Accelerator
+from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.random import set_seed
 from accel_verify.digests import digest, random_states
 from accel_verify.parallel.draws import DrawWatch
@@ -45,6 +46,7 @@ class ResumeRecorder(Recorder):
         self.step = first
         self._last, self._save, self._load, self._project = last, save, load, project
         self._batches: list[str] = []
+        self._moved = False  # whether an optimizer has stepped since the last line
         self._draws = DrawWatch()
 
     def install(self, **members: Callable[..., object]) -> None:
@@ -73,21 +75,25 @@ class ResumeRecorder(Recorder):
             self.accelerator.load_state(None if automatic else self._load)
         for batch in begin(loader):
             self._batches.append(digest(batch))
-            steps = self._steps_done()
             yield batch
-            self._boundary(steps)
+            self._boundary()
 
-    def _steps_done(self) -> int:
-        accelerator = self.accelerator
-        return 0 if accelerator is None or not accelerator._optimizers else _count(accelerator._optimizers[0])
+    def stepped(self, step: Callable[..., object], optimizer: AcceleratedOptimizer, closure: object = None) -> object:
+        """Note that a batch ended in a step."""
+        found = step(optimizer, closure)
+        self._moved |= optimizer.gradient_state.sync_gradients and not optimizer.step_was_skipped
+        return found
 
-    def _boundary(self, before: int) -> None:
+    def _boundary(self) -> None:
         """Write a line if the batch that was just processed ended in an optimizer step; stop after the last."""
         accelerator = self.accelerator
-        if accelerator is None or self._steps_done() == before:
+        if accelerator is None or not self._moved:
             return
+        self._moved = False
         self.step += 1
-        facts = {"restores": _restores_position(accelerator), "unseeded": self._draws.unseeded}
+        # Whether loading moves loaders, or leaves it to the script to skip batches.
+        restores = accelerator.use_stateful_dataloader or accelerator.dataloader_config.restores_position
+        facts = {"restores": restores, "unseeded": self._draws.unseeded}
         self.write(step=self.step, **facts, **self._state(accelerator))
         self._batches.clear()
         if self.step >= self._last:
@@ -123,35 +129,12 @@ class ResumeRecorder(Recorder):
         }
 
 
-def _restores_position(accelerator: Accelerator) -> bool:
-    """Return whether loading moves loaders, or leaves it to the script to skip batches."""
-    return accelerator.use_stateful_dataloader or accelerator.dataloader_config.restores_position
-
-
-def _seed(first: int) -> None:
-    """Seed every generator by the step at which a run begins, and choose kernels of GPUs that add in one order."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    set_seed(_SEED + first)
-
-
-def _count(optimizer: Any) -> int:
-    """Return how often an optimizer really stepped, counting from now on at the first call."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    if not hasattr(inner, "_accel_steps"):
-        inner._accel_steps = 0
-
-        def counted(*_: object) -> None:
-            inner._accel_steps += 1
-
-        inner.register_step_post_hook(counted)  # steps inside an accumulation window do not reach it
-    return int(inner._accel_steps)
-
-
 def main(arguments: list[str]) -> None:
     """Run the script as it would run by itself."""
     record, first, last, save, load, project, script, *rest = arguments
     with open(record, "w") as file:
-        _seed(int(first))
+        torch.use_deterministic_algorithms(True, warn_only=True)  # kernels of GPUs that add in one order
+        set_seed(_SEED + int(first))
         recorder = ResumeRecorder(file, int(first), int(last), save, load, project)
         recorder.install()
         with suppress(Finished):

@@ -9,16 +9,13 @@ from accel_verify.script_arguments import add_script, runner_of
 __all__ = ["COMMAND"]
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME,...", help="GPUs to predict the memory on: A100-80GB, L4, 24GB.")
     parser.add_argument("--layout", help="Layout of ranks to compare with one process (default: dp2).")
     parser.add_argument("--cpu", action="store_true", help="Run on the CPU whatever hardware is here.")
     parser.add_argument("--mixed-precision", choices=AUTOCAST_PRECISIONS, help="Number format of all runs.")
     parser.add_argument("--timeout", type=float, default=600.0, help="Seconds after which a run is ended.")
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_script(parser, _add_options, needed=("--gpu", "--layout"), script="The script, which uses an Accelerator.")
+    add_script(parser)
 
 
 COMMAND = Command(

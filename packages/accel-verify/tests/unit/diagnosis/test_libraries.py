@@ -1,8 +1,6 @@
 """Libraries that cannot be imported, and what is said of devices."""
 
-import io
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,21 +38,6 @@ def test_a_broken_library_is_named_with_its_error(probe) -> None:
         ("ok", "whole can be imported"),
         ("warning", "broken cannot be imported; got ImportError: libcuda.so.1: cannot open shared object file"),
     ]
-
-
-def test_imports_have_a_bar_on_a_terminal_alone(probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal sees how many libraries are done, and the line is gone at the end; elsewhere nothing is written."""
-    screens = [io.StringIO(), io.StringIO()]
-    screens[0].isatty = lambda: True
-    for screen in screens:
-        monkeypatch.setattr(sys, "stderr", screen)
-        probe("whole", "broken")
-    shown, hidden = (screen.getvalue() for screen in screens)
-    assert hidden == ""
-    steps = shown.split("\r\033[K")
-    assert steps[1] == "Importing libraries:   0%|                    | 0/2"
-    assert "Importing libraries:  50%|##########          | 1/2" in steps
-    assert steps[-1] == ""
 
 
 @pytest.mark.parametrize(

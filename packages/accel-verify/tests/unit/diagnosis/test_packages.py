@@ -68,14 +68,6 @@ def test_packages_of_engines_are_examined(
     assert (state, what.partition(";")[0]) == (wanted, f"{name} needs accel-core>=9")
 
 
-def test_python_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package for a later Python is a problem."""
-    install(tmp_path, "accel-quant", "0.1.0", python=">=4")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    [(state, what, _)] = of(check_packages(), "accel-quant")
-    assert (state, what.partition(";")[0]) == ("problem", "accel-quant needs Python >=4")
-
-
 def test_what_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed libraries of extras are tried, under the name that they are imported as."""
     install(tmp_path, "accel-quant", "0.1.0", "PyYAML; extra == 'plots'", "not-here-at-all; extra == 'plots'")

@@ -51,8 +51,6 @@ def test_a_name_that_nobody_reads(name: str, remedy: str) -> None:
         ),
         ({"ACCEL_GPU_IDS": "0,1", "CUDA_VISIBLE_DEVICES": "2"}, "warning", "replaces CUDA_VISIBLE_DEVICES=2"),
         ({"OMP_NUM_THREADS": "100000"}, "warning", "100000 threads, for "),
-        ({"CUDA_LAUNCH_BLOCKING": "1"}, "warning", "every kernel wait"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "problem", "RANK has to be below WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "warning", "waits for others"),
         ({"RANK": "0"}, "warning", "variables of a started process (RANK=0)"),
     ],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from accel_core.errors import ConfigurationError
 from accel_launch.imports import load
+from accel_launch.terminal import say
 
 __all__ = ["add_script", "check_script", "runner_of"]
 
@@ -25,6 +26,9 @@ def runner_of(module: str) -> Callable[[argparse.Namespace], int]:
 
     def run(args: argparse.Namespace) -> int:
         check_script(args.script)
+        for word in args.script_arguments:
+            if word.partition("=")[0] in args.own_options:
+                say(f"{word} comes after the script, so it goes to the script. Write it before if it is for accel.")
         return int(load(module).run(args))
 
     return run
@@ -32,6 +36,7 @@ def runner_of(module: str) -> Callable[[argparse.Namespace], int]:
 
 def add_script(parser: argparse.ArgumentParser, help: str = "The script, which uses an Accelerator.") -> None:
     """Declare the script that a command runs, after the command's own options, and the script's arguments."""
+    parser.set_defaults(own_options=list(parser._option_string_actions))
     parser.add_argument("script", help=help)
     parser.add_argument(
         "script_arguments",

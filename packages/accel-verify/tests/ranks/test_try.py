@@ -152,3 +152,5 @@ def test_an_unknown_gpu_is_refused() -> None:
     """A name that says no size and is not known names those that are."""
     with pytest.raises(ConfigurationError, match=r"got 'A100'. Name the size, as in A100-80GB"):
         memory_of_gpu("A100")
+    with pytest.raises(ConfigurationError, match=r"got 'A101-80GB'. Did you mean A10 or A10G or A100\? Name"):
+        memory_of_gpu("A101-80GB")

@@ -89,7 +89,7 @@ def test_a_block_that_fails_on_one_rank():
         work()
     assert entered == [here.rank]
     if here.rank != 1:
-        assert str(caught.value).startswith("writing the weights was given up on rank")
+        assert str(caught.value).startswith("writing the weights stopped on rank")
     with channel.together("reading"):
         pass
     assert channel.exchange(here.rank) == [0, 1, 2]

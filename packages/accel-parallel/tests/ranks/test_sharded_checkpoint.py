@@ -334,7 +334,7 @@ def test_a_failure_while_ranks_plan_is_the_error_of_all(tmp_path: Path) -> None:
     assert "rank 1: ValueError: no plan" in failure_of(save_state, own, tmp_path / "ckpt")
     assert os.listdir(tmp_path) == []
     own.strategy = Holder(Longer())
-    with pytest.raises(RankDisagreementError, match="different data to save_state"):
+    with pytest.raises(RankDisagreementError, match="called save_state with different data"):
         save_state(own, tmp_path / "ckpt")
     gather_object([None])
     own.strategy = Holder()

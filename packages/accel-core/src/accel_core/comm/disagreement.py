@@ -23,7 +23,7 @@ def remote_message(doing: str, rank: int, failures: Mapping[int, str]) -> str:
     bare = {number: text.rstrip(".") for number, text in failures.items()}
     texts = next(iter(bare.values())) if len(set(bare.values())) == 1 else "; ".join(listed_failures(bare))
     return (
-        f"{doing} was given up on rank {rank}, because {ranks_text(failures)} failed: {texts}. Fix "
+        f"{doing} stopped on rank {rank} because {ranks_text(failures)} failed: {texts}. Fix "
         "the error that it reported; the traceback is in that rank's output."
     )
 

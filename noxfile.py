@@ -489,7 +489,7 @@ def deepspeed(session: nox.Session) -> None:
     clients = [ROOT / "tests-integration" / folder / f"test_{name}.py" for folder, name in together]
     verified = PACKAGES["accel-verify"].folder / "tests" / "ranks" / "test_verify_parallel.py"
     shared = f"{verified}::test_sequences_that_ranks_share_are_equal_to_one_process"
-    chosen = session.posargs or [own, shared, *clients]
+    chosen = session.posargs or [*spread([])[:4], own, shared, *clients]  # both tiers
     pytest(environment, "deepspeed", *chosen, env={"DS_ACCELERATOR": "cpu"})
 
 

@@ -25,6 +25,7 @@ def told(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, told)
 signal.signal(signal.SIGINT, told)
+time.sleep(0.5)  # the launcher may not know yet that this rank is there
 open(f"ready{rank}", "w").write(os.environ["ACCEL_RUN_ID"])
 time.sleep(3600)
 """

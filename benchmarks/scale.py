@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,9 @@ def store_that_counts(size: int) -> Any:
             super().__init__()
             self.inside = HashStore()
             self.calls = self.bytes = 0
+
+        def clone(self) -> Store:
+            return self
 
         def count(self, nbytes: int = 0) -> None:
             self.calls += 1
@@ -193,10 +196,11 @@ def group_that_answers(size: int, store: Any) -> Any:
 
     made, exchange = Fake(), Transport.exchange_bytes
 
-    def exchange_bytes(self: Any, content: bytes | memoryview, message: Any) -> Iterator[Any]:
+    def exchange_bytes(self: Any, content: bytes | memoryview, message: Any) -> list[Any]:
         made.theirs = bytes(content) if of_shards(content) else b""
-        yield from exchange(self, content, message)
+        received = exchange(self, content, message)
         made.theirs = b""
+        return received
 
     Transport.exchange_bytes = exchange_bytes  # type: ignore[method-assign]
     let_others_write(size, made)

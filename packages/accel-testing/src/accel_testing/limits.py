@@ -91,6 +91,7 @@ def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[
         hung = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
         for each in hung:
             each.send_signal(STACKS)
+            time.sleep(0.2)  # two would print at once
         _, alive = psutil.wait_procs(hung, 2)  # the launcher passes on what its ranks print
         for each in alive:
             each.kill()

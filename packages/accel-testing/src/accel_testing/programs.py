@@ -109,16 +109,11 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
     if words[:1] != [sys.executable] or (program[0] == "-" and program != "-m") or first or kept or shell:
         _start_anew(process, args, *settings)
         return
-    while True:
-        process.pid, said = _fork_and_hear()
-        if not process.pid:
-            break
-        if said:
-            process._child_created = True
-            process._close_pipe_fds(*pipes)
-            return
-        os.kill(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, 0)
+    process.pid = _fork_able()
+    if process.pid:
+        process._child_created = True
+        process._close_pipe_fds(*pipes)
+        return
     try:
         gc.freeze()  # what the parent left would close its files under their numbers
         _forget_the_parent()
@@ -139,22 +134,26 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
     os._exit(1)
 
 
-def _fork_and_hear() -> tuple[int, bool]:
-    """Fork, and return the child's number, 0 in the child, and whether the child can look up a name.
+def _fork_able() -> int:
+    """Fork a child that can look up names, and return its number, 0 in the child.
 
     It never can where a thread of the parent did so at that moment, as a store of torch does for each rank that
-    connects: the C library leaves its lock closed in the child.
+    connects: the C library leaves its lock closed in the child. Another one is forked then.
     """
-    hear, tell = os.pipe()
-    pid = os.fork()
-    if not pid:
-        socket.getaddrinfo("localhost", None)
-        os.write(tell, b".")
-        return 0, True
-    os.close(tell)
-    heard = bool(select.select([hear], [], [], 10)[0]) and bool(os.read(hear, 1))
-    os.close(hear)
-    return pid, heard
+    while True:
+        hear, tell = os.pipe()
+        pid = os.fork()
+        if not pid:
+            socket.getaddrinfo("localhost", None)
+            os.write(tell, b".")
+            return 0
+        os.close(tell)
+        heard = select.select([hear], [], [], 10)[0] and os.read(hear, 1)
+        os.close(hear)
+        if heard:
+            return pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _run(words: list[str], folder: str, variables: dict[str, str], path: list[str], streams: list[Connection]) -> None:

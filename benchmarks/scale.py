@@ -610,7 +610,7 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--files", nargs="+", type=int, default=FILES)
     parser.add_argument("--turns", type=int, default=3, help="processes for each number; shown is their median")
-    parser.add_argument("--svg", default=Path(__file__).parents[1] / "docs" / "concepts" / "scale.svg", type=Path)
+    parser.add_argument("--svg", type=Path, help="draw the curves; docs/concepts/scale.svg shows those of the defaults")
     parser.add_argument("--task", choices=["ranks", "sharded", "files"], help=argparse.SUPPRESS)
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -630,7 +630,8 @@ def main() -> None:
 
     by_ranks = {size: medians("ranks", size) | medians("sharded", size) for size in options.ranks}
     by_files = {count: medians("files", count) for count in options.files}
-    options.svg.write_text(svg(by_ranks, by_files))
+    if options.svg:
+        options.svg.write_text(svg(by_ranks, by_files))
     print(table(by_ranks, by_files))
 
 

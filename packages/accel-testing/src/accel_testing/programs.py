@@ -109,7 +109,7 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
     if words[:1] != [sys.executable] or (program[0] == "-" and program != "-m") or first or kept or shell:
         _start_anew(process, args, *settings)
         return
-    process.pid = _fork_able()
+    process.pid = _fork_with_resolver()
     if process.pid:
         process._child_created = True
         process._close_pipe_fds(*pipes)
@@ -134,7 +134,7 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
     os._exit(1)
 
 
-def _fork_able() -> int:
+def _fork_with_resolver() -> int:
     """Fork a child that can look up names, and return its number, 0 in the child.
 
     It never can where a thread of the parent did so at that moment, as a store of torch does for each rank that
@@ -144,7 +144,7 @@ def _fork_able() -> int:
         hear, tell = os.pipe()
         pid = os.fork()
         if not pid:
-            socket.getaddrinfo("localhost", None)
+            socket.getfqdn("localhost")  # raises nothing, also where there is no such name
             os.write(tell, b".")
             return 0
         os.close(tell)

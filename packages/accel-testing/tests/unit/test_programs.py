@@ -104,11 +104,11 @@ def test_ranks_of_a_program_are_its_children(tmp_path: Path) -> None:
 
 LOOKS_UP = (
     "import os, pathlib, socket, subprocess, sys\n"
-    "given = socket.getaddrinfo\n"
+    "given = socket.getfqdn\n"
     "def look_up(*words):\n"
     "    if pathlib.Path('first').exists(): return given(*words)\n"
     "    pathlib.Path('first').touch(); os._exit(0)\n"
-    "socket.getaddrinfo = look_up\n"
+    "socket.getfqdn = look_up\n"
     "print(subprocess.run([sys.executable, 'inner.py']))\n"
 )
 

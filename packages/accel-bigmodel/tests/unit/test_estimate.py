@@ -77,7 +77,7 @@ def test_tables_are_rectangular() -> None:
 def test_without_a_network_the_cache_counts(
     name: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the hub's cache holds is counted, in a process of its own, and another name is told in one line."""
+    """What the hub's cache holds is counted, in a process of its own, and an unknown name is one line."""
     folder = tmp_path / "models--owner--tiny"
     (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
     (folder / "refs").mkdir()

@@ -173,7 +173,7 @@ def test_reduce_larger_than_a_frame():
 
 @world(2)
 def test_arguments_that_cannot_be_are_refused_on_every_rank():
-    """The mean of integers, a word that is no reduction and a source that is no rank; the next call works."""
+    """The mean of integers, an unknown reduction and a source that is not a rank; the next call works."""
     ensure()
     with pytest.raises(
         CollectiveError, match=r"no mean of their own dtype; got torch.int64 at \['n'\].*reduction='sum'"

@@ -67,7 +67,7 @@ def test_help_of_a_topic_is_its_options_alone(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ["launch", "--mixed-precision", "bf61", "s.py"],
@@ -85,12 +85,14 @@ def test_help_of_a_topic_is_its_options_alone(capsys: pytest.CaptureFixture[str]
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
     ],
 )
-def test_wrong_word_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+def test_wrong_word_is_named_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
     """A value or an option that is unknown, in either spelling, ends with status 2 and what was probably meant."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_every_command_has_two_examples(capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +147,7 @@ def test_a_command_of_a_package_that_is_not_installed(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nothere.py"], "The script does not exist"),
         (["--num-processes", "-1", "train.py"], "got '-1' from --num-processes. Give it a whole number from 1"),
@@ -172,7 +174,7 @@ def test_impossible_words_start_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
-    told: str,
+    message: str,
 ) -> None:
     """What is not valid ends with status 2 and a message, and the script does not run."""
     script("open('ran', 'w')")
@@ -180,7 +182,7 @@ def test_impossible_words_start_nothing(
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     assert main(["launch", "--cpu", *words]) == 2
     assert not (tmp_path / "ran").exists()
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_home_that_cannot_be_used(

@@ -90,7 +90,7 @@ class Channel:
             mine = bytes(pickled(value))
         except CollectiveError as error:
             failure, mine = error, b""
-        told: dict[int, bytes] = {}
+        received: dict[int, bytes] = {}
         for source in members:  # in one order on all of them: whoever sends has its receivers waiting
             box = [mine]
             if source != rank:
@@ -98,13 +98,13 @@ class Channel:
             for other in members if source == rank else ():
                 if other != rank:
                     dist.send_object_list(box, other, device=device)
-            (told[source],) = box
+            (received[source],) = box
         if failure is not None:
             raise known_to_all(failure)
-        failed = {source: "its value cannot be pickled" for source, content in told.items() if not content}
+        failed = {source: "its value cannot be pickled" for source, content in received.items() if not content}
         if failed:
             raise RemoteRankError(remote_message(self.operation, rank, failed))
-        return [value if source == rank else pickle.loads(content) for source, content in told.items()]
+        return [value if source == rank else pickle.loads(content) for source, content in received.items()]
 
     def broadcast(self, value: _T, source: int = 0) -> _T:
         """Return the value that one rank brought.

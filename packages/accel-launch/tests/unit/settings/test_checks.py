@@ -15,7 +15,7 @@ from accel_testing import requires
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--cpu", "--multi-gpu"], "cpu from --cpu and multi_gpu from --multi-gpu"),
         (["--tpu", "--use-fsdp"], "tpu from --tpu and use_fsdp from --use-fsdp"),
@@ -40,12 +40,12 @@ from accel_testing import requires
     ],
 )
 @requires("engine:fsdp", "engine:deepspeed")
-def test_contradiction_is_refused(monkeypatch: pytest.MonkeyPatch, words: list[str], told: str) -> None:
+def test_contradiction_is_refused(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
     """Combinations that exclude one another and numbers out of range are errors that name where values come from."""
     monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 0)
     with pytest.raises(ConfigurationError) as caught:
         check_settings(settings_from(launch_command_parser().parse_args([*words, "s.py"])))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_layout_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

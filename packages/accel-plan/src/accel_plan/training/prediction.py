@@ -151,7 +151,7 @@ def _run(shared: SharedModel, spec: LayoutSpec, workload: TrainingWorkload, coun
     model = shared.model
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     counter.note([local_part(tensor.detach()) for tensor in (*model.parameters(), *model.buffers())], "weights")
-    # `DistributedDataParallel` has buckets for all gradients, beside the gradients.
+    # `DistributedDataParallel` has buckets for all gradients, in addition to the gradients.
     buckets = [torch.empty_like(parameter) for parameter in trained if spec.engine == "ddp"]
     counter.note(buckets, "communication")
     optimizer = workload.make_optimizer(model)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import keyword
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,7 +34,7 @@ TORCHES = ("2.8", "2.11", "2.13", "2.15")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 nox.needs_version = ">=2024.4.15"
-nox.options.sessions = ["lint", "types", "architecture", "tests", "alone", "integration"]
+nox.options.sessions = ["lint", "types", "architecture", "tests", "integration"]
 nox.options.error_on_external_run = False
 
 
@@ -302,20 +303,12 @@ def chosen_packages(session: nox.Session) -> tuple[list[Package], list[str]]:
 def pytest(
     environment: Environment, title: str, *args: object, env: dict[str, str] | None = None, **options: object
 ) -> None:
-    """Run pytest with a cache of its own for each session, and keep what each test took in `.nox/times.json`.
+    """Run pytest with a cache of its own for each session, and show the slowest tests.
 
     torch has one thread in each process: the threads of several wait for one another longer than they compute.
     """
-    place = WORKSHOP / "pytest" / title
-    results = place.with_suffix(".xml")
-    results.unlink(missing_ok=True)
-    kept = ("-o", f"cache_dir={place}", "-o", "junit_duration_report=total", f"--junit-xml={results}")
-    try:
-        environment.run("pytest", *args, *kept, env={"OMP_NUM_THREADS": "1", **(env or {})}, **options)
-    finally:
-        if results.exists():
-            times = (ROOT / ".ci" / "times.py", WORKSHOP / "times.json", title, results)
-            environment.session.run(sys.executable, *map(str, times), external=True, silent=False)
+    kept = ("-o", f"cache_dir={WORKSHOP / 'pytest' / title}", "--durations", 10)
+    environment.run("pytest", *args, *kept, env={"OMP_NUM_THREADS": "1", **(env or {})}, **options)
 
 
 def spread(arguments: list[str], tier: str = "not full") -> list[str]:
@@ -354,64 +347,6 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", default=False)
-def changed(session: nox.Session) -> None:
-    """Test the packages that a change touches and those that stand on them: `nox -s changed -- BASE`, from the tree.
-
-    Without a base, what is not committed counts, and on a branch what has come since it left main.
-    """
-    git = ("git", "-C", str(ROOT))
-    base = session.posargs[0] if session.posargs else lines_of(*git, "merge-base", "HEAD", "main")[0]
-    paths = [ROOT / line for line in lines_of(*git, "diff", "--name-only", base)]
-    paths += [ROOT / line for line in lines_of(*git, "ls-files", "--others", "--exclude-standard")]
-    touched = {name for name, package in PACKAGES.items() if any(package.folder in path.parents for path in paths)}
-    chosen = [package for package in PACKAGES.values() if touched.intersection(package.tested_with)]
-    folders = [package.folder / "tests" for package in chosen if (package.folder / "tests").is_dir()]
-    if not folders:
-        session.skip(f"no package has changed since {base[:12]}")
-    session.log(f"changed: {', '.join(sorted(touched))}; tested: {', '.join(package.name for package in chosen)}")
-    pytest(tree(session), "changed", *folders, *spread([]))
-
-
-def lines_of(*command: str) -> list[str]:
-    """Return the lines that a command prints."""
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
-@nox.session(venv_backend="none")
-def alone(session: nox.Session) -> None:
-    """Prove of the wheels of the packages that are named (all, if none is) that each comes alone and whole.
-
-    All lie in one environment, in which Python finds for each package no more than what it declares. The session
-    `isolated` does the same, and runs a package's tests, in an environment that has nothing else.
-    """
-    packages, rest = chosen_packages(session)
-    if rest:
-        session.error(f"names of packages are all it takes; got {rest}. For pytest: nox -s 'isolated(NAME)' -- WORDS")
-    everything = {text for package in PACKAGES.values() for text in package.third_party}
-    environment = Environment(session, "alone").provide(sorted(everything), list(PACKAGES), wheels=True)
-
-    def prove(package: Package) -> subprocess.CompletedProcess[str]:
-        command = [str(environment.folder / "bin" / "python"), *proof(package)]
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-
-    with ThreadPoolExecutor(2) as pool:
-        done = dict(zip(packages, pool.map(prove, packages), strict=True))
-    for ended in done.values():
-        sys.stdout.write(ended.stdout)
-    sys.stdout.flush()
-    failed = [package.name for package, ended in done.items() if ended.returncode]
-    if failed:
-        session.error(f"not alone and whole: {', '.join(failed)}")
-
-
-def proof(package: Package) -> list[str]:
-    """Return what Python is given to prove that a package comes alone and whole."""
-    strangers = sorted(other.module for other in PACKAGES.values() if other.name not in package.siblings)
-    source = package.folder / "src" / package.module
-    return ["-I", str(ROOT / ".ci" / "alone.py"), str(source), ",".join(package.siblings), *strangers]
-
-
-@nox.session(venv_backend="none", default=False)
 @nox.parametrize("package", [nox.param(name, id=name) for name in PACKAGES])
 def isolated(session: nox.Session, package: str) -> None:
     """Test one package's wheel with nothing but what it and its tests declare; every module imports without the latter.
@@ -422,7 +357,9 @@ def isolated(session: nox.Session, package: str) -> None:
     own = PACKAGES[package]
     requirements = own.third_party + own.groups.get("test", [])
     environment = Environment(session, f"isolated-{package}").provide(requirements, own.tested_with, wheels=True)
-    environment.run("python", *proof(own))
+    strangers = sorted(other.module for other in PACKAGES.values() if other.name not in own.siblings)
+    proof = ("-I", ROOT / ".ci" / "alone.py", own.folder / "src" / own.module, ",".join(own.siblings), *strangers)
+    environment.run("python", *proof)
     quick = [*spread([], "not slow and not full"), f"--ignore={own.folder / 'tests' / 'ranks'}"]
     pytest(environment, f"isolated-{package}", own.folder / "tests", *(session.posargs or quick))
 
@@ -514,25 +451,27 @@ def architecture(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff, that the stubs fit, and that every name is used."""
+    """Check style and formatting with ruff, that the stubs fit, that every name is used, and the size of the house."""
     environment = Environment(session, "lint").provide(GROUPS["lint"], [])
     environment.run("ruff", "check", *(session.posargs or ["."]))
     environment.run("ruff", "format", "--check", *(session.posargs or ["."]))
     environment.run("python", ROOT / ".ci" / "stubs.py", "--check")
-    environment.run("python", ROOT / ".ci" / "house.py", "--check")
+    environment.run("python", ROOT / ".ci" / "house.py")
+    public = WORKSHOP / "public_names.py"  # those of Accelerate's interface, which count as used
+    words = re.findall(r"[A-Za-z_]\w*", (PACKAGES["accelerate"].folder / "tests/surface/surface.json").read_text())
+    public.write_text("\n".join(word for word in words if not keyword.iskeyword(word)))
+    readers = [ROOT / name for name in ("tests-integration", "examples", "benchmarks", "docs")]
+    read = (*(package.folder / "src" for package in PACKAGES.values()), *readers, public)
+    listed = str(environment.run("vulture", *read, silent=True, success_codes=(0, 3)))
+    unused = [line for line in listed.splitlines() if line.startswith("packages")]
+    if unused:
+        session.error("\n".join(["nothing uses these names:", *unused]))
 
 
 @nox.session(venv_backend="none", default=False)
 def stubs(session: nox.Session) -> None:
     """Write the stubs of packages whose names are imported when they are first used."""
     Environment(session, "lint").provide(GROUPS["lint"], []).run("python", ROOT / ".ci" / "stubs.py")
-
-
-@nox.session(venv_backend="none", default=False)
-def house(session: nox.Session) -> None:
-    """Print what each package is made of, and what breaks a limit: `nox -s house -- --list any`."""
-    environment = Environment(session, "lint").provide(GROUPS["lint"], [])
-    environment.run("python", ROOT / ".ci" / "house.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -648,8 +587,8 @@ def compare(session: nox.Session, environments: dict[str, Environment]) -> None:
 def counts(environment: Environment, package: Package) -> str:
     """Test a package in an environment; return how many tests passed, were skipped and failed."""
     title = f"{environment.folder.name}-{package.name}"
-    pytest(environment, title, package.folder / "tests", *spread([]), success_codes=(0, 1))
-    results = WORKSHOP / "pytest" / f"{title}.xml"
+    results = WORKSHOP / f"{title}.xml"
+    pytest(environment, title, package.folder / "tests", *spread([]), f"--junit-xml={results}", success_codes=(0, 1))
     suite = ElementTree.parse(results).getroot()[0]
     found = {name: int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")}
     bad = found["failures"] + found["errors"]
@@ -746,29 +685,21 @@ def casts(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def release(session: nox.Session) -> None:
-    """Bump one package: version file, changelog, dependants' ranges: `nox -s release -- accel-core minor`.
-
-    Without arguments nothing is bumped: every wheel and sdist is built into `dist/index`, which pip takes for
-    `--index-url`, twine checks them, and the documentation is built into `dist/site`.
-    """
-    if not session.posargs:
-        folder = ROOT / "dist" / "index"
-        shutil.rmtree(folder, ignore_errors=True)
-        environment = Environment(session, "build").provide(GROUPS["build"], [])
-        for name, package in PACKAGES.items():
-            with session.chdir(package.folder):
-                environment.run("hatch", "build", folder / name, silent=True)
-            links = (f'<a href="{path.name}">{path.name}</a>\n' for path in sorted((folder / name).iterdir()))
-            (folder / name / "index.html").write_text("".join(links))
-        environment.run("twine", "check", "--strict", *sorted(folder.glob("*/accel*")))
-        taken = ("download", "-qq", "--no-deps", "--index-url", folder.as_uri(), "-d", session.create_tmp(), *PACKAGES)
-        session.run(str(installer(session)), "-m", "pip", *taken, external=True)
-        session.notify("docs")
-        if any("https://accel.invalid" in path.read_text() for path in (ROOT / "packages").glob("*/pyproject.toml")):
-            session.warn("Not to be uploaded: URLs of packages begin with https://accel.invalid, not an address.")
-        return
-    environment = Environment(session, "release").provide(["packaging"], [])
-    environment.run("python", ROOT / ".ci" / "release.py", *session.posargs, "--root", ROOT)
+    """Build every wheel and sdist into `dist/index`, which pip installs from, and the documentation site."""
+    folder = ROOT / "dist" / "index"
+    shutil.rmtree(folder, ignore_errors=True)
+    environment = Environment(session, "build").provide(GROUPS["build"], [])
+    for name, package in PACKAGES.items():
+        with session.chdir(package.folder):
+            environment.run("hatch", "build", folder / name, silent=True)
+        links = (f'<a href="{path.name}">{path.name}</a>\n' for path in sorted((folder / name).iterdir()))
+        (folder / name / "index.html").write_text("".join(links))
+    environment.run("twine", "check", "--strict", *sorted(folder.glob("*/accel*")))
+    taken = ("download", "-qq", "--no-deps", "--index-url", folder.as_uri(), "-d", session.create_tmp(), *PACKAGES)
+    session.run(str(installer(session)), "-m", "pip", *taken, external=True)
+    session.notify("docs")
+    if any("https://accel.invalid" in path.read_text() for path in (ROOT / "packages").glob("*/pyproject.toml")):
+        session.warn("Not to be uploaded: URLs of packages begin with https://accel.invalid, not an address.")
 
 
 @nox.session(venv_backend="none", default=False)

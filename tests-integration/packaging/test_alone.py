@@ -1,4 +1,4 @@
-"""What `nox -s alone` proves of a package before its tests run."""
+"""What the session `isolated` proves of a package before its tests run."""
 
 import os
 import subprocess

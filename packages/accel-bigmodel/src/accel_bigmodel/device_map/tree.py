@@ -166,7 +166,7 @@ class _Found:
     declaring: list[int] = field(default_factory=list)  # the numbers of the modules that declare ties
 
 
-def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], no_split: frozenset[str]) -> _Found:
+def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], no_split: frozenset[str]) -> _Found:  # noqa: PLR0915
     """Walk over a model once. Models may have hundreds of thousands of modules, so no object is made for each."""
     found = _Found()
     counts = found.counts

@@ -13,7 +13,8 @@ from torch import nn
 from accel_bigmodel.checkpoint.broadcast import open_on_rank0, together
 from accel_bigmodel.checkpoint.files import find_files, holds_gguf
 from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
-from accel_bigmodel.checkpoint.read import Checkpoint, PickledShard, Shard
+from accel_bigmodel.checkpoint.read import Checkpoint
+from accel_bigmodel.checkpoint.shard import Shard
 from accel_bigmodel.device_map.check import AnyDevice
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
@@ -453,15 +454,14 @@ def _dat_file(offload_folder: str | os.PathLike[str], key: str) -> dict[str, Any
 
 def _put_in_memory(model: nn.Module, shard: Shard, target: _Target, form: packed.PackedParameter | None) -> None:
     device = "cpu" if target.device == "disk" else target.device
-    value = shard.tensor(target.stored)
+    # What a form packs is copied there, and what goes to another device on its way.
+    value = shard.own(target.stored) if form is None and str(device) == "cpu" else shard.tensor(target.stored)
     if form is not None and device == "cpu":
         made = form.pack(target.tensor, value, torch.device("cpu"))
         for alias in target.names:
             store, key = _place_of(model, alias)
             store[key] = made
         return
-    if isinstance(shard, PickledShard) and str(device) == "cpu":
-        value = shard.own(target.stored)
     is_packed = packed.find(target.tensor) is not None
     for alias in target.names if is_packed else target.names[:1]:
         set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)

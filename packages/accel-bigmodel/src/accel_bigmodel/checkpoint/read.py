@@ -14,7 +14,7 @@ from accel_bigmodel.checkpoint.shard import Shard
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import InFile, MappedFile
 from accel_core.checkpoint.pickles import load_object, open_plain
-from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.errors import CheckpointDamagedError
 from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "load_state_dict", "open_checkpoint"]
@@ -85,14 +85,6 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
         CheckpointDamagedError: When it is truncated or something else.
     """
     path = os.fspath(path)
-    if not os.path.exists(path):
-        raise CheckpointNotFoundError(
-            f"A checkpoint file is missing; got {path!r}. Check the path, or fetch the file again."
-        )
-    if not os.path.isfile(path):
-        raise UnsafeCheckpointError(
-            f"A checkpoint must be made of regular files; got {path!r}, which is not one. Name the file itself."
-        )
     if path.endswith(".gguf"):
         return GgufShard(find_files(path)[0])
     return SafetensorsShard(path) if path.endswith(".safetensors") else PickledShard(path)

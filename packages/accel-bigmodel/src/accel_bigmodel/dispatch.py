@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index, packed_for
-from accel_bigmodel.device_map.balanced import chosen_device_map
+from accel_bigmodel.device_map.balance import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.experts.door import CachedExperts, device_map_with_cache

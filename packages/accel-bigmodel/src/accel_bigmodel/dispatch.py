@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.load import LoadOptions, load, loading_index, packed_for
-from accel_bigmodel.device_map.balanced import chosen_device_map
+from accel_bigmodel.device_map.balance import chosen_device_map
 from accel_bigmodel.device_map.check import AnyDevice, device_of, in_names_of
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.experts.door import CachedExperts, device_map_with_cache
@@ -23,6 +23,7 @@ from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.prefetch import pin_in_place
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_once
 from accel_bigmodel.placement import TiedTensors, as_device, in_normal_mode, retie_parameters
+from accel_bigmodel.sizes import named_tensors
 from accel_core._records import record
 from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.errors import ConfigurationError, OffloadError, OffloadFolderError
@@ -364,7 +365,7 @@ def _extra_in_memory(placement: Placement, weights: OffloadedWeightsLoader) -> d
     modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
     mixed = {name.rpartition(".")[0] for name in away if away[name] and name not in modules}
     found: dict[str, torch.Tensor] = {}
-    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+    for name, tensor in named_tensors(model):
         # Tied to a tensor that stays, or in one module with a tensor that has an entry of its own in the map.
         asked = name.rpartition(".")[0] in mixed or device_of(name, away)
         if asked and name not in weights and not tensor.is_meta and packed.find(tensor) in (None, GGUF):

@@ -168,8 +168,3 @@ def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
     add_arguments(parser)
     parser.set_defaults(func=estimate_command)
     return parser
-
-
-def main() -> None:
-    """Run the command by itself."""
-    estimate_command(estimate_command_parser().parse_args())

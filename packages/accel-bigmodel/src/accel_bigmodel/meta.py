@@ -16,7 +16,7 @@ from accel_bigmodel._torch import make_subclass
 from accel_core.host import environ
 from accel_core.modules import packed
 
-__all__ = ["init_empty_weights", "init_on_device", "own_attributes"]
+__all__ = ["as_parameter", "init_empty_weights", "init_on_device", "own_attributes"]
 
 
 @dataclass(eq=False)
@@ -160,16 +160,21 @@ def own_attributes(parameter: torch.Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(parameter).items() if name not in left_out}
 
 
+def as_parameter(cls: type[torch.Tensor], data: torch.Tensor, requires_grad: bool) -> nn.Parameter:
+    """Make a parameter of a class of data that is where it has to be."""
+    if cls is nn.Parameter:
+        return nn.Parameter(data, requires_grad)
+    return cast(nn.Parameter, make_subclass(cls, data, requires_grad))
+
+
 def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     """Make the same parameter on another device: class, `requires_grad` and attributes are kept."""
-    cls = type(parameter)
-    moved: nn.Parameter
-    if cls is nn.Parameter:
-        data = torch.empty_like(parameter, device=device) if device.type == "meta" else parameter.detach().to(device)
-        moved = nn.Parameter(data, requires_grad=parameter.requires_grad)
-    elif (form := packed.find(parameter)) is not None:
+    form = packed.find(parameter)
+    if form is not None:
         moved = form.move(parameter, device)
     else:
-        moved = make_subclass(cls, parameter.detach().to(device), parameter.requires_grad)
+        plain = type(parameter) is nn.Parameter and device.type == "meta"
+        data = torch.empty_like(parameter, device=device) if plain else parameter.detach().to(device)
+        moved = as_parameter(type(parameter), data, parameter.requires_grad)
     moved.__dict__.update(own_attributes(parameter))
     return moved

@@ -115,18 +115,23 @@ class _Pipeline:
         return output if world.is_last else None
 
 
-def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
-    """Run a batch through a pipeline: pad it to whole micro-batches, run, cut the padding off."""
-    world = ensure()
-    size = find_pippy_batch_size(args, kwargs)
+def _whole_chunks(args: Sequence[Any], kwargs: Mapping[str, Any], num_chunks: int) -> tuple[int, Any, Any]:
+    """Return a batch's size, and its inputs on the device, padded to whole micro-batches."""
+    device, size = ensure().device, find_pippy_batch_size(args, kwargs)
     if size is None:
         raise ConfigurationError(
             "A pipeline needs to know the batch size; got no tensor among the inputs. Pass at least one tensor whose "
-            "first dimension is the batch."
+            "first dimension is the batch, to `prepare_pippy` as `example_args` or `example_kwargs`."
         )
     if size % num_chunks:
         args, kwargs = pad_input_tensors((args, kwargs), size, num_chunks)
-    args, kwargs = send_to_device(args, world.device), send_to_device(kwargs, world.device)
+    return size, send_to_device(args, device), send_to_device(kwargs, device)
+
+
+def pippy_forward(forward: Callable[..., Any], num_chunks: int, gather_output: bool, *args: Any, **kwargs: Any) -> Any:
+    """Run a batch through a pipeline: pad it to whole micro-batches, run, cut the padding off."""
+    world = ensure()
+    size, args, kwargs = _whole_chunks(args, kwargs, num_chunks)
     with torch.no_grad():
         output = forward(num_chunks, *args, **kwargs)
     if output is not None and size % num_chunks and find_batch_size(output) > size:  # an output may count no samples
@@ -187,15 +192,7 @@ def prepare_pippy(
     model.eval()
     model.to(world.device)
     stages = _Pipeline(model, split_points, chunks)
-    size = find_pippy_batch_size(args, kwargs)
-    if size is None:
-        raise ConfigurationError(
-            "A pipeline is traced with example inputs; got no tensor among them. Pass `example_args` or "
-            "`example_kwargs` with a batch dimension."
-        )
-    if size % chunks:
-        args, kwargs = pad_input_tensors((args, kwargs), size, chunks)
-    args, kwargs = send_to_device(args, world.device), send_to_device(kwargs, world.device)
+    _, args, kwargs = _whole_chunks(args, kwargs, chunks)
     with torch.no_grad():
         stages.prepare(args, kwargs, chunks)
 

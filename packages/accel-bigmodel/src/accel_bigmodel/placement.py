@@ -8,8 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from accel_bigmodel._torch import make_subclass
-from accel_bigmodel.meta import own_attributes
+from accel_bigmodel.meta import as_parameter, own_attributes
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_core.errors import CheckpointMismatchError, ConfigurationError, OffloadError
 from accel_core.mesh.tensor import fill, spread_like
@@ -111,16 +110,16 @@ def set_module_tensor_to_device(
     """
     owner, name = owner_of(module, tensor_name)
     is_buffer = name in owner._buffers
-    old = owner._buffers.get(name) if is_buffer else owner._parameters.get(name)
-    if not is_buffer and name not in owner._parameters:
+    store: dict[str, Any] = owner._buffers if is_buffer else owner._parameters
+    if name not in store:
         raise ConfigurationError(
             f"{module} does not have a parameter or a buffer named {tensor_name}; got none under that name. Use a "
             "name of `named_parameters` or `named_buffers`."
         )
+    old = store[name]
     if old is None:  # a bias, for instance, that the layer was made without
         return
     target = as_device(device)
-    store: dict[str, Any] = owner._buffers if is_buffer else owner._parameters
     source = old if value is None else value
     copies = _copies_of(source, tied_params_map)
     found = None if copies is None else copies.get(target)
@@ -191,10 +190,7 @@ def _on_device(
         return data
     cls = nn.Parameter if is_placeholder(old) else type(old)
     requires_grad = old.requires_grad and (data.is_floating_point() or data.is_complex())
-    if cls is nn.Parameter:
-        made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
-    else:
-        made = make_subclass(cls, data, requires_grad)
+    made = as_parameter(cls, data, requires_grad)
     not_kept = ("weight_name", "block_name", "_is_param")
     attributes = {key: value for key, value in own_attributes(old).items() if key not in not_kept}
     if attributes:
@@ -221,19 +217,13 @@ def retie_parameters(model: nn.Module, tied_params: Sequence[Sequence[str]]) -> 
         True
     """
     for group in tied_params:
-        found: nn.Parameter | None = None
-        for name in group:
-            owner, leaf = owner_of(model, name)
+        owners = [owner_of(model, name) for name in group]
+        present = [found for owner, leaf in owners if (found := owner._parameters.get(leaf)) is not None]
+        kept = next((parameter for parameter in present if not parameter.is_meta), present[0] if present else None)
+        for owner, leaf in owners:
             parameter = owner._parameters.get(leaf)
-            if parameter is not None and (found is None or (found.is_meta and not parameter.is_meta)):
-                found = parameter
-        if found is None:
-            continue
-        for name in group:
-            owner, leaf = owner_of(model, name)
-            present = owner._parameters.get(leaf)
-            if present is not found and not is_placeholder(present) and not _waits_packed(present):
-                owner._parameters[leaf] = found
+            if parameter is not kept and not is_placeholder(parameter) and not _waits_packed(parameter):
+                owner._parameters[leaf] = kept
 
 
 def _waits_packed(parameter: nn.Parameter | None) -> bool:

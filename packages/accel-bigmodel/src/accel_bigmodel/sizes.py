@@ -1,7 +1,7 @@
 """Bytes of a model's modules and layers."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ __all__ = [
     "compute_module_total_buffer_size",
     "get_max_layer_size",
     "get_module_leaves",
+    "named_tensors",
     "number_or_text",
 ]
 
@@ -24,6 +25,12 @@ Dtype = str | torch.dtype | CustomDtype
 def number_or_text(written: str) -> int | str:
     """Return a whole number as a number, and any other text as it is; no count of bytes has more than 18 digits."""
     return int(written) if written.isdecimal() and len(written) <= 18 else written
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all tensors of a model, tied ones under each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def compute_module_sizes(

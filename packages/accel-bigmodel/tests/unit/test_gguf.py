@@ -557,7 +557,7 @@ def test_the_header_says_what_the_reader_of_the_library_says(tmp_path: Path) -> 
     )
     shard: Any = open_checkpoint(tmp_path / "x.gguf").shards[0]
     reader = gguf.GGUFReader(tmp_path / "x.gguf")
-    assert [each.name for each in reader.tensors] == shard.names()
+    assert [each.name for each in reader.tensors] == list(shard.entries)
     for each in reader.tensors:
         entry = shard._files[each.name].entries[each.name]
         assert shard._forms[each.name] == (each.tensor_type.name, tuple(each.shape.tolist()[::-1]))

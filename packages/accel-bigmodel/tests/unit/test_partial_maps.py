@@ -93,16 +93,22 @@ def test_saving_where_the_weights_are_read_from_goes_on_working(kind: str, tmp_p
     assert before is None or before not in {path.stat().st_ino for path in tmp_path.iterdir()}
 
 
-def test_a_file_that_was_overwritten_in_place_is_an_error(tmp_path: Path) -> None:
-    """Other bytes in the file itself would be other weights; nothing is computed with them."""
-    plain = nn.Sequential(nn.Linear(4, 4))
-    file = tmp_path / "model.safetensors"
-    save_file(plain.state_dict(), file)
-    model = load_checkpoint_and_dispatch(copy.deepcopy(plain), file, device_map={"": "disk"})
+@pytest.mark.parametrize("name", ["model.safetensors", "0.weight.dat"])
+def test_a_file_that_was_overwritten_in_place_is_an_error(name: str, tmp_path: Path) -> None:
+    """Other bytes in a checkpoint or an offload folder would be other weights; nothing is computed with them."""
+    plain, file = nn.Sequential(nn.Linear(4, 4)), tmp_path / name
+    model = copy.deepcopy(plain)
+    if file.suffix == ".dat":
+        disk_offload(model, tmp_path, CPU)
+    else:
+        save_file(plain.state_dict(), file)
+        load_checkpoint_and_dispatch(model, file, device_map={"": "disk"})
     assert torch.equal(model(X), plain(X))
+    content = file.read_bytes()
     os.utime(file, ns=(1, 1))
-    with pytest.raises(OffloadError, match=r"changed after the model was dispatched; got .*model\.safetensors"):
+    with pytest.raises(OffloadError, match=f"changed after the model was dispatched; got .*{name}"):
         model(X)
+    assert file.read_bytes() == content
 
 
 def test_weights_on_disk_without_a_folder_are_a_value_error(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.read import Checkpoint, open_checkpoint
+from accel_bigmodel.checkpoint.shard import Shard
+from accel_core.checkpoint.tensor_header import StoredTensor
 from accel_core.comm.collectives import broadcast
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list
@@ -17,14 +19,14 @@ __all__ = ["open_on_rank0", "together"]
 _OPENING = "open a checkpoint"
 
 
-class _SharedShard:
+class _SharedShard(Shard):
     """All tensors of a checkpoint, seen by every process."""
 
     path = "the first process"
 
     def __init__(self, *, share: bool) -> None:
         self.share = share
-        self.table: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self.entries: dict[str, StoredTensor] = {}
         self.source: Checkpoint | None = None
 
     def read_from(self, source: Checkpoint) -> None:
@@ -32,32 +34,16 @@ class _SharedShard:
         self.source = source
         for name in source if self.share else ():
             shard = source.shard_of(name)
-            self.table[name] = shard.shape(name), shard.tensor(name).dtype
-
-    def names(self) -> list[str]:
-        """List the tensors."""
-        return list(self.table)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
-        return self.table[name][0]
-
-    def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers."""
-        return self.table[name][1].is_floating_point
+            self.entries[name] = StoredTensor(shard.tensor(name).dtype, shard.shape(name), 0, 0)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor; every process has to ask for it, in the same order."""
-        shape, dtype = self.table[name]
         if self.source is not None:
             tensor = self.source.own(name).contiguous()
         else:
-            tensor = torch.empty(shape, dtype=dtype, device="cpu")
+            tensor = torch.empty(self.shape(name), dtype=self.entries[name].dtype, device="cpu")
         sent: torch.Tensor = broadcast(tensor.to(ensure().device), from_process=0)
         return sent.to("cpu")
-
-    def in_file(self, name: str) -> None:
-        """Return that nothing here is used in place."""
 
     def done_with(self, name: str) -> None:
         """Release a tensor of the source."""
@@ -93,5 +79,5 @@ def open_on_rank0(
             shard.read_from(open_checkpoint(checkpoint, model, packed=packed and not shard.share))
     if shard.source is not None and not shard.share:
         return shard.source
-    shard.table = broadcast_object_list([shard.table])[0]
+    shard.entries = broadcast_object_list([shard.entries])[0]
     return Checkpoint([shard], None)

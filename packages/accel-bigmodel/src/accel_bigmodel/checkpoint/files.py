@@ -9,7 +9,7 @@ from pathlib import Path
 from accel_core.checkpoint.commit import standing_file
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accel_core.checkpoint.shards import read_index
-from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
 
 __all__ = ["find_files", "holds_gguf"]
 
@@ -100,10 +100,5 @@ def _read_index(path: Path) -> tuple[list[str], dict[str, str]]:
             raise CheckpointNotFoundError(
                 f"A shard of a checkpoint is missing; got nothing at {files[name]!r}, which {str(path)!r} names. "
                 "Fetch it again."
-            )
-        if not os.path.isfile(files[name]):
-            raise UnsafeCheckpointError(
-                f"A checkpoint must be made of regular files; got {files[name]!r}, which is not one. Do not load this "
-                "checkpoint unless you know who wrote it."
             )
     return sorted(files.values()), {name: files[file] for name, file in table.items()}

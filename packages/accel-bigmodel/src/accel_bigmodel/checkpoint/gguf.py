@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_bigmodel.checkpoint.shard import Shard
 from accel_bigmodel.gguf.blocks import KINDS, unpack
 from accel_bigmodel.gguf.header import GgufForm, GgufHeader, library
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
 from accel_bigmodel.offload.index import InFile, MappedFile
+from accel_core.checkpoint.tensor_header import StoredTensor
 from accel_core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 from accel_core.host.availability import is_transformers_available
 from accel_core.modules.traversal import owner_of
@@ -23,7 +25,7 @@ __all__ = ["GgufShard", "packed_while_loading"]
 _HEADS = {"head_count": "num_attention_heads", "head_count_kv": "num_key_value_heads"}
 
 
-class GgufShard:
+class GgufShard(Shard):
     """One GGUF file, or the parts of one that was split; what lies there as in the model is a view of a memory map."""
 
     def __init__(self, files: Sequence[str], model: nn.Module | None = None, *, packed: bool = True) -> None:
@@ -45,12 +47,14 @@ class GgufShard:
             self._forms.update(header.forms)
             metadata = {**header.metadata, **metadata}
         names, self._processor = _names_for(model, metadata)
+        self.entries: dict[str, StoredTensor] = {}
         self._stored: dict[str, list[str]] = {}
         self._orders: dict[str, torch.Tensor] = {}
         self._changed: set[str] = set()
         for stored in self._forms:
             name = names.get(stored) or names.get(stored.removesuffix(".weight"), stored)
             self._stored.setdefault(name, []).append(stored)
+            self.entries.setdefault(name, self._files[stored].entries[stored])
             if stored in names:
                 self._look_at(name, stored)
         own = () if model is None or not packed else model.named_parameters(remove_duplicate=False)
@@ -80,10 +84,6 @@ class GgufShard:
         found = self._processor.process(weights=values, name=stored, parsed_parameters={"tensors": made})
         return next(iter(made.values())).numpy() if made else found.weights
 
-    def names(self) -> list[str]:
-        """List the tensors."""
-        return list(self._stored)
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape."""
         first, *others = (self._forms[stored].shape for stored in self._stored[name])
@@ -93,13 +93,11 @@ class GgufShard:
 
     def is_packed(self, name: str) -> bool:
         """Return whether a tensor is of a type that torch does not compute with."""
-        stored = self._stored[name][0]
-        return self._files[stored].entries[stored].form == torch.uint8  # no plain type of the format is that
+        return self.entries[name].form == torch.uint8  # no plain type of the format is that
 
     def floating(self, name: str) -> bool:
         """Return whether a tensor holds floating point numbers, packed or not."""
-        stored = self._stored[name][0]
-        return self.is_packed(name) or self._files[stored].entries[stored].dtype.is_floating_point
+        return self.is_packed(name) or super().floating(name)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor: packed where the model's is, a view of its file's map, or values that are made of it."""
@@ -154,15 +152,12 @@ class GgufShard:
             return None
         file = self._files[stored]
         place = {"gguf_file": os.path.abspath(file.path), "weight_name": stored, "stamp": file.stamp}
-        return InFile(place, file.entries[stored].dtype, self.weight(name))
+        return InFile(place, self.entries[name].dtype, self.weight(name))
 
     def done_with(self, name: str) -> None:
         """Release the memory of a tensor whose view is not in use."""
         for stored in self._stored[name]:
             self._files[stored].done_with(stored)
-
-    def close(self) -> None:
-        """Do nothing: only the maps are held, and their tensors keep them."""
 
 
 def _names_for(model: nn.Module | None, metadata: dict[str, object]) -> tuple[dict[str, str], Any]:
@@ -198,7 +193,7 @@ def packed_while_loading(
     Raises:
         CheckpointError: When a weight is of a type that cannot stay packed.
     """
-    stored = {canonical_name(name): name for name in shard.names()}
+    stored = {canonical_name(name): name for name in shard.entries}
     own = list(model.named_parameters(remove_duplicate=False))
     made: dict[int, nn.Parameter] = {}  # by the parameter, which may have other names too
     for name, parameter in own:

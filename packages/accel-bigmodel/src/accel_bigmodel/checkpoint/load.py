@@ -13,13 +13,15 @@ from torch import nn
 from accel_bigmodel.checkpoint.broadcast import open_on_rank0, together
 from accel_bigmodel.checkpoint.files import find_files, holds_gguf
 from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
-from accel_bigmodel.checkpoint.read import Checkpoint, PickledShard, Shard
+from accel_bigmodel.checkpoint.read import Checkpoint
+from accel_bigmodel.checkpoint.shard import Shard
 from accel_bigmodel.device_map.check import AnyDevice
 from accel_bigmodel.device_map.placement import Placement
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
 from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, offload_weight, save_offload_index
 from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_device
+from accel_bigmodel.sizes import named_tensors
 from accel_core._records import record
 from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFolderError
@@ -225,7 +227,7 @@ def load(
     source = open_on_rank0(checkpoint, model, share=from_rank0, packed=not options.dequantize)
     with together("compare a checkpoint with the model", share=from_rank0):
         plan = _checked_plan(placement, source, options)
-    kept = [(name, tensor, tensor.data) for name, tensor in _tensors(model) if not tensor.is_meta]
+    kept = [(name, tensor, tensor.data) for name, tensor in named_tensors(model) if not tensor.is_meta]
     try:
         with together("load a checkpoint", share=from_rank0):
             index = _fill(model, plan, options)
@@ -292,7 +294,7 @@ def _plan(placement: Placement, source: Checkpoint, options: LoadOptions) -> _Pl
         )
     by_name = {target.stored: target for target in targets if target.stored}
     missing = [name for target in targets if not target.stored for name in target.names]
-    expected = {canonical_name(name) for name, _ in _tensors(placement.model)}
+    expected = {canonical_name(name) for name, _ in named_tensors(placement.model)}
     parts = {
         packed_key(target.stored, suffix)
         for target in by_name.values()
@@ -308,11 +310,6 @@ def _plan(placement: Placement, source: Checkpoint, options: LoadOptions) -> _Pl
     return _Plan(list(files.values()), missing, unexpected)
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-
-
 def _targets(placement: Placement, source: Checkpoint, options: LoadOptions) -> tuple[list[_Target], list[str]]:
     """List what can be filled, each tensor once, and what is wrong with its weight in the checkpoint."""
     model = placement.model
@@ -320,7 +317,7 @@ def _targets(placement: Placement, source: Checkpoint, options: LoadOptions) -> 
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     targets: dict[int, _Target] = {}
     wrong = []
-    for name, tensor in _tensors(model):
+    for name, tensor in named_tensors(model):
         if name in scratch:
             continue
         device = placement.device_of(name)
@@ -453,15 +450,14 @@ def _dat_file(offload_folder: str | os.PathLike[str], key: str) -> dict[str, Any
 
 def _put_in_memory(model: nn.Module, shard: Shard, target: _Target, form: packed.PackedParameter | None) -> None:
     device = "cpu" if target.device == "disk" else target.device
-    value = shard.tensor(target.stored)
+    # What a form packs is copied there, and what goes to another device on its way.
+    value = shard.own(target.stored) if form is None and str(device) == "cpu" else shard.tensor(target.stored)
     if form is not None and device == "cpu":
         made = form.pack(target.tensor, value, torch.device("cpu"))
         for alias in target.names:
             store, key = _place_of(model, alias)
             store[key] = made
         return
-    if isinstance(shard, PickledShard) and str(device) == "cpu":
-        value = shard.own(target.stored)
     is_packed = packed.find(target.tensor) is not None
     for alias in target.names if is_packed else target.names[:1]:
         set_module_tensor_to_device(model, alias, device, value=value, dtype=target.dtype)

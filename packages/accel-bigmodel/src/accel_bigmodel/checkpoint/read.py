@@ -3,41 +3,31 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from accel_bigmodel.checkpoint.files import find_files
 from accel_bigmodel.checkpoint.gguf import GgufShard
+from accel_bigmodel.checkpoint.shard import Shard
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.offload.index import InFile, MappedFile
 from accel_core.checkpoint.pickles import load_object, open_plain
-from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
+from accel_core.errors import CheckpointDamagedError
 from accel_core.modules.unwrap import canonical_name
 
 __all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "load_state_dict", "open_checkpoint"]
 
 
-class SafetensorsShard:
+class SafetensorsShard(Shard):
     """A safetensors file of a checkpoint: its tensors are views of a memory map."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         # A map of its own: a model that takes the views may write to them, and no other model shall see that.
         self.file = MappedFile(path)
-
-    def names(self) -> list[str]:
-        """List the tensors."""
-        return list(self.file.entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape, without reading it."""
-        return self.file.entries[name].shape
-
-    def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers, without reading it."""
-        return self.file.entries[name].dtype.is_floating_point
+        self.entries = self.file.entries
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor."""
@@ -52,107 +42,27 @@ class SafetensorsShard:
         """Release the memory of a tensor whose view is not in use."""
         self.file.done_with(name)
 
-    def close(self) -> None:
-        """Do nothing: only the map is held, and its tensors keep it."""
 
-
-class PickledShard:
+class PickledShard(Shard):
     """A file of `torch.save` with a state dict: mapped where its format allows it, and read without running code."""
+
+    entries: dict[str, torch.Tensor]
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._tensors: dict[str, torch.Tensor] | None = None
-
-    def _read(self) -> dict[str, torch.Tensor]:
-        if self._tensors is None:
-            self._tensors = _read_pickle(self.path)
-        return self._tensors
-
-    def names(self) -> list[str]:
-        """List the tensors."""
-        return list(self._read())
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
-        return tuple(self.tensor(name).shape)
-
-    def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers."""
-        return self.tensor(name).dtype.is_floating_point
+        self.entries = _read_pickle(path)
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor."""
-        tensors = self._read()
-        if name not in tensors:
-            raise _not_held(name, self.path)
-        return tensors[name]
+        return self.entries[name]
 
     def own(self, name: str) -> torch.Tensor:
         """Return a tensor in memory of its own, which no other tensor has, nor the file, which may be written again."""
         return self.tensor(name).clone()
 
-    def in_file(self, name: str) -> None:
-        """Return that nothing here is used in place."""
-
     def done_with(self, name: str) -> None:
         """Let a tensor go."""
-        if self._tensors is not None:
-            self._tensors.pop(name, None)
-
-    def close(self) -> None:
-        """Release the tensors that are not in use."""
-        self._tensors = None
-
-
-class Shard(Protocol):
-    """A file of a checkpoint."""
-
-    path: str
-
-    def names(self) -> list[str]:
-        """List the tensors.
-
-        Returns:
-            Their names.
-        """
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape.
-
-        Args:
-            name: Name of the tensor.
-        """
-
-    def floating(self, name: str) -> bool:
-        """Return whether a tensor holds floating point numbers.
-
-        Args:
-            name: Name of the tensor.
-        """
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor.
-
-        Args:
-            name: Name of the tensor.
-        """
-
-    def in_file(self, name: str) -> InFile | None:
-        """Return where a tensor lies that can be used in place; None for one whose values have to be written.
-
-        Args:
-            name: Name of the tensor.
-        """
-
-    def done_with(self, name: str) -> None:
-        """Release a tensor that was copied and will not be read again.
-
-        Args:
-            name: Name of the tensor.
-        """
-
-    def close(self) -> None:
-        """Release everything that is held."""
+        self.entries.pop(name, None)
 
 
 def _read_pickle(path: str) -> dict[str, torch.Tensor]:
@@ -166,13 +76,6 @@ def _read_pickle(path: str) -> dict[str, torch.Tensor]:
     return {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
 
 
-def _not_held(name: str, path: str) -> CheckpointDamagedError:
-    return CheckpointDamagedError(
-        f"A shard does not hold a tensor that its index places there; got {name!r} in {path!r}. Fetch or save "
-        "the checkpoint again."
-    )
-
-
 def open_shard(path: str | os.PathLike[str]) -> Shard:
     """Open one file of a checkpoint.
 
@@ -182,14 +85,6 @@ def open_shard(path: str | os.PathLike[str]) -> Shard:
         CheckpointDamagedError: When it is truncated or something else.
     """
     path = os.fspath(path)
-    if not os.path.exists(path):
-        raise CheckpointNotFoundError(
-            f"A checkpoint file is missing; got {path!r}. Check the path, or fetch the file again."
-        )
-    if not os.path.isfile(path):
-        raise UnsafeCheckpointError(
-            f"A checkpoint must be made of regular files; got {path!r}, which is not one. Name the file itself."
-        )
     if path.endswith(".gguf"):
         return GgufShard(find_files(path)[0])
     return SafetensorsShard(path) if path.endswith(".safetensors") else PickledShard(path)
@@ -204,13 +99,15 @@ class Checkpoint:
         by_path = {shard.path: shard for shard in shards}
         if weight_map is not None:
             for name, path in weight_map.items():
-                shard = by_path[path]
-                if isinstance(shard, SafetensorsShard) and name not in shard.file:
-                    raise _not_held(name, path)
-                self._shard_of[name] = shard
+                self._shard_of[name] = by_path[path]
+                if name not in by_path[path].entries:
+                    raise CheckpointDamagedError(
+                        f"A shard does not hold a tensor that its index places there; got {name!r} in {path!r}. Fetch "
+                        "or save the checkpoint again."
+                    )
         else:
             for shard in shards:
-                self._shard_of.update(dict.fromkeys(shard.names(), shard))
+                self._shard_of.update(dict.fromkeys(shard.entries, shard))
         self.canonical = {name: canonical_name(name) for name in self._shard_of}
         # Backwards: of several names of one tensor the first counts.
         self._stored = {plain: name for name, plain in reversed(self.canonical.items())}
@@ -233,8 +130,7 @@ class Checkpoint:
 
     def own(self, name: str) -> torch.Tensor:
         """Return a tensor whose memory no other one has that was returned."""
-        shard = self._shard_of[name]
-        return shard.own(name) if isinstance(shard, PickledShard) else shard.tensor(name)
+        return self._shard_of[name].own(name)
 
 
 def open_checkpoint(
@@ -277,7 +173,7 @@ def load_state_dict(
     """
     shard = open_shard(checkpoint_file)
     tensors: dict[str, torch.Tensor] = {}
-    for name in shard.names():
+    for name in shard.entries:
         device = None if device_map is None else device_of(name, device_map)
         tensor = shard.tensor(name)
         tensors[name] = tensor if device in (None, "disk", "cpu") else tensor.to(device)

@@ -2,23 +2,21 @@
 
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import nn
 
-from accel_bigmodel.memory import accelerator_module
+from accel_bigmodel.sizes import named_tensors
 from accel_core.errors import DeviceMapError, DeviceUnavailableError
 from accel_core.logging import get_logger
 from accel_core.modules.compilation import is_compiled_module
-from accel_core.modules.sizes import tensor_bytes, written_size
 from accel_core.modules.traversal import get_non_persistent_buffers
 from accel_core.modules.unwrap import canonical_name
 
 __all__ = [
     "AnyDevice",
-    "check_blocks_fit",
     "check_device_map",
     "check_devices",
     "check_tied_parameters_on_same_device",
@@ -51,9 +49,7 @@ def in_names_of(model: nn.Module, table: Mapping[str, _Value]) -> Mapping[str, _
     compiled = "torch._dynamo" in sys.modules and any(is_compiled_module(module) for module in model.modules())
     if not compiled and not any("_orig_mod" in name for name in table):
         return table
-    names = dict.fromkeys(name for name, _ in model.named_modules(remove_duplicate=False))
-    names.update(dict.fromkeys(name for name, _ in model.named_parameters(remove_duplicate=False)))
-    names.update(dict.fromkeys(name for name, _ in model.named_buffers(remove_duplicate=False)))
+    names = {name: None for name, _ in (*model.named_modules(remove_duplicate=False), *named_tensors(model))}
     known: dict[str, str] = {}
     for name in names:
         known.setdefault(_path(name), name)
@@ -81,8 +77,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, AnyDevice]) -> N
     Examples:
         >>> check_device_map(model, {"blocks": "cpu", "head": "disk"})
     """
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    names = [name for name, _ in named_tensors(model)]
     known = {name for name, _ in model.named_modules(remove_duplicate=False)} | set(names)
     strange = [name for name in device_map if name not in known]
     if strange:
@@ -161,40 +156,6 @@ def loads_whole(module: nn.Module, classes: Sequence[str] | None) -> bool:
     return isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) or (
         classes is not None and type(module).__name__ in classes
     )
-
-
-def check_blocks_fit(
-    model: nn.Module,
-    device_map: Mapping[str, AnyDevice],
-    main_device: AnyDevice | None = None,
-    preload_module_classes: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
-    alone: Collection[str] = (),
-) -> None:
-    """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them.
-
-    Those in `alone` come part by part.
-    """
-    main = torch.device(main_device_of(device_map) if main_device is None else main_device)
-    accelerator = accelerator_module()
-    if main.type in ("cpu", "meta", "mps") or accelerator is None or not hasattr(accelerator, "mem_get_info"):
-        return
-    room = int(accelerator.mem_get_info(main)[1])
-    for name, module in model.named_modules():
-        if name in alone:
-            continue
-        together = loads_whole(module, preload_module_classes)
-        count = sum(
-            tensor_bytes(tensor, dtype)
-            for key, tensor in module.named_parameters(recurse=together)
-            if str(device_of(f"{name}.{key}" if name else key, device_map)) in ("cpu", "disk")
-        )
-        if count > room:
-            raise DeviceMapError(
-                f"An offloaded block is larger than the device that runs it; got {name!r} of {written_size(count)} "
-                f"for {main}, which has {written_size(room)} in all. Let its parts be loaded one by one, or keep the "
-                "model off that device: a map of 'cpu' and 'disk' alone runs on the CPU."
-            )
 
 
 def check_tied_parameters_on_same_device(

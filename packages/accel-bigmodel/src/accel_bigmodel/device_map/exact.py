@@ -24,8 +24,7 @@ def units_of(tree: Tree, no_split: Collection[str]) -> list[Unit]:
     stack = [tree.root]
     while stack:
         node = stack.pop()
-        splits = node.is_module and bool(node.submodules) and type(node.value).__name__ not in no_split
-        if splits or (node is tree.root and node.children):
+        if node.splits(no_split) or (node is tree.root and node.children):
             stack.extend(reversed(node.children))
         else:
             parts.append(node)
@@ -58,17 +57,15 @@ def units_of(tree: Tree, no_split: Collection[str]) -> list[Unit]:
     return list(units.values())
 
 
-def _fill(units: Sequence[Unit], limits: Sequence[int]) -> list[int]:
-    """Fill devices in order, each as far as possible; return how many units each took."""
-    taken = []
-    number = 0
-    for limit in limits:
-        begin, used = number, 0
-        while number < len(units) and used + units[number].size <= limit:
-            used += units[number].size
-            number += 1
-        taken.append(number - begin)
-    return taken
+def _fill(units: Sequence[Unit], limits: Mapping[Device, int]) -> list[tuple[Unit, Device]]:
+    """Fill devices in order, each as far as possible; return the units that found a place."""
+    placed: list[tuple[Unit, Device]] = []
+    for device, limit in limits.items():
+        used = 0
+        while len(placed) < len(units) and used + units[len(placed)].size <= limit:
+            used += units[len(placed)].size
+            placed.append((units[len(placed)], device))
+    return placed
 
 
 def contiguous(units: Sequence[Unit], max_memory: Mapping[Device, int]) -> list[tuple[Unit, Device]] | None:
@@ -81,9 +78,9 @@ def contiguous(units: Sequence[Unit], max_memory: Mapping[Device, int]) -> list[
     slow: list[Device] = ["cpu"] if "cpu" in max_memory else []
     total = sum(unit.size for unit in units)
     if accelerators:
-        taken = _fill(units, [max_memory[device] for device in accelerators])
-        if sum(taken) == len(units):
-            return _pairs(units, accelerators, taken)
+        placed = _fill(units, {device: max_memory[device] for device in accelerators})
+        if len(placed) == len(units):
+            return placed
     room: dict[Device, int] = {device: max_memory[device] for device in slow}
     room["disk"] = max_memory.get("disk", total)  # without a limit it holds everything
     tiers: list[list[Device]] = [slow] if slow else []
@@ -92,9 +89,9 @@ def contiguous(units: Sequence[Unit], max_memory: Mapping[Device, int]) -> list[
             found = _with_offload(units, accelerators[number:], tier, {**max_memory, **room})
             if found is not None:
                 return found
-        taken = _fill(units, [room[device] for device in tier])
-        if sum(taken) == len(units):
-            return _pairs(units, tier, taken)
+        placed = _fill(units, {device: room[device] for device in tier})
+        if len(placed) == len(units):
+            return placed
     return None
 
 
@@ -110,25 +107,15 @@ def _with_offload(
     for reserve in sorted(set(largest[1:])):
         if reserve > limits[main]:
             return None
-        fast = [limits[main] - reserve, *(limits[device] for device in accelerators[1:])]
-        taken = _fill(units, fast)
-        if taken[0] == 0:  # another accelerator can be the first in use
+        fast = {device: limits[device] - (reserve if device == main else 0) for device in accelerators}
+        placed = _fill(units, fast)
+        if not placed or placed[0][1] != main:  # another accelerator can be the first in use
             return None
-        begin = sum(taken)
-        if largest[begin] > reserve:
+        if largest[len(placed)] > reserve:
             continue
-        rest = _fill(units[begin:], [limits[device] for device in slow])
-        if begin + sum(rest) == len(units):
-            return _pairs(units, [*accelerators, *slow], [*taken, *rest])
+        placed += _fill(units[len(placed) :], {device: limits[device] for device in slow})
+        if len(placed) == len(units):
+            return placed
         # A larger reserve would leave still more to the slower devices.
         return None
     return None
-
-
-def _pairs(units: Sequence[Unit], devices: Sequence[Device], taken: Sequence[int]) -> list[tuple[Unit, Device]]:
-    pairs: list[tuple[Unit, Device]] = []
-    number = 0
-    for device, count in zip(devices, taken, strict=True):
-        pairs.extend((unit, device) for unit in units[number : number + count])
-        number += count
-    return pairs

@@ -61,41 +61,31 @@ class Greedy:
             if limit is not None:
                 room = limit - self.used[device] - (queue.largest_layer if device in reserving else 0)
             tied = self._tied_entries(node, queue)
+            splittable = next((entry for entry in tied if entry.splits(self.no_split)), None)
             if room is not None and node.size > room:
-                if self._may_split(node):
+                if node.splits(self.no_split):
                     queue.put(node.children)
-                elif self.fallback and self.used[device] == 0 and limit is not None:
+                    continue
+                if self.fallback and self.used[device] == 0 and limit is not None:
                     spare = limit - max(node.layer, queue.largest_layer) if device in reserving else -1
-                    if not self._fall_back(node, queue, spare, device):
-                        queue.put([node])
-                        number += 1
-                else:
-                    queue.put([node])
-                    number += 1
-                continue
-            if tied:
-                total = node.size + sum(entry.size for entry in tied)
-                if room is None or total <= room:
-                    for entry in (node, *tied):
-                        self._place(entry, device)
+                    if self._fall_back(node, queue, spare, device):
+                        continue
+            elif room is None or node.size + sum(entry.size for entry in tied) <= room:
+                for entry in (node, *tied):
+                    self._place(entry, device)
+                if tied:
                     gone = {id(entry) for entry in tied}
                     queue.replace([entry for entry in queue if id(entry) not in gone])
-                    continue
+                continue
+            elif splittable is not None:
                 # Too large together: of a part that may be split, only the piece with the shared tensor has to come
                 # along.
-                splittable = next((entry for entry in tied if self._may_split(entry)), None)
-                if splittable is not None:
-                    rest = (splittable.children if entry is splittable else (entry,) for entry in queue)
-                    queue.replace([node, *(entry for entries in rest for entry in entries)])
-                    continue
-                queue.put([node])
-                number += 1
+                rest = (splittable.children if entry is splittable else (entry,) for entry in queue)
+                queue.replace([node, *(entry for entries in rest for entry in entries)])
                 continue
-            self._place(node, device)
+            queue.put([node])
+            number += 1
         return self.placed
-
-    def _may_split(self, node: Node) -> bool:
-        return node.is_module and bool(node.submodules) and type(node.value).__name__ not in self.no_split
 
     def _fall_back(self, node: Node, queue: "_Queue", room: int, device: Device) -> bool:
         """Place the first remaining part that fits on an empty device, and return whether there is one."""
@@ -115,7 +105,7 @@ class Greedy:
             entry = level.popleft()
             if entry.size <= room and not self._tied_entries(entry, level):
                 return entry
-            if self._may_split(entry):
+            if entry.splits(self.no_split):
                 level.extendleft(reversed(entry.children))  # where it stood, to keep the model's order
         return None
 

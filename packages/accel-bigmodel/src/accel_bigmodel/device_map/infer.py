@@ -89,11 +89,7 @@ def _solution(
 
 
 def _largest_layer(node: Node, no_split: Collection[str]) -> int:
-    below = node.submodules if node.is_module else []
-    if not below or type(node.value).__name__ in no_split:
-        return node.size
-    own = max((child.size for child in node.children if not child.is_module), default=0)
-    return max(own, *(_largest_layer(child, no_split) for child in below))
+    return max(_largest_layer(child, no_split) for child in node.children) if node.splits(no_split) else node.size
 
 
 def solve(tree: Tree, limits: dict[Device, int], no_split: Collection[str]) -> Solution:

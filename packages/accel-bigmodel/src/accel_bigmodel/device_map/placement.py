@@ -9,18 +9,19 @@ from torch import nn
 
 from accel_bigmodel.device_map.check import (
     AnyDevice,
-    check_blocks_fit,
     check_device_map,
     check_devices,
     check_tied_parameters_on_same_device,
     device_of,
     in_names_of,
+    loads_whole,
     main_device_of,
 )
-from accel_bigmodel.memory import get_max_memory
-from accel_bigmodel.sizes import Dtype
+from accel_bigmodel.memory import accelerator_module, get_max_memory
+from accel_bigmodel.sizes import Dtype, named_tensors
 from accel_core._records import record
-from accel_core.modules.sizes import as_dtype, tensor_bytes
+from accel_core.errors import DeviceMapError
+from accel_core.modules.sizes import as_dtype, tensor_bytes, written_size
 from accel_core.modules.ties import find_tied_parameters
 
 __all__ = ["Placement"]
@@ -64,11 +65,7 @@ class Placement:
     @classmethod
     def standing(cls, model: nn.Module) -> Placement:
         """Leave every tensor on the device it has; empty ones go to the CPU."""
-        tensors = (
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        )
-        devices: dict[str, AnyDevice] = {name: "cpu" if one.is_meta else one.device for name, one in tensors}
+        devices: dict[str, AnyDevice] = {n: "cpu" if one.is_meta else one.device for n, one in named_tensors(model)}
         return cls(model, devices, devices, find_tied_parameters(model), "cpu", dict.fromkeys(devices, False), devices)
 
     def device_of(self, name: str) -> AnyDevice | None:
@@ -86,16 +83,27 @@ class Placement:
     def check_blocks_fit(
         self, preload_module_classes: list[str] | None, dtype: Dtype | None = None, alone: Collection[str] = ()
     ) -> None:
-        """Check that the device of offloaded blocks has room for the largest one; those in `alone` come in parts."""
-        wanted = as_dtype(dtype)
-        check_blocks_fit(
-            self.model,
-            self.devices,
-            self.main,
-            preload_module_classes,
-            wanted if isinstance(wanted, torch.dtype) else None,
-            alone,
-        )
+        """Make sure that the accelerator which offloaded blocks come to has memory for the largest of them.
+
+        Those in `alone` come part by part.
+        """
+        main, accelerator = torch.device(self.main), accelerator_module()
+        if main.type in ("cpu", "meta", "mps") or accelerator is None or not hasattr(accelerator, "mem_get_info"):
+            return
+        room = int(accelerator.mem_get_info(main)[1])
+        for name, module in self.model.named_modules():
+            together = loads_whole(module, preload_module_classes)
+            count = sum(
+                tensor_bytes(tensor, as_dtype(dtype))
+                for key, tensor in module.named_parameters(recurse=together)
+                if str(self.device_of(f"{name}.{key}" if name else key)) in ("cpu", "disk")
+            )
+            if count > room and name not in alone:
+                raise DeviceMapError(
+                    f"An offloaded block is larger than the device that runs it; got {name!r} of "
+                    f"{written_size(count)} for {main}, which has {written_size(room)} in all. Let its parts be loaded "
+                    "one by one, or keep the model off that device: a map of 'cpu' and 'disk' alone runs on the CPU."
+                )
 
     def room_left(self, max_memory: Mapping[int | str, int | str], dtype: Dtype | None) -> int | None:
         """Count the bytes for prefetched weights within the limit of the device that offloaded parts compute on."""

@@ -36,6 +36,8 @@ class Counts:
     leaf_total: int = 0  # bytes of the modules without submodules
     leaf_count: int = 0  # how many of them have any
     first_no_split: dict[str, int] = field(default_factory=dict)
+    repeated: dict[int, list[int]] = field(default_factory=dict)  # by identity, a tensor that comes again
+    declaring: list[int] = field(default_factory=list)  # the numbers of the modules that declare ties
 
 
 class Node:
@@ -101,6 +103,10 @@ class Node:
         """The children that are modules."""
         return [child for child in self.children if child.is_module]
 
+    def splits(self, no_split: Collection[str]) -> bool:
+        """Return whether its parts may be placed apart."""
+        return self.is_module and bool(self.submodules) and type(self.value).__name__ not in no_split
+
     def leaves(self) -> "Iterator[Node]":
         """Walk the tensors below this node, or the node itself if it is one, in the order of the tree."""
         stack = [self]
@@ -142,11 +148,11 @@ def build_tree(
     """Count a whole model in one pass, and once what it holds or declares to be tied."""
     special = {name: as_dtype(value) for name, value in (special_dtypes or {}).items()}
     with without_collection():
-        found = _counted(model, as_dtype(dtype), special, frozenset(no_split))
-        tree = Tree(Node("", None, model, True, 0, found.counts), found.counts)
-        tree.ties = [[tree.at(order) for order in orders] for orders in found.repeated.values()]
-        if found.declaring:
-            tree.ties = _with_declared(tree.ties, [tree.at(order) for order in found.declaring], frozenset(no_split))
+        counts = _counted(model, as_dtype(dtype), special, frozenset(no_split))
+        tree = Tree(Node("", None, model, True, 0, counts), counts)
+        tree.ties = [[tree.at(order) for order in orders] for orders in counts.repeated.values()]
+        if counts.declaring:
+            tree.ties = _with_declared(tree.ties, [tree.at(order) for order in counts.declaring], frozenset(no_split))
     return tree
 
 
@@ -157,19 +163,9 @@ def no_split_classes(no_split_module_classes: Sequence[str] | None) -> frozenset
     return frozenset(no_split_module_classes or ())
 
 
-@record
-class _Found:
-    """What a walk over a model finds."""
-
-    counts: Counts = field(default_factory=Counts)
-    repeated: dict[int, list[int]] = field(default_factory=dict)  # by identity, a tensor that comes again
-    declaring: list[int] = field(default_factory=list)  # the numbers of the modules that declare ties
-
-
-def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], no_split: frozenset[str]) -> _Found:  # noqa: PLR0915
+def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype], no_split: frozenset[str]) -> Counts:  # noqa: PLR0915
     """Walk over a model once. Models may have hundreds of thousands of modules, so no object is made for each."""
-    found = _Found()
-    counts = found.counts
+    counts = Counts()
     sizes, buffer_sizes, layers, ends = counts.sizes, counts.buffer_sizes, counts.layers, counts.ends
     append = sizes.append
     first_at: dict[int, int] = {}
@@ -190,7 +186,7 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
             order = len(sizes)
             first = first_at.setdefault(id(tensor), order)
             if first != order:
-                found.repeated.setdefault(id(tensor), [first]).append(order)
+                counts.repeated.setdefault(id(tensor), [first]).append(order)
                 append(0)
                 continue
             size = tensor.nbytes if as_stored else bytes_of(tensor, prefix + key)
@@ -207,7 +203,7 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
             about = kinds[kind] = bool(getattr(kind, "_tied_weights_keys", None)), kind.__name__ in no_split
         declares, is_whole = about
         if (declares or "_tied_weights_keys" in module.__dict__) and declares_ties(module):
-            found.declaring.append(order)
+            counts.declaring.append(order)
         if is_whole and order:
             counts.first_no_split.setdefault(kind.__name__, order)
         size = tensors(module._parameters, prefix)
@@ -241,7 +237,7 @@ def _counted(model: nn.Module, dtype: _AnyDtype, special: Mapping[str, _AnyDtype
 
     visit(model, "")
     _compare_names(no_split, sorted({kind.__name__ for kind in kinds}))
-    return found
+    return counts
 
 
 def _compare_names(no_split: frozenset[str], names: list[str]) -> None:

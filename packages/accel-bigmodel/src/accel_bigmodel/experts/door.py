@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from accel_bigmodel.device_map.balanced import chosen_device_map
+from accel_bigmodel.device_map.balance import chosen_device_map
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.device_map.experts import room_for_cache, with_experts_on_disk, without
 from accel_bigmodel.device_map.placement import Placement

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -161,27 +161,10 @@ class HookSettings:
     tied_params_map: TiedTensors | None
     left_out: Collection[nn.Module] = ()  # what gets its weights another way
 
-    def hook(
-        self,
-        device: Device = None,
-        *,
-        io_same_device: bool = False,
-        offload: bool = False,
-        offload_buffers: bool = False,
-        weights_map: Mapping[str, torch.Tensor] | None = None,
-        place_submodules: bool = False,
-    ) -> AlignDevicesHook:
-        """Make a hook of this dispatch."""
-        return AlignDevicesHook(
-            device,
-            offload=offload,
-            io_same_device=io_same_device,
-            weights_map=weights_map,
-            offload_buffers=offload_buffers,
-            place_submodules=place_submodules,
-            skip_keys=self.skip_keys,
-            tied_params_map=self.tied_params_map,
-        )
+    @property
+    def hook(self) -> Callable[..., AlignDevicesHook]:
+        """What makes a hook of this dispatch, of the other arguments of one."""
+        return functools.partial(AlignDevicesHook, skip_keys=self.skip_keys, tied_params_map=self.tied_params_map)
 
     def _weights_below(self, name: str) -> Mapping[str, torch.Tensor] | None:
         return None if self.weights_map is None else PrefixedDataset(self.weights_map, f"{name}." if name else "")

@@ -18,8 +18,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 import torch
 from torch import nn
 
-from accel_bigmodel._torch import make_subclass
 from accel_bigmodel.memory import used_here
+from accel_bigmodel.meta import as_parameter
 from accel_bigmodel.offload.placeholders import OffloadedTensor, forbid_gradient, is_placeholder, placeholder_for
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset, differ
 from accel_bigmodel.placement import TiedTensors, as_device, normal_tensors
@@ -201,17 +201,14 @@ class Slot:
             data.copy_(value.detach())
         if not self.is_parameter:
             return data
-        return make_subclass(self.cls, data, self.requires_grad)
+        return as_parameter(self.cls, data, self.requires_grad)
 
     def wrapped(self, data: torch.Tensor) -> torch.Tensor:
         """Return data as what the module had: a parameter, whose gradient is refused, or a buffer."""
         if not self.is_parameter:
             return data
         requires_grad = self.requires_grad and (data.is_floating_point() or data.is_complex())
-        if self.cls is nn.Parameter:
-            made: torch.Tensor = nn.Parameter(data, requires_grad=requires_grad)
-        else:
-            made = make_subclass(self.cls, data, requires_grad)
+        made = as_parameter(self.cls, data, requires_grad)
         if requires_grad:
             forbid_gradient(made, self.name)
         return made

@@ -5,6 +5,7 @@ from torch import nn
 
 from accel_bigmodel.hooks.residency import residencies_of
 from accel_bigmodel.placement import as_device, in_normal_mode
+from accel_bigmodel.sizes import named_tensors
 
 __all__ = ["HeldByHooks", "get_state_dict_from_offload", "get_state_dict_offloaded_model"]
 
@@ -26,7 +27,7 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
             state[full] = tensor.detach().to("cpu")
     # A tensor registered twice is offloaded under every name that its modules have.
     ties: dict[int, list[str]] = {}
-    for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)):
+    for name, tensor in named_tensors(model):
         ties.setdefault(id(tensor), []).append(name)
     for group in ties.values():
         found = next((state[name] for name in group if name in state), None)

@@ -135,23 +135,17 @@ def _map_weight(weight_file: str | os.PathLike[str], weight_info: Mapping[str, A
 
 def _form(info: Mapping[str, Any], where: str | os.PathLike[str]) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return the dtype and shape of an entry of an index, which may hold anything."""
-    name, shape = info.get("dtype"), info.get("shape")
-    dtype = name if isinstance(name, torch.dtype) else getattr(torch, name, None) if isinstance(name, str) else None
-    whole = isinstance(shape, (list, tuple)) and all(type(extent) is int and extent >= 0 for extent in shape)
-    if not isinstance(dtype, torch.dtype) or not whole or not isinstance(shape, (list, tuple)):
-        raise OffloadError(
-            f"An entry of an offload index is not a dtype and a shape; got {name!r:.40} and {shape!r:.40} for "
-            f"{os.fspath(where)!r}. Offload the model again."
-        )
+    name: Any = info.get("dtype")
+    shape: Any = info.get("shape")
     try:
-        # Left to torch: the product of sizes in a damaged entry may overflow.
-        torch.empty(tuple(shape), dtype=dtype, device="meta")
-    except (RuntimeError, TypeError, OverflowError) as failure:
+        dtype = name if isinstance(name, torch.dtype) else getattr(torch, str(name))
+        # Left to torch, which also refuses sizes whose product overflows.
+        return dtype, tuple(torch.empty(tuple(shape), dtype=dtype, device="meta").shape)
+    except (AttributeError, RuntimeError, TypeError, OverflowError) as failure:
         raise OffloadError(
-            f"An entry of an offload index has a shape that no tensor has; got {shape!r:.80} for "
-            f"{os.fspath(where)!r}. Offload the model again."
+            f"An entry of an offload index is not the dtype and shape of a tensor; got {name!r:.40} and {shape!r:.80} "
+            f"for {os.fspath(where)!r}. Offload the model again."
         ) from failure
-    return dtype, tuple(shape)
 
 
 def save_offload_index(index: Mapping[str, Any], offload_folder: str | os.PathLike[str]) -> None:
@@ -212,19 +206,14 @@ def _check_entry(name: str, entry: Mapping[str, Any], index: Path) -> None:
     """Refuse an entry of an index on disk that leads elsewhere; one that the user passes may lead anywhere."""
     files = [entry[key] for key in (*_IN_PLACE, "dat_file") if entry.get(key) is not None]
     for file in files or [f"{name}.dat"]:
-        if not isinstance(file, str):
-            raise OffloadError(
-                f"The index of an offload folder names no file; got {file!r:.40} for {name!r} in {str(index)!r}. "
-                "Offload the model again."
-            )
-        check_name(file, index)
         try:
             os.fsencode(file)
-        except UnicodeEncodeError as failure:
+        except (TypeError, UnicodeEncodeError) as failure:
             raise OffloadError(
-                f"The index of an offload folder names a file that cannot be; got {file!r} in {str(index)!r}. Offload "
-                "the model again."
+                f"The index of an offload folder names a file that cannot be; got {file!r:.40} for {name!r} in "
+                f"{str(index)!r}. Offload the model again."
             ) from failure
+        check_name(file, index)
         if not Path(os.path.realpath(index.parent / file)).is_relative_to(os.path.realpath(index.parent)):
             raise UnsafeCheckpointError(
                 f"A link in an offload folder leads out of it; got {file!r} in {str(index)!r}. Copy the file into the "

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch
-from accel_bigmodel.device_map.balanced import chosen_device_map
+from accel_bigmodel.device_map.balance import chosen_device_map
 from accel_bigmodel.device_map.check import device_of
 from accel_bigmodel.device_map.infer import infer_auto_device_map
 from accel_core.errors import DeviceMapError

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import os
 import random
 from pathlib import Path
 
@@ -210,18 +209,6 @@ def test_removing_hooks_gives_the_same_parameters_back() -> None:
     assert {name: set(module.__dict__) for name, module in model.named_modules()} == attributes
     model(X).sum().backward()
     optimizer.step()
-
-
-def test_the_file_is_checked_before_use(tmp_path: Path) -> None:
-    """A file that changed under a dispatched model raises with its name."""
-    disk_offload(model := nn.Linear(4, 4), tmp_path, CPU)
-    model(X)
-    file = tmp_path / "weight.dat"
-    content = file.read_bytes()
-    os.utime(file, ns=(1, 1))
-    with pytest.raises(OffloadError, match=r"changed after the model was dispatched.*weight\.dat"):
-        model(X)
-    assert file.read_bytes() == content
 
 
 def test_moving_a_dispatched_model_warns_or_raises(

@@ -160,7 +160,7 @@ class BatchSamplerShard(Around):
         split_batches: bool = False,
         even_batches: bool = True,
     ) -> None:
-        size = getattr(batch_sampler, "batch_size", None)
+        size: Any = getattr(batch_sampler, "batch_size", None)
         if split_batches:
             check_split(size, num_processes)
         self.batch_sampler = batch_sampler
@@ -168,7 +168,7 @@ class BatchSamplerShard(Around):
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
-        self.batch_size = size  # type: ignore[assignment]
+        self.batch_size = size
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         self.irregular: dict[int, StepCounts] = {}
 
@@ -227,7 +227,7 @@ class BatchSamplerShard(Around):
     def _samples(self) -> int | None:
         """Return the number of samples of an epoch, where it can be known without reading the order."""
         try:
-            return len(self.batch_sampler.sampler)  # type: ignore[arg-type]
+            return len(self.sampler)
         except (AttributeError, TypeError):
             return None
 
@@ -328,7 +328,7 @@ class IterableDatasetShard(IterableDataset[Any]):
     def __len__(self) -> int:
         spec = self.spec
         window = spec.step_samples or spec.ranks
-        length = len(self.dataset)  # type: ignore[arg-type]
+        length = len(cast("Sized", self.dataset))
         return (length // window if self.drop_last else -(-length // window)) * (window // spec.ranks)
 
     def begin_at(self, start: int) -> None:

@@ -18,7 +18,6 @@ from torch import _foreach_mul_ as foreach_mul_
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import __version__ as torch_version
-from torch.utils.data._utils.pin_memory import pin_memory
 
 __all__ = [
     "after_gradients",
@@ -36,7 +35,6 @@ __all__ = [
     "group_gather",
     "has_gradient_hooks",
     "is_in_backward",
-    "pin_memory",
     "reduce_scatter_single",
     "ring_attention",
     "run_gradient_hooks",

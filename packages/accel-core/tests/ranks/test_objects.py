@@ -66,7 +66,7 @@ def test_messages_need_no_memory_of_the_default_device():
         assert objects.gather_object([rank]) == [0, 1]
         got = channel.receive() if rank else channel.send(rows)
         collected = whole_on_first(spread)
-    assert torch.equal(got, rows[rank])
+    assert torch.equal(got, rows[1]) if rank else got is None
     assert torch.equal(collected, rows[0][4:] if rank else rows[0])
 
 

@@ -429,7 +429,7 @@ def test_a_rank_that_cannot_write_goes_on_gathering(tmp_path: Path) -> None:
     weights.save_model(own.models[0], None, tmp_path / "model")
     before = everything(own)
     other, written = build(2), []
-    stream = tensor_file.buffer_of
+    stream = tensor_file.memory_of
 
     def full(tensor: torch.Tensor) -> memoryview:
         written.append(tensor)
@@ -438,7 +438,7 @@ def test_a_rank_that_cannot_write_goes_on_gathering(tmp_path: Path) -> None:
         return stream(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_file, "buffer_of", full)
+        patch.setattr(tensor_file, "memory_of", full)
         text = failure_of(weights.save_model, other.models[0], None, tmp_path / "model")
     assert "rank 0: Weights could not be written" in text
     assert len(written) == (2 if own.world.rank == 0 else 0)

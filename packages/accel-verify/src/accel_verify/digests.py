@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_core.checkpoint.tensor_file import buffer_of
+from accel_core.comm.transport import memory_of
 from accel_core.mesh.tensor import local_part
 
 __all__ = ["digest", "random_states"]
@@ -37,7 +37,7 @@ def digest(value: object) -> str:
         if isinstance(leaf, Tensor):
             plain = local_part(leaf.detach()).cpu().contiguous()
             state.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-            state.update(buffer_of(plain))
+            state.update(memory_of(plain))
         else:
             state.update(re.sub(r" at 0x[0-9a-f]+", "", f"{leaf!r},").encode())  # the address says nothing
     return state.hexdigest()

@@ -13,8 +13,8 @@ import torch
 from accel_bigmodel.offload.index import MappedFile
 from accel_core.checkpoint.json_file import read_json
 from accel_core.checkpoint.manifest import check_name
-from accel_core.checkpoint.tensor_file import buffer_of
 from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.comm.transport import memory_of
 from accel_core.errors import CheckpointError, ConfigurationError, OffloadError, UnsafeCheckpointError
 from accel_core.modules.sizes import as_dtype
 
@@ -66,7 +66,7 @@ def offload_weight(
     path = _data_file(offload_folder, weight_name)
     tensor = weight.detach().cpu().resolve_conj().resolve_neg().contiguous()
     try:
-        _write_whole(path, buffer_of(tensor))
+        _write_whole(path, memory_of(tensor))
     except (OSError, UnicodeEncodeError) as failure:
         raise OffloadError(
             f"An offloaded weight cannot be written; got {failure} for {weight_name!r}. Choose an `offload_folder` "

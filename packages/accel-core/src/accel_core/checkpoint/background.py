@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import io
-import multiprocessing
 import multiprocessing.util
 import os
 import sys
@@ -59,24 +57,22 @@ class Handle:
             self._error = error
 
 
-class _LastStatus:
-    """Ends the process with status 1 when the interpreter deletes it, after everything else has ended."""
-
-    # Bound as a default: when this runs, the names of the module may be gone.
-    def __del__(self, leave: Callable[[int], None] = os._exit) -> None:
-        leave(1)
-
-
 _in_flight: Handle | None = None
-_watching = False
+_watched_by = 0
+"""The process whose end waits for the save in flight; one that is forked from it begins anew."""
 
 
 def start(work: Callable[[], object], target: Path) -> Handle:
     """Start the save in the background; `finish` must have been called for the one before."""
-    global _in_flight, _watching
-    if not _watching:
-        _watching = True
-        _watch_the_end()
+    global _in_flight, _watched_by
+    if _watched_by != os.getpid():
+        _watched_by = os.getpid()
+        # The end of multiprocessing comes late: at the end of the script after what others registered, and in a
+        # process of its own, which ends without atexit, after all finalizers of a higher priority.
+        multiprocessing.util.Finalize(None, _end, exitpriority=-1000)
+        # Before it, Python ends all pools of threads, and a save to a store needs some.
+        with contextlib.suppress(RuntimeError):  # this process is past that
+            threading._register_atexit(_wait)  # type: ignore[attr-defined]
     _in_flight = Handle(work, target)
     return _in_flight
 
@@ -89,54 +85,13 @@ def finish() -> None:
         handle.wait()
 
 
-def _watch_the_end() -> None:
-    """Have `_report_failure` called when this process ends; every process that is forked from it does so for itself."""
-    if multiprocessing.parent_process() is None:
-        atexit.register(_end_process)
-        # Before atexit, Python ends all pools of threads, and a save to a store needs some.
-        with contextlib.suppress(RuntimeError):  # this process is past that
-            threading._register_atexit(_wait)  # type: ignore[attr-defined]
-    else:
-        # A process of multiprocessing ends without atexit, after its finalizers; the lowest priority is called last.
-        multiprocessing.util.Finalize(None, _end_child, exitpriority=-1000)
-    os.register_at_fork(after_in_child=_forget)
-
-
 def _wait() -> None:
     if _in_flight is not None:
         _in_flight._thread.join()
 
 
-def _forget() -> None:
-    global _in_flight, _watching
-    _in_flight, _watching = None, False
-
-
-def _end_process() -> None:
-    """Report, and let the status be 1: atexit cannot set it, and leaving here would skip what others registered."""
-    if _report_failure():
-        _flush_open_files()
-        # The attributes of sys go after those of every other module.
-        sys._accel_last_status = _LastStatus()  # type: ignore[attr-defined]
-
-
-def _flush_open_files() -> None:
-    """Write out what files hold back: one that is closed by the interpreter only might be closed too late."""
-    for item in gc.get_objects():
-        if issubclass(type(item), io.IOBase):
-            with contextlib.suppress(OSError, ValueError):
-                item.flush()
-
-
-def _end_child() -> None:
-    if _report_failure():
-        # Not every file: what its parent holds back for one is in a forked process too, and would be written twice.
-        sys.stdout.flush()
-        os._exit(1)
-
-
-def _report_failure() -> bool:
-    """Wait for the save in flight; if it failed and nobody was told, tell standard error."""
+def _end() -> None:
+    """Wait for the save in flight; if it failed and nobody was told, tell standard error and leave with status 1."""
     target = _in_flight.target if _in_flight is not None else None
     try:
         finish()
@@ -145,6 +100,10 @@ def _report_failure() -> bool:
             f"accel: the save of {str(target)!r} in the background failed, and the script ended without checking its "
             f"result. The process exits with status 1.\n{type(error).__name__}: {error}\n"
         )
-        sys.stderr.flush()
-        return True
-    return False
+        # Of a forked process not every file: what its parent holds back for one is in it too.
+        forked = multiprocessing.parent_process() is not None
+        for item in [sys.stdout, sys.stderr] if forked else gc.get_objects():
+            if issubclass(type(item), io.IOBase):
+                with contextlib.suppress(OSError, ValueError):
+                    item.flush()
+        os._exit(1)

@@ -79,14 +79,19 @@ def stage(target: Path, identity: str, *, numbered: bool = False) -> Path:
         flush_folder(folder.parent)
     recover(target)
     if numbered and find(target) is not None:
-        raise ConfigurationError(
-            f"The checkpoint {str(target)!r} exists already, and automatic naming would overwrite it. Load it "
-            "first, which sets the number of the next one, or set project_configuration.iteration."
-        )
+        raise taken(target)
     staging = staging_of(target, identity)
     staging.mkdir()
     (staging / _OWNER).touch()
     return staging
+
+
+def taken(target: Path) -> ConfigurationError:
+    """Return the error for a checkpoint of a series in whose place there is one."""
+    return ConfigurationError(
+        f"The checkpoint {str(target)!r} exists already, and automatic naming would overwrite it. Load it first, which "
+        "sets the number of the next one, or set project_configuration.iteration."
+    )
 
 
 def staging_of(target: Path, identity: str) -> Path:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,14 +20,6 @@ CHUNK = 4 << 20
 """Bytes that are read or written at a time."""
 
 _WRITEBACK = 8 << 20
-_SYNC_FILE_RANGE_WRITE = 2
-
-
-@functools.cache
-def _sync_file_range() -> Callable[..., int]:
-    """Return the C library's sync_file_range, or what does nothing where it has none."""
-    function: Callable[..., int] = getattr(ctypes.CDLL(None), "sync_file_range", lambda *_: 0)
-    return function
 
 
 class HashingFile:
@@ -62,10 +51,10 @@ class HashingFile:
             moved(len(part))
         self.size += len(view)
         if self.size - self._begun >= _WRITEBACK:
-            # Let the disk begin to write now, so that the flush at the end has less left to wait for.
-            # 64 bits: ctypes passes a plain integer as a C int.
-            begun, length = ctypes.c_int64(self._begun), ctypes.c_int64(self.size - self._begun)
-            _sync_file_range()(self._descriptor, begun, length, ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
+            # Let the disk begin to write now, so that the flush at the end has less left to wait for. Linux does that
+            # for pages that nobody will need, and keeps them until they are written.
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._descriptor, self._begun, self.size - self._begun, os.POSIX_FADV_DONTNEED)
             self._begun = self.size
         return len(view)
 

@@ -32,9 +32,6 @@ class LocalStorage:
     made: bool = False  # whether the target was not there before
     head: Manifest | None = None  # of the checkpoint that is loaded
 
-    def probe(self) -> None:
-        """Do nothing: a folder that cannot be written is an error of its own."""
-
     def begin(self, ranks: Ranks, identity: str, *, numbered: bool) -> None:
         """Make the hidden folder, on the main rank first: the others see then whether their disk is another one."""
         doing = f"Preparing the checkpoint {str(self.target)!r}"

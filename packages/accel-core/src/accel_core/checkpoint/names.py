@@ -182,5 +182,10 @@ def is_shard(name: str) -> bool:
 
 
 def fresh_id() -> str:
-    """Return an id for one save: letters only, because readers of folder names look for numbers."""
-    return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(ID_LENGTH))
+    """Return an id for one save."""
+    return id_of(os.urandom(ID_LENGTH))
+
+
+def id_of(digest: bytes) -> str:
+    """Return an id that stands for a digest: letters only, because readers of folder names look for numbers."""
+    return "".join(string.ascii_lowercase[byte % 26] for byte in digest[:ID_LENGTH])

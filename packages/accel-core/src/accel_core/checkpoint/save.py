@@ -31,6 +31,7 @@ from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, content_of, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
+from accel_core.checkpoint.remote.storage import RemoteStorage
 from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.storage import Storage, storage_of
 from accel_core.comm.arrival import arrive
@@ -134,7 +135,7 @@ def check_project(run: Run) -> None:
     if isinstance(folder, Address) and run.project.automatic_checkpoint_naming:
         ranks = Ranks(run.world, "Accelerator")
         with ranks.together(f"Looking at the address of the project, {str(run.project.project_dir)!r},"):
-            storage_of(folder / "checkpoint_0", run.world, run.project).probe()
+            RemoteStorage(run.world, Address(folder / "checkpoint_0"), run.project).probe()
 
 
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
@@ -181,8 +182,7 @@ def _progress(run: Run) -> str:
     places = [(getattr(each, "epoch", 0), getattr(each, "offset", 0)) for each in cursors]
     weights = [each.detach().flatten()[:1].double() for model in run.models for each in model.parameters()]
     numbers = torch.cat([each.cpu() for each in weights]).tolist() if weights else []
-    digest = digest_of_bytes(repr((run.step, places, numbers)).encode())
-    return "".join(chr(ord("a") + int(digit, 16)) for digit in digest[: names.ID_LENGTH])
+    return names.id_of(bytes.fromhex(digest_of_bytes(repr((run.step, places, numbers)).encode())))
 
 
 def _save_random_states(run: Run, target: Path, identity: str) -> Path:

@@ -36,9 +36,6 @@ class Storage(Protocol):
     def leads(self) -> bool:
         """Whether this rank completes the save, for all ranks or for those of its machine."""
 
-    def probe(self) -> None:
-        """Make sure that checkpoints can be kept here, before the first one is."""
-
     def begin(self, ranks: Ranks, identity: str, *, numbered: bool) -> None:
         """Recover what earlier saves left, and make the folder to write into; every rank calls it.
 

@@ -5,7 +5,6 @@ Written here and not by the `safetensors` package, which takes all tensors at on
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -21,11 +20,12 @@ from accel_core._records import record
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
 from accel_core.checkpoint.tensor_header import FORMS, METADATA, StoredTensor, read_header
+from accel_core.comm.transport import memory_of
 from accel_core.errors import CheckpointError
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
 
-__all__ = ["SpreadWeight", "buffer_of", "check_booleans", "lies_open", "storage_key"]
+__all__ = ["SpreadWeight", "check_booleans", "lies_open", "storage_key"]
 
 logger = get_logger(__name__)
 
@@ -86,7 +86,7 @@ class TensorFile:
     def _read_bytes(self, stored: StoredTensor, tensor: Tensor) -> None:
         if not stored.nbytes:
             return
-        view, position = buffer_of(tensor), stored.start
+        view, position = memory_of(tensor), stored.start
         while len(view):
             count = os.preadv(self._descriptor, [view], position)
             if not count:
@@ -146,7 +146,7 @@ def _write_values(file: HashingFile | IO[bytes], tensor: Tensor) -> None:
     if values.numel() and not values.data_ptr():  # packed: copied out of it are the values
         values = torch.empty(values.shape, dtype=values.dtype, device="cpu").copy_(values)
     if values.numel():
-        file.write(buffer_of(values))
+        file.write(memory_of(values))
 
 
 def in_file_order(tensors: Mapping[str, Tensor | SpreadWeight]) -> Iterator[tuple[str, Tensor | SpreadWeight]]:
@@ -176,14 +176,6 @@ def storage_key(value: object) -> tuple[Any, ...]:
         return (id(value),)
     signs = local.is_conj(), local.is_neg()  # views that read the same memory as other values
     return (local.device, local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), signs)
-
-
-def buffer_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor without a copy; valid while the tensor lives."""
-    count = tensor.numel() * tensor.element_size()
-    if not count:
-        return memoryview(bytearray())
-    return memoryview((ctypes.c_char * count).from_address(tensor.data_ptr())).cast("B")
 
 
 def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, Tensor | SpreadWeight], dict[str, str]]:

@@ -50,9 +50,10 @@ def send_to_device(
     if hasattr(tensor, "to"):
         moved: Any = tensor
         try:
-            return moved.to(device, non_blocking=non_blocking)  # type: ignore[no-any-return]
+            placed: _T = moved.to(device, non_blocking=non_blocking)
         except TypeError:  # a class of somebody else may take a device alone
-            return moved.to(device)  # type: ignore[no-any-return]
+            placed = moved.to(device)
+        return placed
     skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
     if isinstance(tensor, Mapping):
         items: Any = {
@@ -63,7 +64,8 @@ def send_to_device(
         items = [send_to_device(value, device, non_blocking, skipped) for value in tensor]
     else:
         return tensor
-    return rebuild(tensor, items)  # type: ignore[no-any-return]
+    rebuilt: _T = rebuild(tensor, items)
+    return rebuilt
 
 
 def find_batch_size(data: object) -> int:

@@ -498,11 +498,11 @@ def _code(operation: str) -> int:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous uint8 tensor on the CPU, without NumPy and without a copy."""
+    """Return the bytes of a contiguous tensor on the CPU, without NumPy and without a copy."""
     # The address of an empty tensor is 0, where there is no memory to look into.
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    raw = (ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())
+    raw = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     raw._tensor = tensor  # type: ignore[attr-defined]  # keeps the memory alive as long as the view
     return memoryview(raw).cast("B")
 

@@ -101,11 +101,8 @@ def tree_map(function: Callable[..., Any], nest: object, *others: Any) -> Any:
 
 def tree_leaves(nest: object) -> Iterator[Any]:
     """Yield each leaf of a nest in reading order."""
-    if isinstance(nest, tuple | list | Mapping):
-        for item in nest.values() if isinstance(nest, Mapping) else nest:
-            yield from tree_leaves(item)
-    else:
-        yield nest
+    for _, leaf in leaf_paths(nest):
+        yield leaf
 
 
 def recursively_apply(

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import IterableDataset
 
 from accel_core._records import record
@@ -113,14 +112,11 @@ class DataLoaderDispatcher(PreparedLoader):
             world = ensure()
             # Made anew for each iteration: all ranks begin with one length of messages, whatever ended the one before.
             channel = ScatterChannel(world)
-            incoming = self._lead(epoch, channel) if world.is_main else self._follow(epoch, channel)
-            # What travels between devices comes back to the host, where rank 0 has it, if it is not to be placed.
-            device = self.device or (None if world.is_main else torch.device("cpu"))
-            for step in incoming:
+            for step in self._lead(epoch, channel) if world.is_main else self._follow(epoch, channel):
                 self._serve(epoch, step.counts, step.units, last=step.last)
                 if step.last:
                     self.remainder = step.counts.total if step.counts is not None else self.spec.step_samples or -1
-                yield next(placed(iter((self._own(step.share),)), device))
+                yield next(placed(iter((self._own(step.share),)), self.device))
 
     def __len__(self) -> int:
         spec, batches = self.spec, super().__len__()

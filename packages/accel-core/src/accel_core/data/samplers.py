@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils.data import (
@@ -18,8 +18,6 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from accel_core._torch import pin_memory
-from accel_core.comm.batch import send_to_device
 from accel_core.data.shard import ShardSpec, StepCounts, count_steps, shard_batches, shard_stream, skip_samples
 from accel_core.errors import ConfigurationError
 
@@ -162,7 +160,7 @@ class BatchSamplerShard(Around):
         split_batches: bool = False,
         even_batches: bool = True,
     ) -> None:
-        size = getattr(batch_sampler, "batch_size", None)
+        size: Any = getattr(batch_sampler, "batch_size", None)
         if split_batches:
             check_split(size, num_processes)
         self.batch_sampler = batch_sampler
@@ -170,7 +168,7 @@ class BatchSamplerShard(Around):
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
-        self.batch_size = size  # type: ignore[assignment]
+        self.batch_size = size
         self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         self.irregular: dict[int, StepCounts] = {}
 
@@ -229,7 +227,7 @@ class BatchSamplerShard(Around):
     def _samples(self) -> int | None:
         """Return the number of samples of an epoch, where it can be known without reading the order."""
         try:
-            return len(self.batch_sampler.sampler)  # type: ignore[arg-type]
+            return len(self.sampler)
         except (AttributeError, TypeError):
             return None
 
@@ -241,33 +239,18 @@ class BatchSamplerShard(Around):
                 target.set_epoch(epoch)
 
 
-class CountedSample:
+class CountedSample(NamedTuple):
     """A sample of a global batch that is not full, with that step's counts."""
 
-    __slots__ = ("counts", "sample")
-
-    def __init__(self, sample: object, counts: StepCounts) -> None:
-        self.sample = sample
-        self.counts = counts
+    sample: Any
+    counts: StepCounts
 
 
-class CountedBatch:
-    """A batch of a global batch that is not full, with that step's counts."""
+class CountedBatch(NamedTuple):
+    """A batch of a global batch that is not full, with that step's counts; it is pinned and moved as any nest."""
 
-    __slots__ = ("batch", "counts")
-
-    def __init__(self, batch: object, counts: StepCounts) -> None:
-        self.batch = batch
-        self.counts = counts
-
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> CountedBatch:
-        """Return this batch on a device."""
-        return CountedBatch(send_to_device(self.batch, device, non_blocking=non_blocking), self.counts)
-
-    def pin_memory(self, device: object = None) -> CountedBatch:
-        """Pin the batch: torch calls this on batches of classes that it does not know."""
-        self.batch = pin_memory(self.batch, device)  # type: ignore[no-untyped-call]
-        return self
+    batch: Any
+    counts: StepCounts
 
 
 class CountedCollate:
@@ -285,28 +268,15 @@ class CountedCollate:
         return self.collate_fn(samples)
 
 
-class _UnitBatches(BatchSampler):
-    """The indices of a sampler, each in a batch of its own."""
-
-    def __init__(self, sampler: Sampler[int]) -> None:
-        self.sampler = sampler
-        self.batch_size = 1
-        self.drop_last = False
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return ([index] for index in self.sampler)
-
-    def __len__(self) -> int:
-        return len(self.sampler)  # type: ignore[arg-type]
-
-
 class IndexShard(BatchSamplerShard):
     """One rank's part of a sampler, for a loader that does not batch (`batch_size=None`)."""
 
     def __init__(
         self, sampler: Sampler[int], num_processes: int, process_index: int, *, even_batches: bool = True
     ) -> None:
-        super().__init__(_UnitBatches(sampler), num_processes, process_index, even_batches=even_batches)
+        super().__init__(
+            BatchSampler(sampler, 1, drop_last=False), num_processes, process_index, even_batches=even_batches
+        )
 
     def from_offset(self, offset: int, counts: dict[int, StepCounts]) -> Iterator[Any]:
         """Return this rank's indices, single ones, from a position on."""
@@ -358,7 +328,7 @@ class IterableDatasetShard(IterableDataset[Any]):
     def __len__(self) -> int:
         spec = self.spec
         window = spec.step_samples or spec.ranks
-        length = len(self.dataset)  # type: ignore[arg-type]
+        length = len(cast("Sized", self.dataset))
         return (length // window if self.drop_last else -(-length // window)) * (window // spec.ranks)
 
     def begin_at(self, start: int) -> None:

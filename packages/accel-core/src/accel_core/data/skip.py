@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
@@ -24,7 +24,8 @@ class SkipBatchSampler(Around):
     def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
-        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
+        size: Any = getattr(batch_sampler, "batch_size", None)
+        self.batch_size = size
         self.drop_last = getattr(batch_sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -73,24 +74,23 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         >>> len(loader), len(rest)
         (4, 1)
     """
+    skipping: Any
     if isinstance(dataloader, PreparedLoader):
         dataloader._position_loaded = False
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)
-        skipping: Any = dataloader.adopt(dataloader, settings=settings)
+        skipping = dataloader.adopt(dataloader, settings=settings)
         skipping._origin = dataloader
         replay = dataloader.pending
         dataloader.pending = None
         dataloader.forget_position()
         # What is left of a loaded position is the order of its epoch.
         skipping.pending = None if replay is None else {**replay, "offset": 0, "steps": 0}
-        return skipping  # type: ignore[no-any-return]
-    if isinstance(dataloader.dataset, IterableDataset):
-        return SkipDataLoader.adopt(  # type: ignore[return-value]
-            dataloader, settings=LoaderSettings(skip_batches=num_batches)
-        )
-    skipping = object.__new__(type(dataloader))
-    skipping.__dict__.update(dataloader.__dict__)
-    which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-    kept = SkipBatchSampler(getattr(dataloader, which), skip_batches=num_batches)
-    skipping.__dict__.update({"_iterator": None, which: kept})  # whose workers read indices of the other loader
-    return skipping  # type: ignore[no-any-return]
+    elif isinstance(dataloader.dataset, IterableDataset):
+        skipping = SkipDataLoader.adopt(dataloader, settings=LoaderSettings(skip_batches=num_batches))
+    else:
+        skipping = object.__new__(type(dataloader))
+        skipping.__dict__.update(dataloader.__dict__)
+        which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+        kept = SkipBatchSampler(getattr(dataloader, which), skip_batches=num_batches)
+        skipping.__dict__.update({"_iterator": None, which: kept})  # whose workers read indices of the other loader
+    return cast("_LoaderT", skipping)

@@ -10,7 +10,6 @@ import torch
 
 from accel_core.comm.batch import send_to_device
 from accel_core.comm.tree import tree_leaves
-from accel_core.data.samplers import CountedBatch
 
 __all__ = ["placed"]
 
@@ -50,8 +49,7 @@ def _overlapped(stream: Iterator[Any], device: torch.device, module: Any) -> Ite
         # https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams
         current = module.current_stream(device)
         current.wait_event(done)
-        nest = batch.batch if isinstance(batch, CountedBatch) else batch
-        for leaf in tree_leaves(nest):
+        for leaf in tree_leaves(batch):
             if isinstance(leaf, torch.Tensor):
                 leaf.record_stream(current)
             else:

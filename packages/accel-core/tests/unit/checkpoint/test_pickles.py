@@ -44,7 +44,7 @@ TENSORS = {
 def raw(tensor: torch.Tensor) -> bytes:
     """Return the bytes of a tensor."""
     whole = tensor.contiguous()
-    return bytes(tensor_file.buffer_of(whole))
+    return bytes(tensor_file.memory_of(whole))
 
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:

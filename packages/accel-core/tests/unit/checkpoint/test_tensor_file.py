@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_core.checkpoint.tensor_file import TensorFile, buffer_of, stream_tensors, write_tensors
+from accel_core.checkpoint.tensor_file import TensorFile, memory_of, stream_tensors, write_tensors
 from accel_core.checkpoint.tensor_header import DTYPES
 from accel_core.errors import CheckpointDamagedError, CheckpointError
 from accel_testing.requires import requires
@@ -52,7 +52,7 @@ def same(found: dict[str, torch.Tensor] | None, wanted: dict[str, torch.Tensor] 
     return found.keys() == wanted.keys() and all(
         one.dtype == wanted[name].dtype
         and one.shape == wanted[name].shape
-        and bytes(buffer_of(one)) == bytes(buffer_of(wanted[name].contiguous()))
+        and bytes(memory_of(one)) == bytes(memory_of(wanted[name].contiguous()))
         for name, one in found.items()
     )
 

@@ -67,10 +67,7 @@ class RemoteStorage:
         with ranks.together(doing):
             stands = commits.newest(self.store) if self.world.is_main else None
             if stands is not None and numbered:
-                raise ConfigurationError(
-                    f"The checkpoint {str(self.target)!r} exists already, and automatic naming would overwrite it. "
-                    "Load it first, which sets the number of the next one, or set project_configuration.iteration."
-                )
+                raise commit.taken(self.target)
             number = 1 if stands is None else stands.number + 1
         self.commit_ = Commit(ranks.broadcast(number), identity, "")
         self._make_room(ranks, identity, doing, writes=True)

@@ -46,8 +46,7 @@ class StoredWeights:
 
     def fetch(self) -> Path:
         """Return where they lie on this machine, after fetching them once for its processes."""
-        digest = digest_of_bytes(f"{self.address} {self.state}".encode())
-        identity = "".join(chr(ord("a") + int(digit, 16)) for digit in digest[: names.ID_LENGTH])
+        identity = names.id_of(bytes.fromhex(digest_of_bytes(f"{self.address} {self.state}".encode())))
         for name in self.objects:
             check_name(name, self.address)
         scratch = Scratch.of(identity)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.settings.table import ALL
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 VARIABLE = re.compile(
@@ -28,6 +30,7 @@ def test_every_variable_is_described() -> None:
     named = {
         match[1] for path in (ROOT / "packages").glob("*/src/**/*.py") for match in VARIABLE.finditer(path.read_text())
     }
+    named |= {setting.environment for setting in ALL if setting.option}
     assert len(named) > 100
     missing = sorted(name for name in named - NO_VARIABLES if f"`{name}`" not in pages)
     assert not missing, f"describe these in docs/reference/environment.md: {missing}"

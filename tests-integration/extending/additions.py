@@ -185,7 +185,9 @@ __all__ = ["EchoOptions", "EchoPlugin"]
 class EchoOptions:
     """Options of the strategy."""
 
-    loudness: int = option("ECHO_LOUDNESS", int, 1, "How much each model counts.")
+    option_prefix = "echo_"
+
+    loudness: int = option(1, "How much each model counts.")
 
 
 @dataclass
@@ -240,7 +242,7 @@ from accel_core.options.option import Prompt, option
 
 @record(frozen=True)
 class ChorusOptions:
-    chorus_voices: int = option("CHORUS_VOICES", int, 2, "How many voices sing.", prompt=Prompt("4"))
+    chorus_voices: int = option(2, "How many voices sing.", prompt=Prompt("4"))
 """,
         f"{_OWN}/src/accel_chorus/plugin.py": """from dataclasses import dataclass, field
 

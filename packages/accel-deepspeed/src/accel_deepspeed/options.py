@@ -1,5 +1,7 @@
 """Options of DeepSpeed."""
 
+from typing import ClassVar
+
 from accel_core._records import record
 from accel_core.options.option import Prompt, boolean, names, number_or_auto, option
 
@@ -24,87 +26,74 @@ _IN_OPTIONS = (("own_deepspeed_file", "no"),)
 class DeepSpeedOptions:
     """What DeepSpeed shards and where it keeps it."""
 
+    environment_prefix: ClassVar[str] = "ACCELERATE_DEEPSPEED_"
+
     deepspeed_config_file: str | None = option(
-        "ACCELERATE_DEEPSPEED_CONFIG_FILE",
-        str,
         None,
         "JSON file that configures DeepSpeed in place of the options below.",
+        environment="ACCELERATE_DEEPSPEED_CONFIG_FILE",
         field="hf_ds_config",
         prompt=Prompt(when=(("own_deepspeed_file", "yes"),)),
     )
     zero_stage: int = option(
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE",
-        int,
         2,
         "What is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
         choices=(0, 1, 2, 3),
         prompt=Prompt("2", when=_IN_OPTIONS),
     )
     offload_optimizer_device: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-        str,
         "none",
         "Where optimizer states live outside the device.",
         choices=OFFLOAD_DEVICES,
         prompt=Prompt("none", when=_IN_OPTIONS),
     )
     offload_param_device: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-        str,
         "none",
         "Where parameters live outside the device; stage 3 only.",
         choices=OFFLOAD_DEVICES,
         prompt=Prompt("none", when=_IN_OPTIONS),
     )
     gradient_accumulation_steps: int | str = option(
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-        number_or_auto(int),
         "auto",
         "Number of batches per optimizer step.",
+        parser=number_or_auto(int),
+        environment="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
         launch_parser=int,
         prompt=Prompt("1", when=_IN_OPTIONS, text="Batches per optimizer step?"),
     )
     gradient_clipping: float | str = option(
-        "ACCELERATE_GRADIENT_CLIPPING",
-        number_or_auto(float),
         "auto",
         "Gradient norm to clip to; 0 turns clipping off.",
+        parser=number_or_auto(float),
+        environment="ACCELERATE_GRADIENT_CLIPPING",
         launch_parser=float,
         prompt=Prompt(None, when=_IN_OPTIONS, text="Clip gradients to which norm? (empty: no clipping)", optional=True),
     )
     zero3_save_16bit_model: bool = option(
-        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
-        boolean,
-        False,
-        "Whether stage 3 gathers 16-bit weights when a model is saved.",
-        prompt=Prompt("no", when=_IN_OPTIONS),
+        False, "Whether stage 3 gathers 16-bit weights when a model is saved.", prompt=Prompt("no", when=_IN_OPTIONS)
     )
     zero3_init_flag: bool | None = option(
-        "ACCELERATE_DEEPSPEED_ZERO3_INIT",
-        boolean,
         None,
         "Whether models are sharded while they are built; if unset, only in stage 3.",
+        parser=boolean,
+        environment="ACCELERATE_DEEPSPEED_ZERO3_INIT",
         prompt=Prompt("no"),
     )
     offload_optimizer_nvme_path: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
-        str,
         "none",
         "Folder for optimizer states that are offloaded to NVMe.",
         prompt=Prompt(when=(("own_deepspeed_file", "no"), ("offload_optimizer_device", "nvme"))),
     )
     offload_param_nvme_path: str = option(
-        "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH",
-        str,
         "none",
         "Folder for parameters that are offloaded to NVMe.",
         prompt=Prompt(when=(("own_deepspeed_file", "no"), ("offload_param_device", "nvme"))),
     )
     deepspeed_moe_layer_cls_names: tuple[str, ...] | None = option(
-        "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
-        names,
         None,
         "Class names of mixture-of-experts layers, comma-separated.",
+        parser=names,
+        environment="ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
         field="transformer_moe_cls_names",
         prompt=Prompt(optional=True),
     )

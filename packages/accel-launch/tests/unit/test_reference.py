@@ -50,9 +50,7 @@ def test_page_of_launchers_shows_what_they_print() -> None:
 
 
 ROW = """
-    fsdp_color: str = option(
-        "FSDP_COLOR", str, "red", "Which color shards have.", choices=("red", "blue"), prompt=Prompt("blue")
-    )
+    color: str = option("red", "Which color shards have.", choices=("red", "blue"), prompt=Prompt("blue"))
 """
 
 
@@ -95,4 +93,4 @@ def test_one_row_makes_an_option(tmp_path: Path) -> None:
     assert "Which color shards have [red/blue] (blue)" in asked
     assert "fsdp_color: blue" in (tmp_path / "d.yaml").read_text()
     core = "from accel_core.options.option import option_named\nfrom accel_parallel.options import FsdpOptions\n"
-    assert "blue" in run("-c", core + "print(option_named(FsdpOptions, 'fsdp_color').read())", FSDP_COLOR="blue")
+    assert "blue" in run("-c", core + "print(option_named(FsdpOptions, 'color').read())", FSDP_COLOR="blue")

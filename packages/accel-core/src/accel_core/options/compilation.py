@@ -16,12 +16,12 @@ class CompilationOptions:
     """How models are compiled."""
 
     option_prefix: ClassVar[str] = "dynamo_"
+    environment_prefix: ClassVar[str] = "ACCELERATE_"
 
     backend: str = option(
-        "ACCELERATE_DYNAMO_BACKEND",
-        upper,
         "NO",
         "Compiler behind torch.compile; NO leaves the model uncompiled.",
+        parser=upper,
         choices=tuple(DynamoBackend.list()),
         launch_default=None,
         launch_choices=tuple(backend.lower() for backend in DynamoBackend.list()),
@@ -30,8 +30,6 @@ class CompilationOptions:
         prompt=Prompt("inductor"),
     )
     mode: str = option(
-        "ACCELERATE_DYNAMO_MODE",
-        str,
         "default",
         "Optimization mode of torch.compile.",
         choices=(*TORCH_DYNAMO_MODES, "max-autotune-no-cudagraphs", "lite"),
@@ -39,29 +37,17 @@ class CompilationOptions:
         prompt=Prompt(),
     )
     use_fullgraph: bool = option(
-        "ACCELERATE_DYNAMO_USE_FULLGRAPH",
-        boolean,
-        False,
-        "Fail rather than break the model into several graphs.",
-        switch=True,
-        prompt=Prompt(),
-        field="fullgraph",
+        False, "Fail rather than break the model into several graphs.", switch=True, prompt=Prompt(), field="fullgraph"
     )
     use_dynamic: bool | None = option(
-        "ACCELERATE_DYNAMO_USE_DYNAMIC",
-        boolean,
         None,
         "Compile for varying shapes; if unset, torch decides.",
+        parser=boolean,
         switch=True,
         launch_default=False,
         prompt=Prompt(),
         field="dynamic",
     )
     use_regional_compilation: bool = option(
-        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
-        boolean,
-        False,
-        "Compile repeated blocks once, instead of the whole model.",
-        switch=True,
-        prompt=Prompt(),
+        False, "Compile repeated blocks once, instead of the whole model.", switch=True, prompt=Prompt()
     )

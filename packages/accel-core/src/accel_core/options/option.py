@@ -6,10 +6,13 @@ its row in the reference:
 
     @dataclass(frozen=True)
     class CompilationOptions:
-        dynamo_mode: str = option("ACCELERATE_DYNAMO_MODE", str, "default", "Optimization mode of torch.compile.")
+        option_prefix = "dynamo_"
+        environment_prefix = "ACCELERATE_"
 
-A plugin whose fields have the names and the order of a table's inherits them: `option_prefix` is then what the options'
-names have before those of the fields.
+        mode: str = option("default", "Optimization mode of torch.compile.")
+
+This one is the field `mode` of the plugin, `dynamo_mode` for the launcher, and ACCELERATE_DYNAMO_MODE in the
+environment. A plugin whose fields have the names and the order of a table's inherits them.
 """
 
 from __future__ import annotations
@@ -144,18 +147,30 @@ class Option:
         return self.launch_text(value)
 
 
-def option(environment: str, parser: Callable[[str], Any], default: object, help: str, **details: Any) -> Any:
-    """Define one option of a table: an `Option` with these and other fields, which takes its name from its field."""
-    row = Option("", environment, parser, default, help, **details)
+def option(
+    default: object, help: str, *, parser: Callable[[str], Any] | None = None, environment: str = "", **details: Any
+) -> Any:
+    """Define one option of a table: an `Option` with these and other fields.
+
+    Its name and variable are those of its field, with the prefixes of the table, and its text is read as its default
+    is written, where nothing else is said.
+    """
+    usual = str if default is None else boolean if isinstance(default, bool) else type(default)
+    row = Option("", environment, parser or usual, default, help, **details)
     # None, because a plugin that inherits the table reads what is left open from the environment.
     return dataclasses.field(default=None, metadata={"option": row})
 
 
 def options_of(table: type) -> tuple[Option, ...]:
     """Return the options of a table in the order of their definition."""
-    prefix = getattr(table, "option_prefix", "")
+    prefix, variables = getattr(table, "option_prefix", ""), getattr(table, "environment_prefix", "")
     return tuple(
-        dataclasses.replace(row, name=prefix + field.name, field=row.field or field.name)
+        dataclasses.replace(
+            row,
+            name=prefix + field.name,
+            environment=row.environment or variables + (prefix + field.name).upper(),
+            field=row.field or field.name,
+        )
         for field in dataclasses.fields(table)
         for row in (field.metadata["option"],)
     )

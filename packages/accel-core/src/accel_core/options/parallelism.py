@@ -30,78 +30,37 @@ class ParallelismOptions:
 
     option_prefix: ClassVar[str] = "parallelism_config_"
 
-    dp_replicate_size: int = option(
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE", int, 1, "Number of copies of the model.", prompt=Prompt()
-    )
-    dp_shard_size: int = option(
-        "PARALLELISM_CONFIG_DP_SHARD_SIZE",
-        int,
-        1,
-        "Number of ranks that shard each copy of the model.",
-        prompt=Prompt(),
-    )
+    dp_replicate_size: int = option(1, "Number of copies of the model.", prompt=Prompt())
+    dp_shard_size: int = option(1, "Number of ranks that shard each copy of the model.", prompt=Prompt())
     ep_size: int = option(
-        "PARALLELISM_CONFIG_EP_SIZE",
-        int,
-        1,
-        "Number of ranks that share out the experts of a mixture; they read different data.",
-        prompt=Prompt(),
+        1, "Number of ranks that share out the experts of a mixture; they read different data.", prompt=Prompt()
     )
     pp_size: int = option(
-        "PARALLELISM_CONFIG_PP_SIZE",
-        int,
         1,
         "Number of ranks that each hold some blocks of the model, through which batches pass in parts.",
         prompt=Prompt(),
     )
-    tp_size: int = option(
-        "PARALLELISM_CONFIG_TP_SIZE", int, 1, "Number of ranks that share each matrix product.", prompt=Prompt()
-    )
-    cp_size: int = option(
-        "PARALLELISM_CONFIG_CP_SIZE",
-        int,
-        1,
-        "Number of ranks that share each sequence by context parallelism.",
-        prompt=Prompt(),
-    )
-    cp_backend: str = option(
-        "PARALLELISM_CONFIG_CP_BACKEND", str, "torch", "Library for context parallelism.", choices=("torch",)
-    )
+    tp_size: int = option(1, "Number of ranks that share each matrix product.", prompt=Prompt())
+    cp_size: int = option(1, "Number of ranks that share each sequence by context parallelism.", prompt=Prompt())
+    cp_backend: str = option("torch", "Library for context parallelism.", choices=("torch",))
     cp_comm_strategy: str = option(
-        "PARALLELISM_CONFIG_CP_COMM_STRATEGY",
-        str,
         "allgather",
         "How ranks exchange keys and values: gathered at once, or passed around a ring.",
         choices=CP_STRATEGIES,
         only_with="parallelism_config_cp_size",
     )
-    sp_size: int = option(
-        "PARALLELISM_CONFIG_SP_SIZE",
-        int,
-        1,
-        "Number of ranks that share each sequence by Ulysses sequence parallelism.",
-    )
-    sp_backend: str = option(
-        "PARALLELISM_CONFIG_SP_BACKEND", str, "deepspeed", "Library for sequence parallelism.", choices=("deepspeed",)
-    )
+    sp_size: int = option(1, "Number of ranks that share each sequence by Ulysses sequence parallelism.")
+    sp_backend: str = option("deepspeed", "Library for sequence parallelism.", choices=("deepspeed",))
     sp_seq_length: int | None = option(
-        "PARALLELISM_CONFIG_SP_SEQ_LENGTH",
-        int,
-        None,
-        "Length of all sequences in tokens, if it is fixed.",
-        only_with="parallelism_config_sp_size",
+        None, "Length of all sequences in tokens, if it is fixed.", parser=int, only_with="parallelism_config_sp_size"
     )
     sp_seq_length_is_variable: bool = option(
-        "PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE",
-        boolean,
         True,
         "Whether sequences differ in length from batch to batch.",
         launch_parser=boolean,
         only_with="parallelism_config_sp_size",
     )
     sp_attn_implementation: str | None = option(
-        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION",
-        str,
         None,
         "Attention implementation that each rank uses for its heads.",
         launch_default="sdpa",

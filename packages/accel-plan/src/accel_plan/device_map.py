@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import nn
 from accel_bigmodel.device_map.balance import get_balanced_memory
 from accel_bigmodel.device_map.check import clean_device_map
 from accel_bigmodel.device_map.experts import (
-    refuse_small_cache,
     room_for_cache,
     with_experts_on_disk,
     without,
@@ -22,10 +21,10 @@ from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype, compute_module_sizes
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, DeviceMapError
-from accel_core.modules.experts import are_stacked, number_of_experts
+from accel_core.modules.experts import are_stacked
 from accel_core.modules.sizes import as_dtype, convert_file_size_to_int, written_size
-from accel_plan.drawing import Segment, draw_bars
-from accel_plan.experts import ExpertShare, choices_of
+from accel_plan.drawing import draw_bars
+from accel_plan.experts import ExpertShare
 from accel_plan.headroom import Workload, activation_bytes
 from accel_plan.output import draw_table
 
@@ -42,7 +41,6 @@ class Part:
     name: str
     device: Device
     nbytes: int  # of parameters and buffers; tied tensors count at their first name
-    kind: str  # class name of the submodule, "Parameter" or "Buffer"
 
 
 @record(frozen=True)
@@ -106,19 +104,12 @@ class Plan:
         """Return in words which parts a device holds, and what its bytes are for, one sentence per purpose.
 
         Raises:
-            ConfigurationError: When the plan has no such device.
+            KeyError: When the plan has no such device.
         """
-        share = next((share for share in self.shares if share.device == device), None)
-        if share is None:
-            raise ConfigurationError(
-                f"The plan has no such device; got {device!r}, and it has {[s.device for s in self.shares]}. Ask for "
-                "one of them."
-            )
+        share = {share.device: share for share in self.shares}[device]
         count = sum(part.device == device for part in self.parts)
-        names = [name or "the whole model" for name, target in self.device_map.items() if target == device]
-        runs = ", ".join(_run_name(run) for run in _runs(names))
         held = f"{count} {'part' if count == 1 else 'parts'} of {written_size(share.weights)}"
-        words = [f"{device} holds {held}: {runs}." if names else f"{device} holds nothing."]
+        words = [f"{device} holds {held}: {self._names(device)}." if count else f"{device} holds nothing."]
         if share.reserve:
             words.append(f"{written_size(share.reserve)} are kept for the largest offloaded layer.")
         if share.headroom:
@@ -141,16 +132,25 @@ class Plan:
 
     def svg(self) -> str:
         """Draw the devices as the bars of an SVG document, all to one scale."""
-        bars = []
+        bars = {}
         for share in self.shares:
-            held = {part.name or "the whole model": part.nbytes for part in self.parts if part.device == share.device}
-            segments = [
-                Segment("weights", sum(held[name] for name in run), _run_name(run)) for run in _runs(list(held))
-            ]
-            rest = {"reserve": share.reserve, "headroom": share.headroom, "free": share.free or 0}
-            segments += [Segment(purpose, count, purpose) for purpose, count in rest.items() if count > 0]
-            bars.append((str(share.device), segments))
+            parts = {"weights": share.weights, "reserve": share.reserve, "headroom": share.headroom}
+            parts["free"] = share.free or 0
+            label = f"{share.device}: {self._names(share.device)}"
+            bars[label] = {purpose: count for purpose, count in parts.items() if count > 0}
         return draw_bars(f"{written_size(self.nbytes)} of weights by device", bars)
+
+    def _names(self, device: Device) -> str:
+        """Name what a device holds, parts that are numbered one after the other as one: "embed, layers.0-3"."""
+        runs, last = dict[str, str](), ""
+        for name in (name for name, target in self.device_map.items() if target == device):
+            before, _, number = name.rpartition(".")
+            if number.isdecimal() and runs and last == f"{before}.{int(number) - 1}".removeprefix("."):
+                runs[next(reversed(runs))] = f"-{number}"
+            else:
+                runs[name or "the whole model"] = ""
+            last = name
+        return ", ".join(first + end for first, end in runs.items())
 
     def to_json(self) -> str:
         """Write the plan as JSON, which `from_json` reads."""
@@ -234,7 +234,7 @@ def plan_device_map(
     share_of_experts, sizes = None, dict[str, int]()
     if expert_cache is not None:
         sizes = compute_module_sizes(model, dtype, special_dtypes)
-        share_of_experts = _share_of(model, experts, expert_cache, sizes)
+        share_of_experts = ExpertShare.of(model, experts, expert_cache, sizes)
         for device, count in room_for_cache(expert_cache, limits).items():
             kept[device] = kept.get(device, 0) + count
     left = {device: limit - kept.get(device, 0) for device, limit in limits.items()}
@@ -253,66 +253,18 @@ def plan_device_map(
             solution = solve(tree, left, no_split)
     check_accelerators(solution, "Raise `max_memory`, lower the headroom, or let modules be split.")
     parts: list[Part] = []
+    used = dict.fromkeys(limits, 0)
     for node, device in solution.placed:
         for name, place in with_experts_on_disk(model, node.name, device, experts):
             whole = name == node.name and name not in experts
-            parts.append(_part(model, name, place, node.size if whole else sizes.get(name, 0)))
-    used = {**solution.used}
-    if share_of_experts is not None:
-        used["disk"] = used.get("disk", 0) + share_of_experts.nbytes
-    shares = tuple(
-        DeviceShare(
-            device,
-            limits.get(device),
-            count,
-            solution.largest_offloaded if device == solution.main and device in fast else 0,
-            kept.get(device, 0),
-        )
+            parts.append(Part(name, place, node.size if whole else sizes.get(name, 0)))
+            used[place] = used.get(place, 0) + parts[-1].nbytes
+    reserve = solution.largest_offloaded if solution.main in fast else 0
+    shares = [
+        DeviceShare(device, limits.get(device), count, reserve if device == solution.main else 0, kept.get(device, 0))
         for device, count in used.items()
-    )
-    if share_of_experts is not None:
-        share_of_experts = replace(share_of_experts, dense=sum(used.values()) - share_of_experts.nbytes)
-    return Plan(tuple(parts), shares, solution.main, share_of_experts)
-
-
-def _part(model: nn.Module, name: str, device: Device, nbytes: int) -> Part:
-    """Return a part by its name."""
-    path, _, leaf = name.rpartition(".")
-    value = getattr(model.get_submodule(path), leaf) if name else model
-    if isinstance(value, nn.Module):
-        return Part(name, device, nbytes, type(value).__name__)
-    return Part(name, device, nbytes, "Parameter" if isinstance(value, nn.Parameter) else "Buffer")
-
-
-def _share_of(
-    model: nn.Module, experts: Mapping[str, nn.Module], size: int | str, below: Mapping[str, int]
-) -> ExpertShare:
-    """Account for experts; refuse a cache that has no room for one."""
-    budget, choices = convert_file_size_to_int(size), choices_of(model)
-    sizes = {name: below.get(name, 0) for name in experts}
-    counts = {name: int(number_of_experts(module)) for name, module in experts.items()}
-    each = {name: sizes[name] // counts[name] for name in experts}
-    one = max(each.values())
-    refuse_small_cache(size, budget, one)
-    token = None if choices is None else sum(min(choices, counts[name]) * each[name] for name in experts)
-    return ExpertShare(budget, 0, sum(sizes.values()), sum(counts.values()), one, token)
-
-
-def _runs(names: Sequence[str]) -> list[list[str]]:
-    """Group names that differ in their last number alone, which rises by one."""
-    runs: list[list[str]] = []
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        before = f"{path}." if path else ""
-        if leaf.isdecimal() and runs and runs[-1][-1] == f"{before}{int(leaf) - 1}":
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    return runs
-
-
-def _run_name(run: Sequence[str]) -> str:
-    return run[0] if len(run) == 1 else f"{run[0]}-{run[-1].rpartition('.')[2]}"
+    ]
+    return Plan(tuple(parts), tuple(shares), solution.main, share_of_experts)
 
 
 def _kept(model: nn.Module, headroom: Headroom, limits: Mapping[Device, int], dtype: Dtype | None) -> dict[Device, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["draw_table", "is_count", "write_output"]
+__all__ = ["draw_table", "write_output"]
 
 
 def write_output(place: str | None, make: Callable[[], str]) -> None:
@@ -20,11 +20,6 @@ def write_output(place: str | None, make: Callable[[], str]) -> None:
             f"The file cannot be written; {place} gives: {failure.strerror}. Name another, in a folder that exists."
         ) from None
     sys.stdout.write(f"Wrote {place}.\n")
-
-
-def is_count(written: str) -> bool:
-    """Return whether a text on a command line is a whole number; no count of bytes has more than 18 digits."""
-    return written.isdecimal() and len(written) <= 18
 
 
 def draw_table(lines: Sequence[Sequence[str]]) -> str:

@@ -38,7 +38,7 @@ def test_a_plan_is_printed_drawn_and_written(checkpoint: Path, capsys: pytest.Ca
     assert "20.00 KiB of weights" in out
     plan = Plan.from_json((checkpoint / "p.json").read_text())
     assert plan.nbytes == 20 * 1024
-    assert {part.name for part in plan.parts if part.kind == "Layer"} == {f"model.layers.{n}" for n in range(4)}
+    assert {part.name for part in plan.parts} == {"embed", *(f"model.layers.{n}" for n in range(4))}
     assert {part.device for part in plan.parts} == {0, "cpu"}
     assert (checkpoint / "p.svg").read_text().startswith("<svg")
     assert out.endswith(f"Wrote {checkpoint / 'p.svg'}.\nWrote {checkpoint / 'p.json'}.\n")
@@ -55,8 +55,9 @@ def test_help_of_each_plan_has_its_own_options(capsys: pytest.CaptureFixture[str
     assert ["--headroom" in text for text in shown] == [True, False]
     assert ["--layout" in text for text in shown] == [False, True]
     for words in (["plan", "--train"], ["plan-training"]):
-        assert main([*words, "torch.nn:Identity", "--batch", "many"]) == 2
-        assert "--batch takes a whole number; got 'many'" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="2"):
+            main([*words, "torch.nn:Identity", "--batch", "many"])
+        assert "argument --batch: invalid int value: 'many'" in capsys.readouterr().err
 
 
 def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +79,8 @@ def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[s
         (["plan", "{}", "--max-memory", "24GiB"], 2, "DEVICE=SIZE"),
         (["plan", "{}", "--max-memory", "0=1KiB,cpu=1GiB"], 1, "No accelerator has room"),
         (["plan", "{}", "--expert-cache", "1MiB"], 2, "no experts were found"),
-        (["plan", "{}", "--train", "--expert-cache", "1MiB"], 2, "got --expert-cache"),
+        (["plan"], 2, "got none. Name a file or folder"),
+        (["plan", "{}", "--balanced", "--train", "--sample", "8"], 2, "no options; got --balanced. Write"),
         (["plan", "{}", "--json", "{}/none/plan.json"], 2, "plan.json gives: No such file or directory"),
         (["plan", "{}", "--svg", "{}"], 2, "gives: Is a directory"),
         (["plan", "{}", "--max-memory", f"cpu={LONG}"], 2, "neither a count of bytes"),
@@ -105,19 +107,21 @@ def test_bad_arguments_end_with_a_message(
     [
         (["train.py"], "A Python file is not a checkpoint; got 'train.py'"),
         (["--train", "train.py", "--sample", "64"], "Name a class or function of it"),
-        (["--train", "m:Net", "--batch", "x", "--sample", "64"], "--batch takes a whole number; got 'x'"),
+        (["--train", "m:Net", "--batch", "x", "--sample", "64"], "--batch: invalid int value: 'x'"),
         (["--train", "m:Net", "--sample", "64", "--layout", "fdsp2"], "Did you mean 'fsdp'"),
-        (["--train", "m:Net"], "got --sequence None and --sample None"),
+        (["--train", "m:Net"], "one of the arguments --sequence --sample is required"),
+        (["m:Net", "--layout", "fsdp2"], "unrecognized arguments: --layout fsdp2"),
+        (["--train", "m:Net", "--sample", "64", "--balanced"], "unrecognized arguments: --balanced"),
     ],
 )
 def test_arguments_are_looked_at_before_torch_is_imported(arguments: list[str], message: str) -> None:
     """A slip on the command line is named at once, not after the seconds that torch takes."""
     code = (
         "import sys\nfrom accel_plan.__main__ import main\n"
-        f"status = main({['plan', *arguments]})\nprint(status, 'torch' in sys.modules)"
+        f"try:\n    sys.exit(main({['plan', *arguments]}))\nfinally:\n    print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "False\n")
     assert message in done.stderr
 
 
@@ -289,4 +293,4 @@ def test_a_plan_with_a_cache_says_what_a_token_costs(tmp_path: Path, capsys: pyt
     assert main([*arguments, "--expert-cache", "192KiB"]) == 0
     out = capsys.readouterr().out
     assert "16 experts of up to 96.00 KiB take 1.50 MiB, of which a cache of 192.00 KiB holds 12%" in out
-    assert "A token brings 384.00 KiB while the cache is empty, 336.00 KiB once" in out
+    assert "A token brings 384.00 KiB while the cache is empty, and 336.00 KiB once" in out

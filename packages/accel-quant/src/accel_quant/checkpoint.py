@@ -144,8 +144,7 @@ class WeightLoader:
         for place in on_terminal(self._places, "Quantizing"):
             if not place.source:
                 self._put_plain(place, place.tensor)
-                continue
-            if place.form is None:
+            elif place.form is None:
                 self._put_plain(place, source.own(place.source))
             elif self._is_packed(place, source):
                 stored = self._parts(place, source)

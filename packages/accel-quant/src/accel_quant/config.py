@@ -77,8 +77,12 @@ class BnbQuantizationConfig:
                 f"bnb_4bit_quant_type must be in {list(_QUANT_TYPES)}; got {self.bnb_4bit_quant_type!r}. Use nf4 "
                 "for trained weights."
             )
-        self._check_names("skip_modules")
-        self._check_names("keep_in_fp32_modules")
+        for name in ("skip_modules", "keep_in_fp32_modules"):
+            names = getattr(self, name)
+            if names is not None and not (isinstance(names, list) and all(isinstance(each, str) for each in names)):
+                raise QuantizationError(
+                    f"{name} must be a list of strings; got {names!r}. Write for example ['lm_head']."
+                )
         compute: Any = _dtype("bnb_4bit_compute_dtype", self.bnb_4bit_compute_dtype)
         self.bnb_4bit_compute_dtype = compute
         if self.torch_dtype is None:
@@ -91,13 +95,6 @@ class BnbQuantizationConfig:
                 stacklevel=3,
             )
         self.target_dtype = torch.int8 if self.load_in_8bit else CustomDtype.INT4
-
-    def _check_names(self, field_name: str) -> None:
-        names = getattr(self, field_name)
-        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise QuantizationError(
-                f"{field_name} must be a list of strings; got {names!r}. Write for example ['lm_head']."
-            )
 
 
 def _dtype(name: str, value: object) -> torch.dtype:

@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ _CODES = 16
 _NESTED_CODES = 256
 _FLOAT = 4
 _SHAPE = "accel_shape"
+_SETTINGS = ("blocksize", "compress_statistics", "quant_type", "quant_storage", "bnb_quantized")
 
 
 class EightBits:
@@ -43,7 +44,7 @@ class EightBits:
         """Return the same weights on another device."""
         if parameter.dtype != torch.int8:
             return self._made(parameter.detach().to(device), None)
-        scales = _scales(parameter)
+        scales = vars(parameter)["SCB"]
         if device.type != "meta" and scales is None:
             raise QuantizationError(
                 "An 8-bit weight without its scales cannot be moved; got SCB empty. Load the weight first, or make "
@@ -67,7 +68,7 @@ class EightBits:
         if device.type == "meta":
             return self._made(torch.empty(value.shape, dtype=torch.int8, device=device), None)
         copied = value.detach().to("cpu", copy=True)  # `to` packs, and must not touch the given weights
-        made = bitsandbytes().nn.Int8Params(copied, requires_grad=False, has_fp16_weights=False)
+        made: Any = self._made(copied, None)
         result: nn.Parameter = made.to(device)
         return result
 
@@ -77,7 +78,7 @@ class EightBits:
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return weights and scales."""
-        scales = _scales(parameter)
+        scales = vars(parameter)["SCB"]
         if parameter.dtype != torch.int8 or scales is None:
             raise QuantizationError(
                 f"The weight is not packed yet; got {parameter.dtype}. Move it to its device first, which packs it."
@@ -95,12 +96,9 @@ class EightBits:
         return self._made(stored[""].to(device), stored["SCB"].to(device))
 
     def _made(self, data: torch.Tensor, scales: torch.Tensor | None) -> nn.Parameter:
-        if data.dtype != torch.int8:
-            made: nn.Parameter = bitsandbytes().nn.Int8Params(data, requires_grad=False, has_fp16_weights=False)
-            return made
-        codes = None if scales is None else data  # bitsandbytes takes both or neither for packed
-        made = bitsandbytes().nn.Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=codes, SCB=scales)
-        return made
+        stored = {} if scales is None else {"CB": data, "SCB": scales}  # bitsandbytes takes both or neither
+        make: Callable[..., nn.Parameter] = bitsandbytes().nn.Int8Params
+        return make(data, requires_grad=False, has_fp16_weights=False, **stored)
 
 
 class FourBits:
@@ -121,9 +119,9 @@ class FourBits:
                 count += state.state2.absmax.nbytes + state.state2.code.nbytes + state.offset.nbytes
             return int(count)
         weights = getattr(parameter, _SHAPE, parameter.shape).numel()
-        blocks = -(-weights // _block(parameter))
+        blocks = -(-weights // (vars(parameter)["blocksize"] or 64))
         count = -(-weights // 2) + _FLOAT * _CODES  # two weights a byte, and the code book
-        if not parameter.compress_statistics:  # type: ignore[attr-defined]
+        if not vars(parameter)["compress_statistics"]:
             return int(count + _FLOAT * blocks)
         # Scales are a byte each, with scales, a code book and an offset of their own.
         return int(count + blocks + _FLOAT * (-(-blocks // _NESTED_BLOCK) + _NESTED_CODES + 1))
@@ -163,11 +161,10 @@ class FourBits:
 
     def parts(self, parameter: torch.Tensor) -> Sequence[str]:
         """Name the weights and the parts of their state."""
-        kind = parameter.quant_type  # type: ignore[attr-defined]
         names = ["", "weight.absmax", "weight.quant_map"]
-        if parameter.compress_statistics:  # type: ignore[attr-defined]
+        if vars(parameter)["compress_statistics"]:
             names += ["weight.nested_absmax", "weight.nested_quant_map"]
-        return (*names, f"weight.quant_state.bitsandbytes__{kind}")
+        return (*names, f"weight.quant_state.bitsandbytes__{vars(parameter)['quant_type']}")
 
     def unpack(self, parameter: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Return weights and the parts of their state, as bitsandbytes saves them."""
@@ -194,34 +191,17 @@ class FourBits:
 
     def _assembled(self, stored: Mapping[str, torch.Tensor], device: torch.device) -> nn.Parameter:
         statistics = {suffix.removeprefix("weight."): part for suffix, part in stored.items() if suffix}
-        made: nn.Parameter = bitsandbytes().nn.Params4bit.from_prequantized(
-            data=stored[""],
-            quantized_stats=statistics,
-            requires_grad=False,
-            device=device,
-        )
-        return made
+        make: Callable[..., nn.Parameter] = bitsandbytes().nn.Params4bit.from_prequantized
+        return make(stored[""], statistics, requires_grad=False, device=device)
 
-    def _like(self, parameter: Any, data: torch.Tensor) -> nn.Parameter:
-        made: nn.Parameter = bitsandbytes().nn.Params4bit(
-            data,
-            requires_grad=False,
-            blocksize=parameter.blocksize,
-            compress_statistics=parameter.compress_statistics,
-            quant_type=parameter.quant_type,
-            quant_storage=parameter.quant_storage,
-            bnb_quantized=parameter.bnb_quantized,
-        )
-        return made
-
-
-def _scales(parameter: torch.Tensor) -> torch.Tensor | None:
-    scales: torch.Tensor | None = parameter.SCB  # type: ignore[attr-defined]
-    return scales
+    def _like(self, parameter: torch.Tensor, data: torch.Tensor) -> nn.Parameter:
+        settings = {name: vars(parameter)[name] for name in _SETTINGS}
+        make: Callable[..., nn.Parameter] = bitsandbytes().nn.Params4bit
+        return make(data, requires_grad=False, **settings)
 
 
 def _state(parameter: torch.Tensor) -> Any:
-    state = parameter.quant_state  # type: ignore[attr-defined]
+    state = vars(parameter)["quant_state"]
     return state if isinstance(state, bitsandbytes().functional.QuantState) else None  # a dict before packing
 
 
@@ -232,10 +212,6 @@ def _shape(parameter: torch.Tensor) -> torch.Size | None:
         return torch.Size(state.shape)
     shape: torch.Size | None = getattr(parameter, _SHAPE, parameter.shape if parameter.is_floating_point() else None)
     return shape
-
-
-def _block(parameter: torch.Tensor) -> int:
-    return int(parameter.blocksize or 64)  # type: ignore[attr-defined]
 
 
 def _check_shape(parameter: torch.Tensor, value: torch.Tensor) -> None:

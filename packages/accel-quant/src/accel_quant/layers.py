@@ -143,8 +143,6 @@ def _packed(layer: nn.Linear, config: BnbQuantizationConfig) -> nn.Module:
     made.register_state_dict_pre_hook(_refuse_repacked)
     made.register_state_dict_post_hook(_name_parts)
     made.bias = layer.bias
-    if bias:
-        made.bias.requires_grad_(False)
     made.requires_grad_(False)
     made.train(layer.training)
     return made  # type: ignore[no-any-return]

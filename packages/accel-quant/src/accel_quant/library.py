@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from functools import cache
 from typing import Any
-
-import torch
 
 from accel_core.errors import MissingDependencyError
 
-__all__ = ["bitsandbytes", "is_instance", "packs_on_cpu"]
+__all__ = ["bitsandbytes", "is_instance"]
 
 
 def bitsandbytes() -> Any:
@@ -23,7 +20,7 @@ def bitsandbytes() -> Any:
             raise
         raise MissingDependencyError(
             "bitsandbytes packs the weights of quantized models; it is not installed. Install it with "
-            "`pip install 'bitsandbytes>=0.46'`, or accel-quant with its extra `bitsandbytes`."
+            "`pip install 'bitsandbytes>=0.47'`, or accel-quant with its extra `bitsandbytes`."
         ) from None
 
 
@@ -31,13 +28,3 @@ def is_instance(value: object, *names: str) -> bool:
     """Return whether a value is of a class of `bitsandbytes.nn`; false if the library was never imported."""
     classes = getattr(sys.modules.get("bitsandbytes"), "nn", None)
     return any(isinstance(value, getattr(classes, name)) for name in names) if classes is not None else False
-
-
-@cache
-def packs_on_cpu(quant_type: str) -> bool:
-    """Return whether the installed version packs 4-bit weights of a kind on a CPU: 0.46.0 does so for `nf4` alone."""
-    try:
-        bitsandbytes().functional.quantize_4bit(torch.ones(64), quant_type=quant_type)
-    except RuntimeError:
-        return False
-    return True

@@ -22,7 +22,7 @@ from accel_bigmodel.device_map.check import check_devices
 from accel_core.errors import OffloadError, OffloadFolderError, QuantizationError
 from accel_core.logging import get_logger
 from accel_core.modules.ties import find_tied_parameters
-from accel_quant import layers, library
+from accel_quant import layers
 from accel_quant.checkpoint import WeightLoader
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.device_map import get_quantized_model_device_map
@@ -67,8 +67,7 @@ def load_and_quantize_model(
         The model, with `is_loaded_in_8bit`, `is_loaded_in_4bit`, `is_quantized` and `hf_device_map`.
 
     Raises:
-        QuantizationError: No weights for an empty model, a list that names no module, or a kind of packing that the
-            installed bitsandbytes does not have on a CPU.
+        QuantizationError: No weights for an empty model, or a list that names no module.
         CheckpointMismatchError: The checkpoint does not fit the model.
         CheckpointError: The checkpoint is missing, damaged or unsafe.
         DeviceMapError: The map misses a weight.
@@ -107,7 +106,6 @@ def load_and_quantize_model(
         loader = WeightLoader(model, config, places, offload_folder, shared)
         if source is not None:
             loader.check(source)
-        _check_kind(config, places)
     except BaseException:
         _put_back(model, before)
         for parameter in trained:
@@ -151,10 +149,8 @@ def _spread(
     if expert_cache is None and len({str(device) for device in places.values()}) == 1 and "disk" not in places.values():
         object.__setattr__(model, "hf_device_map", dict(places))
         return model
-    written = index or None
-    return dispatch_model(
-        model, places, offload_dir=offload_folder, offload_index=written, force_hooks=True, expert_cache=expert_cache
-    )
+    options: dict[str, Any] = {"offload_dir": offload_folder, "offload_index": index or None, "force_hooks": True}
+    return dispatch_model(model, places, **options, expert_cache=expert_cache)
 
 
 def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[str] | None) -> None:
@@ -175,17 +171,6 @@ def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[s
             f"The offload folder {os.fspath(offload_folder)} cannot be written; the system says {failure}. Choose "
             "another."
         ) from failure
-
-
-def _check_kind(config: BnbQuantizationConfig, places: Mapping[str, Any]) -> None:
-    kind = config.bnb_4bit_quant_type
-    # Weights that wait on "disk" are packed on the CPU.
-    on_cpu = sorted(name for name, place in places.items() if place == "disk" or torch.device(place).type == "cpu")
-    if config.load_in_4bit and on_cpu and not library.packs_on_cpu(kind):
-        raise QuantizationError(
-            f"bitsandbytes {library.bitsandbytes().__version__} cannot pack weights as {kind} on a CPU; got "
-            f"{on_cpu} there. Use bnb_4bit_quant_type='nf4', or a newer bitsandbytes."
-        )
 
 
 def _put_back(model: nn.Module, before: Mapping[str, nn.Module]) -> None:

@@ -8,7 +8,6 @@ from accel_core.errors import CheckpointDamagedError, QuantizationError
 from accel_core.modules import packed
 from accel_core.modules.sizes import tensor_bytes
 from accel_quant.formats import EIGHT_BITS, FOUR_BITS
-from accel_quant.library import packs_on_cpu
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -24,13 +23,12 @@ def _empty(form, quant_type="nf4", nested=False, rows=96, columns=128):
     return bnb.nn.Params4bit(data, requires_grad=False, quant_type=quant_type, compress_statistics=nested)
 
 
-FP4 = pytest.mark.skipif(not packs_on_cpu("fp4"), reason=f"bitsandbytes {bnb.__version__} has no fp4 on a CPU")
 CASES = [
     pytest.param(lambda: _empty(EIGHT_BITS), EIGHT_BITS, id="8bit"),
     pytest.param(lambda: _empty(FOUR_BITS), FOUR_BITS, id="nf4"),
     pytest.param(lambda: _empty(FOUR_BITS, nested=True), FOUR_BITS, id="nf4-double"),
-    pytest.param(lambda: _empty(FOUR_BITS, "fp4"), FOUR_BITS, id="fp4", marks=FP4),
-    pytest.param(lambda: _empty(FOUR_BITS, "fp4", nested=True), FOUR_BITS, id="fp4-double", marks=FP4),
+    pytest.param(lambda: _empty(FOUR_BITS, "fp4"), FOUR_BITS, id="fp4"),
+    pytest.param(lambda: _empty(FOUR_BITS, "fp4", nested=True), FOUR_BITS, id="fp4-double"),
 ]
 
 

@@ -13,5 +13,5 @@ def test_packing_without_the_library_names_what_to_install(monkeypatch: pytest.M
     """A configuration can be made without bitsandbytes; what needs it says how to get it."""
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     BnbQuantizationConfig(load_in_8bit=True)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'bitsandbytes>=0.46'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'bitsandbytes>=0.47'"):
         bitsandbytes()

@@ -24,7 +24,6 @@ from accel_core.errors import (
 from accel_quant import (
     BnbQuantizationConfig,
     get_quantized_model_device_map,
-    library,
     load_and_quantize_model,
     quantize_and_offload_8bit,
     replace_with_bnb_layers,
@@ -44,8 +43,6 @@ CONFIGS = {
     },
     "fp4": {"load_in_4bit": True, "bnb_4bit_compute_dtype": "fp32"},
 }
-FP4 = pytest.mark.skipif(not library.packs_on_cpu("fp4"), reason=f"bitsandbytes {bnb.__version__} has no fp4 on a CPU")
-NAMES = [pytest.param(name, marks=FP4) if name == "fp4" else name for name in CONFIGS]
 MAPS = {
     "none": None,
     "cpu": {"": "cpu"},
@@ -151,7 +148,7 @@ def _by_hand(trained, name):
     return model.eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_equal_to_bitsandbytes_by_hand(trained, weights, name):
     """A model loaded packed computes bit for bit what the same layers do that bitsandbytes packed by hand."""
     model = load_and_quantize_model(_empty(), _config(name), weights_location=weights)
@@ -182,7 +179,7 @@ def test_every_device_map_computes_the_same(weights, tmp_path, name, place):
         assert sum(file.stat().st_size for file in files) < 32 * 72 * 2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_loaded_model_is_packed_to_the_same(trained, weights, name, caplog):
     """Packing a model in memory gives what loading it packed gives."""
     expected = _run(load_and_quantize_model(_empty(), _config(name), weights_location=weights))
@@ -193,7 +190,7 @@ def test_a_loaded_model_is_packed_to_the_same(trained, weights, name, caplog):
 
 
 @pytest.mark.usefixtures("fresh_state")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("when", ["before", "after", "on disk"])
 def test_saving_and_loading_is_exact(weights, tmp_path, name, when):
     """`Accelerator.save_model` writes a packed model, used or not, from which loading gives the same bits.
@@ -407,19 +404,6 @@ def test_bad_input_changes_nothing(trained, weights, tmp_path, monkeypatch, chan
     assert {name: (type(module), id(module)) for name, module in model.named_modules()} == before
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == trained
     assert all(parameter.is_meta for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_a_kind_that_the_library_lacks_is_refused(weights, tmp_path, monkeypatch, place):
-    """What the installed bitsandbytes cannot pack on a CPU is refused by name, and the model stays as it was."""
-    monkeypatch.setattr(library, "packs_on_cpu", lambda kind: kind != "fp4")
-    empty = _empty()
-    with pytest.raises(QuantizationError, match=r"cannot pack weights as fp4 on a CPU.*Use bnb_4bit_quant_type='nf4'"):
-        load_and_quantize_model(
-            empty, _config("fp4"), weights_location=weights, device_map={"": place}, offload_folder=tmp_path / "waits"
-        )
-    assert type(empty.blocks[0].up) is nn.Linear
-    assert all(parameter.is_meta for parameter in empty.parameters())
 
 
 @pytest.mark.usefixtures("fresh_state")

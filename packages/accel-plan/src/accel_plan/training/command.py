@@ -25,7 +25,7 @@ from accel_plan.training.workload import Loss, TrainingWorkload, optimizer_writt
 
 __all__ = ["maker_of", "run", "workload_of"]
 
-_AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "microbatches")
+_AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "microbatches", "chunk_logits")
 
 
 def maker_of(name: str) -> Callable[[], nn.Module]:
@@ -44,7 +44,7 @@ def maker_of(name: str) -> Callable[[], nn.Module]:
 
 def workload_of(args: argparse.Namespace) -> TrainingWorkload:
     """Return the training step that a command line describes."""
-    optimizer, arguments = optimizer_written(args.optimizer or "adamw")
+    optimizer, arguments = optimizer_written(args.optimizer)
     loss: Loss | None = None if args.loss is None else named(args.loss, "the loss")
     dtype = as_dtype(args.dtype)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -52,15 +52,13 @@ def workload_of(args: argparse.Namespace) -> TrainingWorkload:
             f"Weights are trained in a floating point dtype; got --dtype {args.dtype}. Use float32, bfloat16 or "
             "float16."
         )
-    given = {name: vars(args)[name] for name in _AS_GIVEN if vars(args)[name] is not None}
     return TrainingWorkload(
-        **given,
-        precision=args.mixed_precision or "no",
+        **{name: vars(args)[name] for name in _AS_GIVEN},
+        precision=args.mixed_precision,
         dtype=dtype,
         optimizer=optimizer,
         optimizer_arguments=arguments,
         loss=loss,
-        chunk_logits=args.chunk_logits,
         tensor_plan=args.tp_plan or "auto",
         split=None if args.split is None else args.split.split(","),
     )
@@ -70,7 +68,7 @@ def _compared(
     args: argparse.Namespace, make: Callable[[], nn.Module], workload: TrainingWorkload, way: bool | None
 ) -> list[TrainingMemory]:
     """Find the memory on each layout that was named; of pipelines, under each schedule."""
-    schedules = (args.schedule or workload.schedule).split(",")
+    schedules = args.schedule.split(",")
     tasks = [
         (spec, replace(workload, schedule=each))
         for spec in parse_layouts(args.layout or "single")
@@ -88,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     workload, make = workload_of(args), maker_of(args.checkpoint)
     way = None if args.checkpointing is None else args.checkpointing == "yes"
     if limit is not None and args.layout is None:
-        rows = list(tried(make, workload, limit, ranks=args.ranks or 8, checkpointing=way))
+        rows = list(tried(make, workload, limit, ranks=args.ranks, checkpointing=way))
     else:
         rows = _compared(args, make, workload, way)
     fitting = [row for row in rows if limit is not None and row.peak <= limit]

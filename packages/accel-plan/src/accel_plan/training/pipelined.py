@@ -1,13 +1,11 @@
 """A model on one rank of a pipeline: cut, run and torn down by the code that trains, with other ranks left out."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.flop_counter import FlopCounterMode
 
 from accel_core._records import record
 from accel_core.mesh.spec import LayoutSpec
@@ -16,13 +14,12 @@ from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.recomputing import recompute
-from accel_parallel.sharding.wrapping import repeated_blocks
 from accel_plan._torch import without_votes
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.sharing import SharedModel, weights_dtype
 from accel_plan.training.workload import TrainingWorkload, call_of
 
-__all__ = ["PipelinePlan", "PipelinedModel", "bubble_of", "plan_of_pipeline"]
+__all__ = ["PipelinePlan", "PipelinedModel", "bubble_of", "plan_of"]
 
 _CPU = torch.device("cpu")
 
@@ -36,8 +33,7 @@ class PipelinePlan:
         ranks: For each stage, the rank along the axis that runs it.
         peaks: For each rank along the axis, the most bytes alive at once.
         at_peak: What they are for.
-        work: For each stage, its part of the operations of a forward pass, from 0 to 1.
-        bubble: The part of a step in which ranks wait, from 0 to 1.
+        bubble: The part of a step in which ranks wait, from 0 to 1, if all stages take as long.
     """
 
     schedule: str
@@ -46,8 +42,15 @@ class PipelinePlan:
     ranks: tuple[int, ...]
     peaks: tuple[int, ...]
     at_peak: tuple[dict[str, int], ...]
-    work: tuple[float, ...]
     bubble: float
+
+
+def plan_of(stages: Stages, schedule: str, found: Sequence[tuple[int, dict[str, int]]]) -> PipelinePlan:
+    """Return how a pipeline shares a model out; of each rank along the axis, the peak and what it is for are known."""
+    spans = [stages.span(stage) for stage in range(stages.count)]
+    blocks = tuple((stages.blocks[first], stages.blocks[end - 1]) for first, end in spans)
+    peaks, at_peak = zip(*found, strict=True)
+    return PipelinePlan(schedule, stages.parts, blocks, stages.ranks, peaks, at_peak, bubble_of(stages, schedule))
 
 
 class PipelinedModel(SharedModel):
@@ -127,67 +130,14 @@ def settings_of(model: nn.Module, workload: TrainingWorkload) -> PipelineKwargs:
     return PipelineKwargs(workload.schedule, workload.microbatches, workload.split, None if own else loss_fn)
 
 
-def work_of(model: nn.Module, blocks: Iterable[nn.Module], inputs: torch.Tensor) -> list[float]:
-    """Return the part of a forward pass's operations that each block has, with what runs between it and the one before.
-
-    What runs after the last counts with that.
-    """
-    ends = list[int]()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        handles = [block.register_forward_hook(lambda *_: ends.append(counter.get_total_flops())) for block in blocks]
-        args, kwargs = call_of(model, inputs)
-        model(*args, **kwargs)
-        total = counter.get_total_flops()
-    for handle in handles:
-        handle.remove()
-    ends[-1] = total
-    if not total:  # nothing is multiplied: blocks count alike
-        return [1 / len(ends)] * len(ends)
-    return [(end - begin) / total for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def plan_of_pipeline(
-    model: nn.Module, spec: LayoutSpec, workload: TrainingWorkload, found: Sequence[tuple[int, dict[str, int]]]
-) -> PipelinePlan:
-    """Find how long ranks wait, and how the work is shared out.
-
-    Args:
-        model: The model, on a device without memory.
-        spec: The layout.
-        workload: The training step.
-        found: For each rank along the axis, the most bytes alive at once, and what they are for.
-    """
-    settings = settings_of(model, workload)
-    stages = lay_out(model, settings, spec.size("pp"))
-    inputs = workload.inputs(1, workload.sequence, weights_dtype(spec, workload))
-    work = work_of(model, repeated_blocks(model).values(), inputs)
-    return PipelinePlan(
-        settings.schedule,
-        stages.parts,
-        tuple((stages.blocks[first], stages.blocks[end - 1]) for first, end in map(stages.span, range(stages.count))),
-        stages.ranks,
-        tuple(peak for peak, _ in found),
-        tuple(at_peak for _, at_peak in found),
-        tuple(_shares(stages.starts, work)),
-        bubble_of(stages, settings.schedule, work),
-    )
-
-
-def _shares(starts: Sequence[int], work: Sequence[float]) -> list[float]:
-    return [sum(work[first:end]) for first, end in zip(starts, [*starts[1:], len(work)], strict=True)]
-
-
-def bubble_of(stages: Stages, schedule: str, work: Sequence[float]) -> float:
+def bubble_of(stages: Stages, schedule: str) -> float:
     """Return the part of a step in which ranks wait, from 0 to 1, by the formulas of the schedules' papers.
 
     Of p ranks with m micro-batches and v stages each it is (p - 1) / (v m + p - 1): Huang et al., "GPipe" (2019), and
     Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters" (2021). A third of the first and
     last micro-batch is left to wait for where gradients of weights fill the gaps: Qi et al., "Zero Bubble Pipeline
-    Parallelism" (2024). Ranks with less work than others wait for the one that has most.
+    Parallelism" (2024).
     """
-    own = defaultdict[int, float](float)
-    for rank, share in zip(stages.ranks, _shares(stages.starts, work), strict=True):
-        own[rank] += share
-    ends = (len(own) - 1) * (1 if schedule in SPLIT_BACKWARD else 3)
-    busy = 3 * stages.parts * stages.count // len(own)
-    return 1 - busy / (busy + ends) / (len(own) * max(own.values()))
+    ranks = len(set(stages.ranks))
+    ends = (ranks - 1) / (3 if schedule in SPLIT_BACKWARD else 1)
+    return ends / (stages.parts * stages.count / ranks + ends)

@@ -18,7 +18,7 @@ from accel_parallel.sharding.loading import Empty
 from accel_parallel.sharding.optimizer_step import step_one_by_one
 from accel_plan._torch import tree_leaves
 from accel_plan.live_bytes import LiveBytes
-from accel_plan.training.pipelined import PipelinedModel, PipelinePlan, plan_of_pipeline
+from accel_plan.training.pipelined import PipelinedModel, PipelinePlan, plan_of
 from accel_plan.training.sharing import SharedModel, check_layout, laid_out, weights_dtype
 from accel_plan.training.workload import TrainingWorkload
 from accel_plan.training.zero import ZeroShare
@@ -83,12 +83,10 @@ def predict(
     check_layout(spec, workload)
     ranks = spec.layout().group("pp")
     found = [_on_rank(make_model, spec, workload, checkpointing, rank) for rank in ranks]
-    largest = max(found, key=lambda each: each.peak)
-    if len(ranks) == 1:
+    largest, shared = max(found, key=lambda each: each[0].peak)
+    if not isinstance(shared, PipelinedModel):
         return largest
-    model = _made(make_model, weights_dtype(spec, workload), mode := fake_mode())
-    with _traced(model), mode:
-        plan = plan_of_pipeline(model, spec, workload, [(each.peak, each.at_peak) for each in found])
+    plan = plan_of(shared.pipeline.stages, workload.schedule, [(each.peak, each.at_peak) for each, _ in found])
     return replace(largest, pipeline=plan)
 
 
@@ -111,7 +109,7 @@ def _traced(model: nn.Module) -> Iterator[None]:
 
 def _on_rank(
     make_model: Callable[[], nn.Module], spec: LayoutSpec, workload: TrainingWorkload, checkpointing: bool, rank: int
-) -> TrainingMemory:
+) -> tuple[TrainingMemory, SharedModel]:
     model = _made(make_model, weights_dtype(spec, workload), mode := fake_mode())
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigurationError(
@@ -128,13 +126,10 @@ def _on_rank(
                 shared = SharedModel(model.train(), spec, workload, checkpointing, mesh)
             with mode, counter:
                 _run(shared, spec, workload, counter)
-    return TrainingMemory(
-        spec.name, spec.ranks, checkpointing, counter.peak, _sorted(counter.at_peak), _sorted(counter.most)
+    at_peak, most = (
+        {purpose: each.get(purpose, 0) for purpose in PURPOSES} for each in (counter.at_peak, counter.most)
     )
-
-
-def _sorted(nbytes: dict[str, int]) -> dict[str, int]:
-    return {purpose: nbytes.get(purpose, 0) for purpose in PURPOSES}
+    return TrainingMemory(spec.name, spec.ranks, checkpointing, counter.peak, at_peak, most), shared
 
 
 def _made(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from accel_core.modules.sizes import written_size
-from accel_plan.drawing import Segment, draw_bars
+from accel_plan.drawing import draw_bars
 from accel_plan.output import draw_table
 from accel_plan.training.pipelined import PipelinePlan
 from accel_plan.training.prediction import PURPOSES, TrainingMemory
@@ -37,13 +37,11 @@ def pipelines(rows: Sequence[TrainingMemory]) -> str:
 
 def _stages(name: str, plan: PipelinePlan) -> str:
     shown = [purpose for purpose in PURPOSES if any(each[purpose] for each in plan.at_peak)]
-    lines = [["rank", "blocks", "work", *shown, "peak"]]
+    lines = [["rank", "blocks", *shown, "peak"]]
     for rank, (at_peak, peak) in enumerate(zip(plan.at_peak, plan.peaks, strict=True)):
-        stages = [stage for stage, other in enumerate(plan.ranks) if other == rank]
-        blocks = ", ".join(_span(*plan.blocks[stage]) for stage in stages)
-        work = sum(plan.work[stage] for stage in stages)
-        lines.append([str(rank), blocks, f"{work:.1%}", *(written_size(at_peak[each]) for each in shown)])
-        lines[-1].append(written_size(peak))
+        spans = zip(plan.ranks, plan.blocks, strict=True)
+        blocks = ", ".join(_span(*span) for other, span in spans if other == rank)
+        lines.append([str(rank), blocks, *(written_size(at_peak[each]) for each in shown), written_size(peak)])
     text = f"{name}, {plan.microbatches} micro-batches: ranks wait for {plan.bubble:.1%} of a step.\n\n"
     return text + draw_table(lines)
 
@@ -67,10 +65,10 @@ def to_json(rows: Sequence[TrainingMemory], limit: int | None = None, chosen: Tr
 
 def svg(title: str, rows: Sequence[TrainingMemory], limit: int | None = None) -> str:
     """Draw a bar for each layout, with what the bytes of a rank are for at the peak."""
-    bars = []
+    bars = {}
     for row in rows:
-        segments = [Segment(purpose, count, purpose) for purpose, count in row.at_peak.items() if count]
+        parts = {purpose: count for purpose, count in row.at_peak.items() if count}
         if limit is not None and row.peak < limit:
-            segments.append(Segment("free", limit - row.peak, "free"))
-        bars.append((f"{described(row)}: {written_size(row.peak)} on each rank of {row.ranks}", segments))
+            parts["free"] = limit - row.peak
+        bars[f"{described(row)}: {written_size(row.peak)} on each rank of {row.ranks}"] = parts
     return draw_bars(title, bars)

@@ -11,7 +11,6 @@ from torch import nn
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
-from accel_core.options.enums import AUTOCAST_PRECISIONS
 from accel_plan._torch import tree_leaves
 
 __all__ = ["Loss", "TrainingWorkload", "call_of", "optimizer_named", "optimizer_written"]
@@ -50,10 +49,6 @@ class TrainingWorkload:
                 "Sizes of a batch are 1 or more, and a model reads token numbers (sequence) or numbers of a shape "
                 f"(sample); got batch={self.batch}, accumulation={self.accumulation}, sequence={self.sequence}, "
                 f"sample={self.sample} and reduce_bucket={self.reduce_bucket}. Give one of the two, and no 0."
-            )
-        if self.precision not in AUTOCAST_PRECISIONS:
-            raise ConfigurationError(
-                f"Mixed precision is one of {', '.join(AUTOCAST_PRECISIONS)}; got {self.precision!r}. Use one of them."
             )
 
     def inputs(self, batch: int, sequence: int | None, dtype: torch.dtype | None) -> torch.Tensor:

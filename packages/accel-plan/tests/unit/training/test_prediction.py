@@ -388,7 +388,6 @@ def test_each_rank_of_a_pipeline_has_its_stage(layout: str) -> None:
         assert at_peak["weights"] == pytest.approx(4 * held, rel=0.05)  # and an element for each that others hold
         assert at_peak["optimizer"] == pytest.approx(8 * held, rel=0.05)
     assert found.peak == max(found.pipeline.peaks)
-    assert sum(found.pipeline.work) == pytest.approx(1)
 
 
 def test_early_backward_passes_keep_fewer_activations() -> None:
@@ -428,13 +427,12 @@ def test_a_process_of_a_group_is_no_place_to_plan() -> None:
 
 
 def test_a_workload_is_checked() -> None:
-    """Sizes below one, tokens beside numbers, and unknown formats are refused."""
+    """Sizes below one, and tokens beside numbers, are refused."""
     for given, said in (
         ({"batch": 0, "sequence": 4}, "got batch=0"),
         ({"sequence": 0}, "sequence=0"),
         ({"sequence": 4, "sample": (3,)}, r"sequence=4, sample=\(3,\)"),
         ({}, "sequence=None, sample=None"),
-        ({"sequence": 4, "precision": "fp8"}, "got 'fp8'"),
     ):
         with pytest.raises(ConfigurationError, match=said):
             TrainingWorkload(**given)

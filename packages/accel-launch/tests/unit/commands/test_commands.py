@@ -279,6 +279,8 @@ def test_slips_are_named(
             "--zero-stage has no effect: it is for DeepSpeed, which these settings do not use.",
         ),
         (["--fp8-backend", "te"], {}, "--fp8-backend has no effect: it is for FP8, which"),
+        (["--slurm", "time=10"], {}, "--slurm has no effect: it is for SLURM, which"),
+        (["--launcher", "slurm", "--address", "auto"], {}, "--address has no effect: it is for Ray, which"),
         (["--use-fsdp"], {}, "use_fsdp from --use-fsdp shards a model over processes; got 1. Pass --num-processes."),
         (
             [],
@@ -298,7 +300,7 @@ def test_what_has_no_effect_is_named(
     variables: dict[str, str],
     told: str,
 ) -> None:
-    """Options of an engine that is not used, shards over one process, a misspelled variable: one warning each."""
+    """Options of an engine or a launcher that is not used, shards over one process, a misspelled variable."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (home / "s.py").write_text("")

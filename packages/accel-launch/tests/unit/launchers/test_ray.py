@@ -72,8 +72,6 @@ def test_engine_does_not_start_other_machines(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--address", "auto", "t.py"], "--address is for a Ray cluster; got no --launcher ray"),
-        (["--ray", "pip=r.txt", "t.py"], "--ray is for a Ray cluster; got no --launcher ray"),
         ([*RAY, "--nnodes", "1:2", "t.py"], "does not take this nnodes; got 1:2 from --nnodes. Give a fixed number"),
         ([*RAY, "--gpu-ids", "0,1", "t.py"], "got 0,1 from --gpu-ids. Leave it out: Ray chooses"),
         ([*RAY, "--address", "ray://n1:10001", "t.py"], "got ray://n1:10001 from --address. Start it on a.*ray job"),
@@ -84,7 +82,7 @@ def test_engine_does_not_start_other_machines(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_settings_that_contradict_the_run_are_refused(words: list[str], message: str) -> None:
-    """Settings of Ray without it, settings that Ray decides, an address of its client, a field without a value."""
+    """Settings that Ray decides, an address of its client, a field without a value."""
     with pytest.raises(ConfigurationError, match=message):
         registry.choose(settings(*words))
 

@@ -71,21 +71,15 @@ def test_a_delete_and_its_undoing_reach_every_binding(
     assert home.act is user._act is theirs
 
 
-def test_mock_patch_takes_effect_and_is_undone(engine: tuple[ModuleType, ModuleType]) -> None:
-    """`mock.patch` on an old path is seen by the engine inside the block only."""
+def test_mock_patches_take_effect_and_are_undone(engine: tuple[ModuleType, ModuleType]) -> None:
+    """`mock.patch` on an old path is seen by the engine inside the block only, and nested ones are undone in order."""
     home, user = engine
     theirs = home.act
     with mock.patch("accelerate._rebinding_mirror.act", _mine):
         assert user._act() == "mine"
-    assert home.act is user._act is theirs
-
-
-def test_a_patch_of_a_patch_is_undone_in_order(engine: tuple[ModuleType, ModuleType]) -> None:
-    """Nested patches leave the engine as it was."""
-    home, user = engine
-    theirs = home.act
-    with mock.patch("accelerate._rebinding_mirror.act", _mine), mock.patch("accelerate._rebinding_mirror.act", print):
-        assert user._act is print
+        with mock.patch("accelerate._rebinding_mirror.act", print):
+            assert user._act is print
+        assert home.act is user._act is _mine
     assert home.act is user._act is theirs
 
 

@@ -1,6 +1,7 @@
 """The argument parser of every command: both spellings of an option, help grouped by topic, colors on a terminal."""
 
 import argparse
+import functools
 import inspect
 import re
 import sys
@@ -22,10 +23,6 @@ _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
 
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
-
-    def __init__(self, *words: Any, **sizes: int) -> None:
-        sizes.setdefault("max_help_position", 34)
-        super().__init__(*words, **sizes)  # type: ignore[arg-type]  # the name of the program comes first
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -86,7 +83,7 @@ class Parser(argparse.ArgumentParser):
     __signature__: ClassVar[inspect.Signature] = inspect.signature(argparse.ArgumentParser)
 
     def __init__(self, prog: str | None = None, **settings: Any) -> None:
-        settings.setdefault("formatter_class", HelpFormatter)
+        settings.setdefault("formatter_class", functools.partial(HelpFormatter, max_help_position=34))
         helps = settings.pop("add_help", True)
         super().__init__(prog, **{**settings, "add_help": False})
         self.short_help: Callable[[str], str] | None = None

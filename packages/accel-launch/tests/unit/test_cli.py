@@ -204,17 +204,28 @@ def test_usage_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("Usage: accel config default [options]\n")
 
 
-def test_commands_of_others_are_in_the_help(
+def test_command_of_another_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A command that another distribution offers is listed, and named where the shell completes."""
+    """A module that another distribution offers is listed, named where the shell completes, and run."""
     (tmp_path / "theirs-1.dist-info").mkdir()
     (tmp_path / "theirs-1.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1\n")
-    points = "[console_scripts]\na = b:c\n\n[accel.commands]\nweigh = theirs.weigh\n\n[other]\nd = e\n"
+    points = "[console_scripts]\na = b:c\n\n[accel.commands]\nweigh-all = accel_theirs\n\n[other]\nd = e\n"
     (tmp_path / "theirs-1.dist-info" / "entry_points.txt").write_text(points)
+    (tmp_path / "accel_theirs.py").write_text(
+        "name = 'weigh-all'\nhelp = 'Weigh all.'\nrun = 'accel_theirs:go'\n"
+        "def add_arguments(parser):\n    parser.add_argument('--some-thing', default='x')\n"
+        "def go(args):\n    print('weighed', args.some_thing)\n    return 5\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "Of other packages:\n  weigh\n" in shown
-    assert main(["completion", "--words", "wei"]) == 0
-    assert capsys.readouterr().out == "weigh\n"
+    printed = []
+    for words, status in (
+        (["--help"], 0),
+        (["completion", "--words", "wei"], 0),
+        (["weigh-all", "--some_thing", "y"], 5),
+    ):
+        assert main(words) == status
+        printed.append(capsys.readouterr().out)
+    sys.modules.pop("accel_theirs", None)
+    assert "Of other packages:\n  weigh-all\n" in printed[0]
+    assert printed[1:] == ["weigh-all\n", "weighed y\n"]

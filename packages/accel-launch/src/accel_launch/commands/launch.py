@@ -1,6 +1,7 @@
 """`accel launch`: its options. What it does is in `accel_launch.commands.start`."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,30 +20,12 @@ _EXAMPLES = """Examples:
   {0} --num-machines 2 --machine-rank 0 --main-process-ip 10.0.0.1 \\
       --main-process-port 29500 train.py             on each machine
 """
-_MOST_USED = {
-    "num_processes": "Processes on all machines; one per GPU if unset.",
-    "gpu_ids": "GPUs to use, as in 0,2; all of them if unset.",
-    "cpu": "",
-    "num_machines": "",
-    "machine_rank": "",
-    "main_process_ip": "",
-    "main_process_port": "Port of rank 0; one machine picks a free one.",
-    "mixed_precision": "Precision of the computation: no, fp16, bf16, fp8.",
-    "dynamo_backend": "Compile the model with torch.compile.",
-    "use_fsdp": "",
-    "fsdp_version": "FSDP version: 2 shards in place, 1 wraps modules.",
-    "use_deepspeed": "",
-    "zero_stage": "ZeRO: 1 shards optimizer, 2 gradients, 3 all.",
-    "config_file": "Configuration file; `accel config` writes one.",
-    "module": "",
-    "tee": "Prefix lines with the rank: 1 out, 2 err, 3 both.",
-    "log_dir": "Folder for the output of each rank.",
-    "watchdog": "End a run without progress for this long.",
-    "max_restarts": "How many times to restart after a failure.",
-    "explain": "Show settings and their sources; start nothing.",
-    "dry_run": "Show commands and variables; start nothing.",
-}
-"""Options of `-h`, with a shorter help where theirs is longer than a line."""
+_MOST_USED = (
+    "num_processes", "gpu_ids", "cpu", "num_machines", "machine_rank", "main_process_ip", "main_process_port",
+    "mixed_precision", "dynamo_backend", "use_fsdp", "fsdp_version", "use_deepspeed", "zero_stage", "config_file",
+    "module", "tee", "log_dir", "watchdog", "max_restarts", "explain", "dry_run",
+)  # fmt: skip
+"""Options of `-h`."""
 
 
 def _short_help(program: str) -> str:
@@ -51,8 +34,8 @@ def _short_help(program: str) -> str:
     lines = [usage, "", COMMAND.help, "", _EXAMPLES.format(program), "Options:"]
     for setting in (BY_KEY[key] for key in _MOST_USED if key in BY_KEY):
         value = "" if setting.yes_or_no else setting.metavar if len(setting.metavar) < 12 else "NAME"
-        flags = f"{', '.join(setting.words)} {value}"
-        lines.append(f"  {flags:<27} {_MOST_USED[setting.key] or setting.help}")
+        flags = f"  {', '.join(setting.words)} {value}"
+        lines += textwrap.wrap(setting.help, 80, initial_indent=f"{flags:<29} ", subsequent_indent=" " * 30)
     topics = "fsdp" if "use_fsdp" in BY_KEY else "compilation"
     lines += ["", f"`{program} --help` shows all options by topic, `--help {topics}` those of one."]
     return "\n".join(lines)

@@ -27,15 +27,9 @@ class RayLauncher(Launcher):
         """Take a run for which Ray was asked by name.
 
         Raises:
-            ConfigurationError: Settings of Ray without it, or settings that Ray decides.
+            ConfigurationError: Settings that Ray decides.
         """
         if settings["launcher"] != self.name:
-            for key in ("ray", "address"):
-                if settings[key] and settings.resolved[key].origin == "flag":
-                    raise ConfigurationError(
-                        f"{settings.source(key)} is for a Ray cluster; got no --launcher ray. Pass it as well, or "
-                        f"leave {settings.source(key)} out."
-                    )
             return False
         refused = {
             "nnodes": (settings.layout.fewest_machines < settings.layout.machines, "Give a fixed number of machines."),

@@ -1,8 +1,6 @@
 """A run on Ray: the actors of its machines, what they print, and how they end."""
 
-import contextlib
 import ctypes
-import json
 import logging
 import os
 import re
@@ -33,13 +31,14 @@ _FREE_S, _START_S, _PATIENCE_S = 60.0, 900.0, 3.0
 """Seconds that machines have to get free, and to start: what Ray installs there takes a while."""
 
 _GRACE_S = 10.0
-"""Seconds that the other machines have to end, and to say why, once one has failed; fewer if one of them is lost."""
+"""Seconds that the other machines have to end, and to say why, once one has failed."""
 
-_ELSEWHERE, _LOST = "another machine", "lost"
-"""Reasons in the records of launchers, and that of a machine whose actor is gone."""
+_LOST = -1
+"""Status of a machine whose actor is gone."""
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
-_RECORD = re.compile(rb"^  record: (\S.*?failure\.json)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:\033\[[\d;]*m)?Rank (\d+) failed first: (.*)\.", re.MULTILINE)
+"""What the launcher of a machine reports of a rank of its own, perhaps in color."""
 
 
 class Machine:
@@ -54,10 +53,8 @@ class Machine:
         lacking = next((path for path in (folder, script) if path and not Path(folder, path).exists()), "")
         return socket.gethostname(), import_module("ray.util").get_node_ip_address(), get_free_port(), lacking
 
-    def run(
-        self, words: Sequence[str], folder: str, variables: Mapping[str, str]
-    ) -> Iterator[bytes | tuple[int, dict[str, Any]]]:
-        """Run the launcher, yield the lines that it prints, and then its status with its record of a failure."""
+    def run(self, words: Sequence[str], folder: str, variables: Mapping[str, str]) -> Iterator[bytes | int]:
+        """Run the launcher, yield the lines that it prints, and then its status."""
         libc = ctypes.CDLL(None)
 
         def prepare() -> None:
@@ -72,16 +69,13 @@ class Machine:
             command, cwd=folder or None, env=environment, bufsize=0, preexec_fn=prepare, **pipes
         )
         self._begun.set()
-        record, rest = {}, b""
+        rest = b""
         with self._process.stdout as pipe:  # type: ignore[union-attr]  # there is one
             while chunk := pipe.read(1 << 16):
                 lines, _, rest = (rest + chunk).rpartition(b"\n")
                 yield lines
-                for path in _RECORD.findall(lines):
-                    with contextlib.suppress(OSError, ValueError):  # the report is shown without it
-                        record = json.loads(Path(os.fsdecode(path)).read_bytes())
         yield rest
-        yield self._process.wait(), record
+        yield self._process.wait()
 
     def send(self, number: int) -> None:
         """Send a signal to the launcher."""
@@ -97,7 +91,7 @@ class _Attempt:
         self._bundle, self._machines = bundle, settings.layout.machines
         self._group = ray.util.placement_group([self._bundle] * self._machines, strategy="STRICT_SPREAD")
         self._actors, self._names, self._words = list[Any](), list[str](), list[list[str]]()
-        self._streams, self._ends = dict[int, Any](), dict[int, tuple[int, dict[str, Any]]]()
+        self._streams, self._ends, self._failed = dict[int, Any](), dict[int, int](), list[tuple[str, str]]()
 
     def close(self) -> None:
         """End the actors, and with them what they started."""
@@ -165,30 +159,29 @@ class _Attempt:
             ready, _ = self._ray.wait(list(self._streams.values()), timeout=0.2)
             for machine in [machine for machine, stream in self._streams.items() if stream in ready]:
                 self._take(machine)
-            if signals.first is None and any(status for status, _ in self._ends.values()):
-                found = any(
-                    str(record.get("reason")).startswith(f"{_ELSEWHERE}: machine") for _, record in self._ends.values()
-                )
-                deadline = min(deadline, time.monotonic() + (_PATIENCE_S if found else _GRACE_S))
-        status = next((status for status, _ in self._ends.values() if status), 0)
-        return status, self._cause()
+            if signals.first is None and any(self._ends.values()):
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        status = next(filter(None, self._ends.values()), 0)
+        return abs(status), self._cause()
 
     def _take(self, machine: int) -> None:
         try:
             item = self._ray.get(next(self._streams[machine]))
         except (StopIteration, self._ray.exceptions.RayError):
-            item = 1, {"reason": _LOST}
-        if isinstance(item, tuple):
+            item = _LOST
+        if isinstance(item, int):
             self._ends[machine] = item
             del self._streams[machine]
         elif item:
-            self._show(machine, item)
+            self._show(machine, item.decode(errors="replace"))
 
-    def _show(self, machine: int, lines: bytes) -> None:
+    def _show(self, machine: int, lines: str) -> None:
         """Print lines with the rank that printed them, or the machine whose launcher did."""
         each, mark = self._settings.layout.per_machine, rf"\[{re.escape(self._settings['role'])}(\d+)\]: "
         there = shlex.join(["accel", "launch", *self._words[machine]])  # nobody typed this
-        for line in lines.decode(errors="replace").split("\n"):
+        for rank, how in _FAILED.findall(lines):
+            self._failed.append((how, f"rank {rank} on {self._names[int(rank) // each]}"))
+        for line in lines.split("\n"):
             found = re.match(mark, line)
             label = f"[rank{machine * each + int(found[1])}]: " if found else f"[{self._names[machine]}]: "
             text = line[found.end() if found else 0 :].replace(there, shlex.join(["accel", *sys.argv[1:]]))
@@ -197,19 +190,13 @@ class _Attempt:
 
     def _cause(self) -> str:
         """Return which rank of which machine failed first, or which machine is lost."""
-        failed = []
-        for _, record in self._ends.values():
-            first = record.get("first")
-            if first is not None and not str(record["reason"]).startswith(_ELSEWHERE):
-                how = next(str(ended["how"]) for ended in record["ranks"] if ended["rank"] == first)
-                failed.append((how, f"rank {first} on {self._names[first // self._settings.layout.per_machine]}"))
-        if failed:  # where launchers blame different ranks, one that was killed made the others raise
-            how, name = min(failed, key=lambda pair: pair[0].startswith("exit"))
+        if self._failed:  # where launchers blame different ranks, one that was killed made the others raise
+            how, name = min(self._failed, key=lambda pair: pair[0].startswith("exit"))
             return f"{name} failed first: {how}"
-        lost = [machine for machine, (_, record) in self._ends.items() if record.get("reason") == _LOST]
+        lost = [machine for machine, status in self._ends.items() if status == _LOST]
         if lost or self._streams:
             return f"{' and '.join(self._names[machine] for machine in lost or self._streams)} does not answer"
-        machine, status = next(((machine, status) for machine, (status, _) in self._ends.items() if status), (0, 0))
+        machine, status = next(((machine, status) for machine, status in self._ends.items() if status), (0, 0))
         return f"{self._names[machine]} ended with exit status {status}"
 
 

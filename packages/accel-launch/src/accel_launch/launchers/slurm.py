@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
+from accel_core.errors import LaunchError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import say
@@ -19,15 +19,6 @@ __all__ = ["SlurmLauncher", "facts_of"]
 
 _NOT_PASSED_ON = {"launcher", "slurm", "num_machines", "machine_rank", "dry_run", "json", "explain", "all"}
 """Settings of this command line that the launchers inside the job do not get; variables travel by themselves."""
-_DECIDED = {
-    "nodes": "--num-machines",
-    "ntasks": "--num-machines: there is one launcher on each",
-    "ntasks-per-node": "--nproc-per-node: there is one launcher on each machine",
-    "parsable": "accel itself",
-    "wrap": "the script",
-}
-"""Options of sbatch that follow from the settings of the run."""
-
 _GRACE_S = 120
 _PAUSE_S = 1.0
 _COMPLETING_S = 5
@@ -58,10 +49,6 @@ class SlurmLauncher(Launcher):
 
     def claims(self, settings: Settings) -> bool:
         """Take a run for which SLURM was asked by name."""
-        if settings["slurm"] and settings["launcher"] != self.name:
-            raise ConfigurationError(
-                "--slurm gives options to sbatch; got no --launcher slurm. Pass it as well, or leave --slurm out."
-            )
         return bool(settings["launcher"] == self.name)
 
     def command(self, settings: Settings) -> list[str]:
@@ -73,11 +60,7 @@ class SlurmLauncher(Launcher):
         return [*words, "launch", *flags_of(settings, _NOT_PASSED_ON), str(settings.script), *settings.arguments]
 
     def job(self, settings: Settings) -> str:
-        """Return the batch script.
-
-        Raises:
-            ConfigurationError: An option of sbatch contradicts the settings.
-        """
+        """Return the batch script."""
         options = _options(settings)
         array = "array" in options
         lines = {
@@ -124,15 +107,7 @@ class SlurmLauncher(Launcher):
 
 
 def _options(settings: Settings) -> dict[str, str]:
-    options: dict[str, str] = {}
-    for pair in settings["slurm"] or []:
-        key, _, value = pair.partition("=")
-        if key in _DECIDED:
-            raise ConfigurationError(
-                f"--slurm has an option that accel writes itself; got {pair!r}. It follows from {_DECIDED[key]}."
-            )
-        options[key] = value
-    return options
+    return {key: value for key, _, value in (pair.partition("=") for pair in settings["slurm"] or [])}
 
 
 def facts_of(job: str) -> dict[str, str]:

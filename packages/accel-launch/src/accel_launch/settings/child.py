@@ -19,6 +19,8 @@ def active(engine: str, settings: Mapping[str, Any]) -> bool:
     """Return whether a run uses the engine that settings belong to, by the name in `Setting.engine`."""
     if engine == "fp8":
         return bool(settings["mixed_precision"] == "fp8")
+    if engine in ("slurm", "ray"):
+        return bool(settings["launcher"] == engine)
     return engine == "dynamo" or bool(settings[_MESH if engine == "parallelism" else engines()[engine].switch])
 
 

@@ -53,7 +53,7 @@ class Setting:
     named: bool = True  # whether `--key` itself is a flag
     path: tuple[str, ...] = ()  # keys that lead to it in a configuration file, empty where a file cannot say it
     environment: str = ""  # variable that says it to the launcher, empty where none does
-    engine: str = ""  # engine that the setting belongs to; only a run with that engine hands it to the processes
+    engine: str = ""  # engine or launcher that the setting belongs to; a run without it warns of the flag
     option: Option | None = None  # the row of the training side that it is made of, if it is made of one
     rule: Rule | None = None  # what a value has to be beyond its type, None where any will do
 
@@ -100,15 +100,16 @@ def switch(key: str, topic: str, help: str, **rest: object) -> Setting:
     return replace(row, **rest)  # type: ignore[arg-type]  # a field by its name
 
 
-def _variable(key: str, topic: str, help: str, parse: Callable[[str], object] = str, **rest: object) -> Setting:
+def _variable(key: str, topic: str, help: str, *, rule: Rule | None = None, **rest: object) -> Setting:
     """Return a setting that a flag and a variable named after it say."""
-    row = Setting(key, topic, help, parse, environment=f"ACCEL_{key.upper()}")
+    parse = str if rule is None else rule.parse
+    row = Setting(key, topic, help, parse, environment=f"ACCEL_{key.upper()}", rule=rule)
     return replace(row, **rest)  # type: ignore[arg-type]
 
 
-def _filed(key: str, topic: str, help: str, parse: Callable[[str], object] = str, **rest: object) -> Setting:
+def _filed(key: str, topic: str, help: str, *, rule: Rule | None = None, **rest: object) -> Setting:
     """Return a setting that a configuration file says too, under the same name."""
-    return _variable(key, topic, help, parse, path=(key,), **rest)
+    return _variable(key, topic, help, rule=rule, path=(key,), **rest)
 
 
 def _switch(key: str, topic: str, help: str, **rest: object) -> Setting:
@@ -131,36 +132,30 @@ LAUNCH: tuple[Setting, ...] = (
         "Lay the ranks out on several mesh axes.",
         environment="ACCELERATE_USE_PARALLELISM_CONFIG",
     ),
-    _filed("gpu_ids", HARDWARE, "GPUs to use, as comma-separated numbers, or `all`.", rule=GPUS),
+    _filed("gpu_ids", HARDWARE, "GPUs to use, as in 0,2; all of them if unset.", rule=GPUS),
     _variable("launcher", PROCESSES, "Scheduler that the run is submitted to.", choices=("slurm", "ray")),
-    _filed("num_processes", PROCESSES, "Total number of processes, over all machines.", int, flags=("-n",), rule=COUNT),
+    _filed("num_processes", PROCESSES, "Processes on all machines; one per GPU if unset.", flags=("-n",), rule=COUNT),
     _variable(
         "nproc_per_node",
         PROCESSES,
         "Number of processes on each machine; --num-processes is the total.",
-        int,
         flags=("--processes-per-machine",),
         rule=COUNT,
     ),
-    _filed("num_machines", PROCESSES, "Number of machines.", int, flags=("--machines",), default=1, rule=COUNT),
+    _filed("num_machines", PROCESSES, "Number of machines.", flags=("--machines",), default=1, rule=COUNT),
     _variable(
         "nnodes", PROCESSES, "Number of machines, or MIN:MAX for a run that machines may join and leave.", rule=MACHINES
     ),
-    _filed("machine_rank", PROCESSES, "Number of this machine, from 0.", int, rule=FROM_ZERO),
+    _filed("machine_rank", PROCESSES, "Number of this machine, from 0.", rule=FROM_ZERO),
     _filed("main_process_ip", PROCESSES, "Address of the machine with rank 0."),
     _filed(
-        "main_process_port",
-        PROCESSES,
-        "Port of rank 0; on a single machine, unset or 0 picks a free one.",
-        int,
-        rule=PORT,
+        "main_process_port", PROCESSES, "Port of rank 0; on a single machine, unset or 0 picks a free one.", rule=PORT
     ),
     _filed_switch("same_network", PROCESSES, "All machines share one local network."),
     _filed(
         "num_cpu_threads_per_process",
         PROCESSES,
         "CPU threads that each process computes with.",
-        int,
         environment="OMP_NUM_THREADS",
         rule=FROM_ZERO,
     ),
@@ -177,7 +172,7 @@ LAUNCH: tuple[Setting, ...] = (
         choices=tuple(PRECISIONS),
         environment="ACCELERATE_MIXED_PRECISION",
     ),
-    _variable("config_file", SCRIPT, "Configuration file to read instead of the default one."),
+    _variable("config_file", SCRIPT, "Configuration file instead of the default one."),
     switch("module", SCRIPT, "The script is a module, as in `python -m`.", default=None, flags=("-m",)),
     switch("no_python", SCRIPT, "The script is a program, not a Python file.", default=None),
     _filed("main_training_function", SCRIPT, "Function of the script that each TPU process runs."),
@@ -205,13 +200,7 @@ LAUNCH: tuple[Setting, ...] = (
     ),
     _switch("all_frames", OUTPUT, "Show all frames of a failure's traceback, also those outside the script's folder."),
     _variable("log_dir", OUTPUT, "Folder that keeps the output of every rank and the record of a failure."),
-    _variable(
-        "watchdog",
-        OUTPUT,
-        "After this many seconds without progress, print all stacks and stop.",
-        float,
-        rule=SECONDS,
-    ),
+    _variable("watchdog", OUTPUT, "After this many seconds without progress, print all stacks and stop.", rule=SECONDS),
     _variable("role", ELASTIC, "Name of the group of processes.", default="default"),
     _filed("rdzv_backend", ELASTIC, "How machines find each other: static, c10d, etcd.", default="static"),
     _variable(
@@ -222,13 +211,10 @@ LAUNCH: tuple[Setting, ...] = (
         "max_restarts",
         ELASTIC,
         "How many times the processes are restarted after a failure.",
-        int,
         default=0,
         rule=FROM_ZERO,
     ),
-    _variable(
-        "monitor_interval", ELASTIC, "Seconds between checks of the processes.", float, default=0.1, rule=SECONDS
-    ),
+    _variable("monitor_interval", ELASTIC, "Seconds between checks of the processes.", default=0.1, rule=SECONDS),
     switch("explain", LOOK, "Print what is set, where that comes from and what would start, and start nothing."),
     switch("all", LOOK, "Print all settings and engines with --explain, defaults too."),
     switch("dry_run", LOOK, "Print commands, environment and layout of every machine, and start nothing."),
@@ -255,13 +241,21 @@ LAUNCH: tuple[Setting, ...] = (
         "File with the hosts, one per line; starts the processes with mpirun.",
         path=("mpirun_config", "mpirun_hostfile"),
     ),
-    Setting("slurm", SLURM, "Option of sbatch, as in partition=gpu; may be repeated.", kind="append", rule=SBATCH),
-    Setting("address", RAY, "Address of the Ray cluster.", default="auto", environment="RAY_ADDRESS"),
+    Setting(
+        "slurm",
+        SLURM,
+        "Option of sbatch, as in partition=gpu; may be repeated.",
+        kind="append",
+        engine="slurm",
+        rule=SBATCH,
+    ),
+    Setting("address", RAY, "Address of the Ray cluster.", default="auto", environment="RAY_ADDRESS", engine="ray"),
     Setting(
         "ray",
         RAY,
         "What Ray prepares on its machines, as in working_dir=.; may be repeated.",
         kind="append",
+        engine="ray",
         rule=FIELDS,
     ),
     Setting(

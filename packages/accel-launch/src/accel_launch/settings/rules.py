@@ -27,6 +27,7 @@ class Rule:
 
     wanted: str
     holds: Callable[[Any], bool]
+    parse: Callable[[str], Any] = str
 
 
 _GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+", re.ASCII)
@@ -49,10 +50,10 @@ def _pairs(value: Any) -> bool:
     return all(name.strip() and equals for name, equals, _ in pairs)
 
 
-COUNT = Rule("a whole number from 1", lambda value: value >= 1)
-FROM_ZERO = Rule("a whole number from 0", lambda value: value >= 0)
-PORT = Rule("a port from 0 to 65535", lambda value: 0 <= value <= 65535)
-SECONDS = Rule("seconds above 0", lambda value: value > 0)
+COUNT = Rule("a whole number from 1", lambda value: value >= 1, int)
+FROM_ZERO = Rule("a whole number from 0", lambda value: value >= 0, int)
+PORT = Rule("a port from 0 to 65535", lambda value: 0 <= value <= 65535, int)
+SECONDS = Rule("seconds above 0", lambda value: value > 0, float)
 GPUS = Rule("`all`, or comma-separated numbers from 0, each once", _gpus)
 MACHINES = Rule("a whole number from 1, or MIN:MAX as in 1:2", _machines)
 PAIRS = Rule("comma-separated KEY=VALUE pairs", _pairs)

@@ -69,7 +69,7 @@ def _outweighed(settings: Settings) -> Iterator[str]:
 
 
 def _without_effect(settings: Settings) -> Iterator[str]:
-    """Yield a warning for flags of an engine that the run does not use, and for shards over one process."""
+    """Yield a warning for flags of an engine or launcher that the run does not use, and for shards over one process."""
     for key, row in BY_KEY.items():
         if row.engine and settings.resolved[key].origin == "flag" and not active(row.engine, settings):
             yield f"{settings.source(key)} has no effect: it is for {row.topic}, which these settings do not use."

@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from accel_core.host.run_card import MEMORY_RAN_OUT
@@ -16,11 +16,11 @@ from accel_launch.supervision.traceback_hold import TRACEBACK
 __all__ = [
     "TRY_AGAIN",
     "ExitOutcome",
-    "MemoryKills",
     "cause_of",
     "failed_at",
     "first_failure",
     "last_traceback",
+    "memory_kills",
     "outcomes",
     "shell_status",
     "want_restart",
@@ -62,31 +62,17 @@ class ExitOutcome:
         """Return the exit code or signal in words."""
         if self.status >= 0:
             return f"exit code {self.status}"
-        try:
-            name = signal.Signals(-self.status).name
-        except ValueError:
-            name = f"signal {-self.status}"
+        name = next((known.name for known in signal.Signals if known == -self.status), f"signal {-self.status}")
         if self.out_of_memory:
             return f"killed by the system because memory ran out ({name})"
         return f"killed by {name}"
 
 
-class MemoryKills:
-    """Counts how often the system killed for memory since the run began, in this machine's control groups too."""
-
-    def __init__(self) -> None:
-        self._before = self._count()
-
-    def any(self) -> bool:
-        """Return whether the system killed a process for memory since the run began."""
-        return self._count() > self._before
-
-    @staticmethod
-    def _count() -> int:
-        with contextlib.suppress(OSError):  # Linux before 4.13 has no such line
-            found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-            return int(found[1]) if found else 0
-        return 0
+def memory_kills() -> int:
+    """Return how often the system of this machine has killed for memory, in control groups too."""
+    with contextlib.suppress(OSError):  # Linux before 4.13 has no such line
+        return sum(map(int, re.findall(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)))
+    return 0
 
 
 def last_traceback(tail: bytes) -> str:
@@ -133,33 +119,31 @@ def cause_of(outcomes: Sequence[ExitOutcome]) -> ExitOutcome | None:
 
 
 def outcomes(
-    logs: Mapping[int, RankLog], statuses: Mapping[int, int], memory: MemoryKills, *, all_stopped: bool = False
+    logs: Mapping[int, RankLog],
+    statuses: Mapping[int, int],
+    *,
+    all_stopped: bool = False,
+    out_of_memory: bool = False,
 ) -> list[ExitOutcome]:
     """Collect how the processes of this machine ended; others than the first that failed may have been stopped."""
-    found = [
-        ExitOutcome(
-            rank=rank,
-            local_rank=logs[rank].local_rank,
-            pid=logs[rank].pid,
-            status=status,
-            stopped=False,
-            failed_at=failed_at(logs[rank], status),
-            traceback=last_traceback(bytes(logs[rank].tail)) if _may_have_raised(status) else "",
-        )
-        for rank, status in sorted(statuses.items())
-    ]
-    first = first_failure(found)
-    ended = []
-    for outcome in found:
-        by_us = all_stopped or (outcome is not first and outcome.status in _BY_LAUNCHER)
-        ended.append(
-            replace(
-                outcome,
-                stopped=by_us and outcome.status < 0,  # one that exits with a code failed by itself
-                out_of_memory=outcome.status == -signal.SIGKILL and not by_us and memory.any(),
+    times = {rank: failed_at(logs[rank], status) for rank, status in statuses.items()}
+    first = min((rank for rank, status in statuses.items() if status), key=times.__getitem__, default=None)
+    found = []
+    for rank, status in sorted(statuses.items()):
+        by_us = all_stopped or (rank != first and status in _BY_LAUNCHER)
+        found.append(
+            ExitOutcome(
+                rank=rank,
+                local_rank=logs[rank].local_rank,
+                pid=logs[rank].pid,
+                status=status,
+                stopped=by_us and status < 0,  # one that exits with a code failed by itself
+                failed_at=times[rank],
+                out_of_memory=out_of_memory and status == -signal.SIGKILL and not by_us,
+                traceback=last_traceback(bytes(logs[rank].tail)) if _may_have_raised(status) else "",
             )
         )
-    return ended
+    return found
 
 
 def want_restart(outcomes: Iterable[ExitOutcome]) -> bool:

@@ -89,8 +89,7 @@ def report_failure(
     path = _write_record(record, {}, log_dir) if log_dir is not None else None
     path = path or _write_record(record, logs, None)  # the folder's disk may be full
     if not quiet:
-        folder = path.parent if path is not None else log_dir
-        say(_summary(outcomes, folder, path, message, float(record["seconds"]), str(record["reason"]), early))
+        say(_summary(outcomes, record, path, message, early))
     return path
 
 
@@ -174,14 +173,9 @@ def _write_record(record: Mapping[str, Any], logs: Mapping[int, RankLog], folder
 
 
 def _summary(
-    outcomes: Sequence[ExitOutcome],
-    folder: Path | None,
-    path: Path | None,
-    message: str,
-    seconds: float,
-    reason: str,
-    early: str,
+    outcomes: Sequence[ExitOutcome], record: Mapping[str, Any], path: Path | None, message: str, early: str
 ) -> str:
+    reason = str(record["reason"])
     colors = colors_wanted(sys.stderr)
     first, cause = first_failure(outcomes), cause_of(outcomes)
     caused_here = not reason.startswith("another machine")
@@ -189,7 +183,7 @@ def _summary(
         "failure": "the run ended early" if want_restart(outcomes) else "the run failed",
         "watchdog": "no rank made progress, the run was ended",
     }.get(reason, f"stopped by {reason}")
-    lines = ["", f"{paint('accel launch:', 'error', colors)} {title} after {seconds:.1f} s"]
+    lines = ["", f"{paint('accel launch:', 'error', colors)} {title} after {record['seconds']:.1f} s"]
     if reason == "SIGINT" and (cause is None or cause.fault.endswith("KeyboardInterrupt")):  # of a person: no failure
         return lines[1]
     for outcome in outcomes:
@@ -202,9 +196,8 @@ def _summary(
         if outcome.traceback and outcome is not cause:
             word += f", {shortened(outcome.fault)}"
         lines.append(f"  rank {outcome.rank}  pid {outcome.pid}  {word}{paint(note, 'error', colors)}")
-    if folder is not None and first is not None:
-        lines.append(f"  log of rank {first.rank}: {folder / f'rank{first.rank}.stderr.log'}")
     if path is not None:
+        lines += [f"  log of rank {first.rank}: {path.parent / f'rank{first.rank}.stderr.log'}"] if first else []
         lines.append(f"  record: {path}")
     if want_restart(outcomes):
         lines.append(f"Every rank exited with {outcomes[0].status} and asks to be restarted: start the run again.")

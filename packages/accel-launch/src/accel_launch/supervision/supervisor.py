@@ -26,9 +26,9 @@ from accel_launch.supervision.logs import LogFolder
 from accel_launch.supervision.orphans import OrphanReaper, RunMark, signal_group
 from accel_launch.supervision.outcome import (
     ExitOutcome,
-    MemoryKills,
     cause_of,
     first_failure,
+    memory_kills,
     outcomes,
     shell_status,
     want_restart,
@@ -69,7 +69,7 @@ class Supervisor:
         self._logs = LogFolder(Path(settings["log_dir"]).expanduser()) if settings["log_dir"] else None
         self._reaper = OrphanReaper(self._mark.run_id)  # a fork: before the threads of streams and watchdog
         self.streams = Streams(self._logs, hold=hold and not settings["quiet"])
-        self._memory = MemoryKills()
+        self._memory_kills = memory_kills()
         self._card = CardReader()
         self._reasons: list[str] = []
         self._killer: threading.Timer | None = None
@@ -219,8 +219,12 @@ class Supervisor:
 
     def _outcomes(self, statuses: Mapping[int, int]) -> list[ExitOutcome]:
         """Put together how the ranks ended; those that ended because another one failed were stopped."""
-        all_stopped = bool(self._reasons or self.elsewhere)
-        return outcomes(self.streams.ranks, statuses, self._memory, all_stopped=all_stopped)
+        return outcomes(
+            self.streams.ranks,
+            statuses,
+            all_stopped=bool(self._reasons or self.elsewhere),
+            out_of_memory=memory_kills() > self._memory_kills,
+        )
 
     def restarting(self, statuses: Mapping[int, int], most: int) -> None:
         """Print why the ranks are restarted."""

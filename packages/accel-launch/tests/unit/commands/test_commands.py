@@ -279,6 +279,8 @@ def test_slips_are_named(
             "--zero-stage has no effect: it is for DeepSpeed, which these settings do not use.",
         ),
         (["--fp8-backend", "te"], {}, "--fp8-backend has no effect: it is for FP8, which"),
+        (["--slurm", "time=10"], {}, "--slurm has no effect: it is for SLURM, which"),
+        (["--launcher", "slurm", "--address", "auto"], {}, "--address has no effect: it is for Ray, which"),
         (["--use-fsdp"], {}, "use_fsdp from --use-fsdp shards a model over processes; got 1. Pass --num-processes."),
         (
             [],
@@ -287,6 +289,9 @@ def test_slips_are_named(
         ),
         (["--use-fsdp", "--fsdp-version", "2", "-n", "2"], {"ACCELERATE_ELSEWHERE": "1"}, ""),
         (["--mixed-precision", "BF16", "--standalone"], {}, ""),
+        (["--config-file", "f.yaml", "--cpu"], {}, "trains without FSDP; pass --use-fsdp as well"),
+        (["--config-file", "f.yaml", "--cpu", "--use-fsdp"], {}, ""),
+        (["--config-file", "f.yaml"], {}, ""),
     ],
 )
 @requires("engine:fsdp", "engine:deepspeed")
@@ -298,10 +303,13 @@ def test_what_has_no_effect_is_named(
     variables: dict[str, str],
     told: str,
 ) -> None:
-    """Options of an engine that is not used, shards over one process, a misspelled variable: one warning each."""
+    """Options of an engine or a launcher that is not used, shards over one process, a misspelled variable.
+
+    A file's engine does not count where the command line chooses hardware.
+    """
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    (home / "s.py").write_text("")
+    (home / "f.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\n")
     assert cli.main(["launch", "--dry-run", *words, "s.py"]) == 0
     said = capsys.readouterr().err
     assert told in said
@@ -324,14 +332,14 @@ def test_a_variable_over_a_file_is_told(
 
 
 def test_explain_shows_what_is_set_and_what_would_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Defaults are left to --all; the number of processes comes with the setting that decides it."""
-    words = ["launch", "--explain", "--cpu", "--num-processes", "2", "s.py"]
+    """Defaults are left to --all; the number of processes comes with the setting that decides it; keys are hidden."""
+    words = ["launch", "--explain", "--cpu", "--num-processes", "2", "--aws-secret-access-key", "hush", "s.py"]
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert "Starts 2 processes on 1 machine: num_processes from --num-processes." in shown
     assert re.search(r"^  cpu +True +flag: --cpu$", shown, re.MULTILINE)
-    assert "rdzv_backend" not in shown
-    assert "explain" not in shown
+    assert re.search(r"^  aws_secret_access_key +\(hidden\) ", shown, re.MULTILINE)
+    assert not [word for word in ("rdzv_backend", "explain", "hush") if word in shown]
     assert cli.main([*words[:2], "--all", *words[2:]]) == 0
     assert "rdzv_backend" in capsys.readouterr().out
 
@@ -565,33 +573,6 @@ def test_accumulation_of_the_environment_is_known(
     assert "x 2 data-parallel processes x 4 accumulated" in capsys.readouterr().out
 
 
-def test_secrets_are_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    """--explain hides keys."""
-    assert cli.main(["launch", "--explain", "--aws-secret-access-key", "hush", "s.py"]) == 0
-    shown = capsys.readouterr().out
-    assert "hush" not in shown
-    assert "(hidden)" in shown
-
-
-def test_third_parties_command_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A module behind an entry point of `accel.commands` is a command."""
-    info = tmp_path / "third-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[accel.commands]\nthird-word = accel_third\n")
-    (tmp_path / "accel_third.py").write_text(
-        "name = 'third-word'\nhelp = 'Do a third thing.'\nrun = 'accel_third:go'\n"
-        "def add_arguments(parser):\n    parser.add_argument('--some-thing', default='x')\n"
-        "def go(args):\n    print('third', args.some_thing)\n    return 5\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert cli.main(["third-word", "--some_thing", "y"]) == 5
-    assert capsys.readouterr().out == "third y\n"
-    sys.modules.pop("accel_third", None)
-
-
 ORIGINAL = {
     "config": ["--config_file=c"],
     "config default": ["--config_file=c", "--mixed_precision=fp16"],
@@ -617,17 +598,3 @@ def test_options_of_the_original_are_accepted(command: str, word: str) -> None:
         seen = vars(parser.parse_args([*rest, spelling + equals + value]))
         key = "save_location" if (command, flag) == ("config default", "--config_file") else flag[2:]
         assert seen[key] == ([[value]] if flag == "--command" else value or True)
-
-
-@requires("engine:fsdp")
-@pytest.mark.parametrize("words", [["--cpu"], ["--cpu", "--use-fsdp"], []])
-def test_an_engine_that_cpu_leaves_out_is_named(
-    home: Path, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    """A file's engine does not count where the command line chooses hardware: one warning names the flag."""
-    (home / "s.py").touch()
-    (home / "f.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\n")
-    assert cli.main(["launch", "--dry-run", "--config-file", str(home / "f.yaml"), *words, "s.py"]) == 0
-    said = capsys.readouterr().err
-    assert ("trains without FSDP; pass --use-fsdp as well" in said) is (words == ["--cpu"])
-    assert said.count("\n") == (words == ["--cpu"])

@@ -8,7 +8,6 @@ import pytest
 from accel_core.checkpoint.preemption import EXIT_CODE
 from accel_launch.supervision.outcome import (
     ExitOutcome,
-    MemoryKills,
     first_failure,
     last_traceback,
     outcomes,
@@ -64,17 +63,15 @@ def test_rank_that_others_failed_because_of_is_the_first(ended: float, raised: f
     """The rank that raised or was killed counts before the one that lost its partner, even if it ended later."""
     lost = RankLog(0, 0, 10, ended_at=100.4, traceback_at=100.3)
     cause = RankLog(1, 1, 11, ended_at=ended, traceback_at=raised)
-    first = first_failure(outcomes({0: lost, 1: cause}, {0: 1, 1: status}, MemoryKills()))
+    first = first_failure(outcomes({0: lost, 1: cause}, {0: 1, 1: status}))
     assert first is not None
     assert (first.rank, first.how) == (1, "exit code 1" if status == 1 else "killed by SIGKILL")
 
 
-def test_killed_for_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_for_memory_is_said() -> None:
     """SIGKILL while the system's count of memory kills went up is called so."""
-    counts = iter([3, 4])
-    monkeypatch.setattr(MemoryKills, "_count", staticmethod(lambda: next(counts)))
     log = RankLog(0, 0, 10, ended_at=1.0)
-    (ending,) = outcomes({0: log}, {0: -signal.SIGKILL}, MemoryKills())
+    (ending,) = outcomes({0: log}, {0: -signal.SIGKILL}, out_of_memory=True)
     assert ending.how == "killed by the system because memory ran out (SIGKILL)"
 
 
@@ -101,7 +98,7 @@ def test_a_run_is_to_be_started_again_when_every_rank_says_so(
     """The code that preempted ranks leave with counts only if all have it, and a person is told what to do."""
     assert EXIT_CODE == 75
     logs = {rank: RankLog(rank, rank, 10 + rank, ended_at=1.0) for rank in range(len(statuses))}
-    ended = outcomes(logs, dict(enumerate(statuses)), MemoryKills())
+    ended = outcomes(logs, dict(enumerate(statuses)))
     assert want_restart(ended) is again
     record = failure_record(ended, run_id="x", command=["a.py"], seconds=1.0, reason="failure")
     report_failure(ended, logs, record, "", log_dir=tmp_path)

@@ -165,6 +165,19 @@ class FullyShardedDataParallelPlugin:
     def _second(self) -> bool:
         return self.fsdp_version == 2
 
+    @property
+    def param_dtype(self) -> torch.dtype | None:
+        """The number format in which gathered parameters compute; `None` for their own."""
+        return getattr(self.mixed_precision_policy, "param_dtype", None)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether parameters and gradients live in CPU memory."""
+        from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy
+
+        given = self.cpu_offload
+        return given.offload_params if isinstance(given, CPUOffload) else isinstance(given, CPUOffloadPolicy)
+
     def _read_environment(self) -> None:
         """Read the fields that are left open from their variables, and texts for numbers and flags as those."""
         for option in options_of(FsdpOptions):

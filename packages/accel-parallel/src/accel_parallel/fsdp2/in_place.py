@@ -97,8 +97,7 @@ def shard(
             if handover is not None:
                 handover.finish(world.device)
     if made_here:
-        offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
-        empty.initialize(model, world.device, torch.device("cpu") if offloads else None)
+        empty.initialize(model, world.device, torch.device("cpu") if plugin.offloads else None)
     for parameter in plan.whole(model):
         parameter.data = parameter.data.to(world.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.mesh.tensor import is_spread
@@ -40,12 +40,9 @@ class ShardedPipelineStrategy(PipelineStrategy):
                 "FSDP shards the stages of a pipeline over the axis dp_shard; got "
                 f"{dict(self.layout.sizes)}. Set dp_shard_size to 2 or more, or leave fsdp_plugin out."
             )
-        offload = self.plugin.cpu_offload
-        offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
-        policy = getattr(self.plugin.mixed_precision_policy, "param_dtype", None)
         wrong = {
-            "cpu_offload": offloads,
-            "mixed_precision_policy": policy is not None,
+            "cpu_offload": self.plugin.offloads,
+            "mixed_precision_policy": self.plugin.param_dtype is not None,
             "ignored_modules": self.plugin.ignored_modules is not None,
             f"schedule={self.settings.schedule!r}": self.settings.schedule in SPLIT_BACKWARD,
         }

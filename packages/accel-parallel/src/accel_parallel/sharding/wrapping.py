@@ -138,7 +138,7 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     kept = _modules_of(model, exact)
     if plugin.fsdp_version == 2:
         kept = list(_without_ties(model, [(name, each) for name, each in kept if not isinstance(each, _READ)]))
-    elif getattr(formats, "param_dtype", None) is torch.float16:  # whose scaler wants all gradients sharded
+    elif plugin.param_dtype is torch.float16:  # whose scaler wants all gradients sharded
         kept = []
     else:  # of which a parameter that is not sharded is not cast
         left_out = {*left_out, *(name for name, each in exact.items() if isinstance(each, nn.Parameter))}

@@ -135,7 +135,7 @@ class SharedModel:
         if spec.size("tp") > 1:
             assert mesh is not None
             cut(model, plan_of(model, workload.tensor_plan, spec.size("tp")), mesh["tp"])
-        cast = getattr(plugin.mixed_precision_policy, "param_dtype", None) if self._sharded else None
+        cast = plugin.param_dtype if self._sharded else None
         for module in experts.values():
             assert mesh is not None
             spread_experts(module, mesh["ep"], _CPU, cast=cast, route=routed_evenly)

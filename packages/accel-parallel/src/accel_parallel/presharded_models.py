@@ -46,11 +46,15 @@ class ArrivedStrategy(FullyShardStrategy):
     name = "arrived"
     initializes = False
     receives_weights = False
-    mixes = True
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._taken = WeakSet[nn.Module]()
+
+    @property
+    def mixes(self) -> bool:
+        """Whether parameters lie on several meshes, which the model decides."""
+        return True
 
     def label(self) -> DistributedType:
         """Return the label of several processes on this device: no engine was asked for."""

@@ -123,7 +123,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def check_optimizers(self, bundle: Bundle) -> None:
         """Also refuse optimizers that cannot follow flattened parameters."""
-        self._refuse_optimizers(bundle)
+        self.refuse_optimizers(bundle)
         models = [self._bare(slot.given) for slot in bundle.models if not self.is_prepared(recipe.inside(slot.given))]
         new = {id(p) for model in models for p in model.parameters()}
         flat = set() if self.plugin.use_orig_params else new
@@ -256,8 +256,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
     @property
     def _offloads(self) -> bool:
         """Whether parameters leave the device; where that is the CPU, they are there already."""
-        offload = self.plugin.cpu_offload
-        return isinstance(offload, CPUOffload) and offload.offload_params and self.world.device.type != "cpu"
+        return self.plugin.offloads and self.world.device.type != "cpu"
 
     def is_prepared(self, model: torch.nn.Module) -> bool:
         """Return whether a model, or a part of it, was wrapped before."""
@@ -267,8 +266,8 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was wrapped before `prepare`."""
-        super().adopt(model)
         bare = self._bare(model)
+        self._names.remember(bare)  # nothing is averaged of it: torch reduces the gradients
         if self._wrappers.of(bare) is None and isinstance(model, FullyShardedDataParallel):
             self._wrappers.add(bare, model, [])  # the user's wrapper stands for ours
             RefusingMethods(bare, model)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.host.versions import is_torch_version, require_torch
@@ -20,7 +20,6 @@ from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.fsdp2.in_place import gather_first_outside_inference, is_sharded, reshard, shard
 from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.fsdp2.usage import Usage
-from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.methods import GatheringMethods
 from accel_parallel.sharding.param_attrs import keeping_marks
 from accel_parallel.sharding.refusals import cut_what_is_loaded, refuse_gloo
@@ -40,13 +39,15 @@ class FullyShardStrategy(ShardedStrategy):
     combines = ("cp", "ep", "tp")
     shards_integers = is_torch_version(">=", "2.13")  # before, it made them parameters that require gradients, and cast
 
+    tensor: TensorParallel | None
+
     def __init__(self, parts: Parts) -> None:
         # First, because it may refuse the run: the plugin is then as it was.
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
-        if not isinstance(self.plugin.cpu_offload, CPUOffloadPolicy):  # whose parts are the CPU's
+        if not self.plugin.offloads:  # whose parts are the CPU's
             refuse_gloo(parts.world)
-        self.experts = ExpertParallel.of(parts, getattr(self.plugin.mixed_precision_policy, "param_dtype", None))
+        self.experts = ExpertParallel.of(parts, self.plugin.param_dtype)
         self.initializes = self.initializes and self.experts is None
         self.context = ContextParallel.of(parts)
         self.usage = Usage(self.world)
@@ -73,7 +74,7 @@ class FullyShardStrategy(ShardedStrategy):
     @property
     def _slices(self) -> bool:
         """Whether losses are computed from slices of a head: its shards lie on the device, and are cut once."""
-        return self.tensor is None and not isinstance(self.plugin.cpu_offload, CPUOffloadPolicy)
+        return self.tensor is None and not self.plugin.offloads
 
     def _left_out(self, model: torch.nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters of experts, which other ranks hold in parts."""
@@ -110,13 +111,6 @@ class FullyShardStrategy(ShardedStrategy):
             self.experts.split(self._bare(model), from_main=bool(self.plugin.cpu_ram_efficient_loading))
         return super().split(model)
 
-    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Also compare the first gradients of a model that ranks split."""
-        with nullcontext() if self.tensor is None else self.tensor.around_backward():
-            super().backward(loss, **kwargs)
-        if self.tensor is not None:
-            self.tensor.check_replicas(loss, self.averaging)
-
     def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
         """Also let ranks use different parameters of a block, and refuse a step where they ran different blocks."""
         optimizer.register_step_pre_hook(lambda own, *_: self.usage.compare(own))
@@ -134,13 +128,7 @@ class FullyShardStrategy(ShardedStrategy):
     def adopt(self, model: torch.nn.Module) -> None:
         """Take over a model that was sharded before; what is whole in it starts alike and is averaged here."""
         super().adopt(model)
-        bare = self._bare(model)
-        new = self.averaging.lacks(bare)
-        receive_new(new, self.world)
-        self.averaging.watch(bare, list(new.values()))
-        self._watch(bare)
-        if self.tensor is not None:
-            self.tensor.watch(bare, again=bool(new))
+        self._watch(self._bare(model))
 
     def _watch(self, model: torch.nn.Module) -> None:
         """Follow what a model that was sharded in place computes, and when."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +12,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PreparationError
 from accel_core.mesh.layout import DATA_AXES, Layout
 from accel_core.modules import empty
-from accel_core.optim.lomo import is_lomo
-from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.precision.precision import Precision
@@ -22,17 +20,14 @@ from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_parallel.averaging import Averaging, reading_groups
 from accel_parallel.context.parallel import ContextParallel
-from accel_parallel.context.strategy import SequenceStrategy
 from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.gather import gather
-from accel_parallel.sharding.loading import receive, receive_new, refuse_empty, starts_from_main
-from accel_parallel.sharding.muon import orthogonalize_on_owners
-from accel_parallel.sharding.optimizer_step import step_one_by_one
-from accel_parallel.sharding.optimizers import check_optimizer
+from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main
 from accel_parallel.sharding.refusals import cut_what_is_loaded, refuse_resizing
 from accel_parallel.sharding.scaler import together
+from accel_parallel.sharding.sharing import SharingStrategy
 from accel_parallel.tensor.parallel import TensorParallel
 from accel_parallel.tensor.plan import TensorPlan
 from accel_parallel.tensor.split import is_split, move_unsplit
@@ -44,7 +39,7 @@ _COPIES = tuple(axis for axis in DATA_AXES if axis != "ep")
 """Axes along which ranks hold equal parts of a model, or shards of them."""
 
 
-class MeshStrategy(SequenceStrategy):
+class MeshStrategy(SharingStrategy):
     """Gradients are averaged over the axes along which ranks see other samples, or other parts of a sequence."""
 
     name = "mesh"
@@ -53,6 +48,8 @@ class MeshStrategy(SequenceStrategy):
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
     """Axes along which ranks hold different parts of a replica, or of its batch."""
+
+    tensor: TensorParallel | None
 
     def __init__(self, parts: Parts) -> None:
         self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
@@ -96,13 +93,13 @@ class MeshStrategy(SequenceStrategy):
         return self.tensor is not None or self.experts is not None
 
     @property
-    def _forms(self) -> tuple[str, ...]:
+    def forms(self) -> tuple[str, ...]:
         """What parameters are once they are split; see `optimizers.Refused`."""
         split = ("split",) if self.tensor is not None else ()
         return ("distributed", "several", *split) if self._spreads else ()
 
     @property
-    def _mixes(self) -> bool:
+    def mixes(self) -> bool:
         """Whether some parameters are spread over ranks and others whole."""
         return self._spreads
 
@@ -114,21 +111,6 @@ class MeshStrategy(SequenceStrategy):
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""
         return self.world.hardware.label if self.world.size > 1 else self.world.base_label
-
-    def check_optimizers(self, bundle: Bundle) -> None:
-        """Also refuse optimizers that update before gradients are complete, or do not train distributed tensors.
-
-        Raises:
-            PreparationError: A LOMO optimizer, or one of `optimizers.REFUSED` where ranks split a model.
-        """
-        super().check_optimizers(bundle)
-        if any(is_lomo(slot.given) for slot in bundle.optimizers):
-            raise PreparationError(
-                "A LOMO optimizer updates inside backward, before ranks have averaged gradients; got one on a mesh. "
-                "Use another optimizer, or train in one process."
-            )
-        for slot in bundle.optimizers:
-            check_optimizer(slot.given, self._forms)
 
     def plan(self, model: torch.nn.Module) -> TensorPlan:
         """Return how a model will be split over the ranks of a replica; refuse one that cannot be.
@@ -153,16 +135,6 @@ class MeshStrategy(SequenceStrategy):
     def is_prepared(self, model: torch.nn.Module) -> bool:
         """Return whether a model's gradients are averaged already."""
         return self._bare(model) in self._prepared
-
-    def adopt(self, model: torch.nn.Module) -> None:
-        """Let parameters that a model got after it was prepared start alike, and average their gradients too."""
-        super().adopt(model)
-        bare = self._bare(model)
-        new = self.averaging.lacks(bare)
-        receive_new(new, self.world)
-        self.averaging.watch(bare, list(new.values()))
-        if self.tensor is not None:
-            self.tensor.watch(bare, again=bool(new))
 
     def place(self, model: torch.nn.Module) -> None:
         """Move a model to the device, of experts this rank's alone; of one that arrived split, what is whole."""
@@ -212,21 +184,6 @@ class MeshStrategy(SequenceStrategy):
     def _averaged(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
         """Return the parameters whose gradients are averaged over all axes along which ranks read different data."""
         return list(model.parameters())
-
-    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
-        """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
-        self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self._mixes)  # asked at each step, as meshes mix after `prepare` only
-        orthogonalize_on_owners(optimizer, self.world, self.layout)
-        return None
-
-    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Compute gradients; they are averaged where a window ends."""
-        with nullcontext() if self.tensor is None else self.tensor.around_backward():
-            super().backward(loss, **kwargs)
-        self.averaging.complete()
-        if self.tensor is not None:
-            self.tensor.check_replicas(loss, self.averaging)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes add up gradients on each rank."""

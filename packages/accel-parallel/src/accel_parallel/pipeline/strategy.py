@@ -70,7 +70,8 @@ class PipelineStrategy(MeshStrategy):
         return True
 
     @property
-    def _mixes(self) -> bool:
+    def mixes(self) -> bool:
+        """Whether blocks are sharded, and the rest whole."""
         return self.shards
 
     def precision(self, asked: PrecisionRequest) -> Precision:

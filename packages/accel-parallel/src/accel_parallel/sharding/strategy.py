@@ -8,15 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, FullStateDictConfig, StateDictType
+from torch.distributed.fsdp import FullStateDictConfig, StateDictType
 from torch.distributed.tensor import DTensor
 
 from accel_core.comm.control import in_step
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.modules.unwrap import canonical_name
-from accel_core.optim.lomo import is_lomo
-from accel_core.optim.optimizer import Stepper
 from accel_core.options.enums import DistributedType, FP8BackendType
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.fp8.backend import choose_backend
@@ -28,7 +26,6 @@ from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
 from accel_core.strategies.placement import devices_of
 from accel_core.strategies.quantized import refuse_packed
 from accel_parallel.averaging import Averaging, groups_of, reading_groups
-from accel_parallel.context.strategy import SequenceStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import gradients, wrapping
 from accel_parallel.sharding.exact import compute_exactly
@@ -36,9 +33,6 @@ from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_parallel.sharding.mesh import data_mesh
-from accel_parallel.sharding.muon import orthogonalize_on_owners
-from accel_parallel.sharding.optimizer_step import step_one_by_one
-from accel_parallel.sharding.optimizers import check_optimizer
 from accel_parallel.sharding.param_attrs import keeping_marks, refuse_hooks, refuse_mixed
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.refusals import (
@@ -47,6 +41,7 @@ from accel_parallel.sharding.refusals import (
     refuse_resizing,
     refuse_sparse_gradients,
 )
+from accel_parallel.sharding.sharing import SharingStrategy
 
 __all__ = ["ShardedStrategy", "is_half", "keep_masters"]
 
@@ -72,7 +67,7 @@ def keep_masters(model: torch.nn.Module) -> None:
             module._parameters[name] = made[id(parameter)][1]
 
 
-class ShardedStrategy(SequenceStrategy):
+class ShardedStrategy(SharingStrategy):
     """Each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
     plugin_type = FullyShardedDataParallelPlugin
@@ -80,8 +75,6 @@ class ShardedStrategy(SequenceStrategy):
     evaluates_whole = False
     combines: ClassVar[tuple[str, ...]] = ()
     """Axes along which ranks read the same data, and with which sharding is combined."""
-    mixes: ClassVar[bool] = False
-    """Whether the parameters of a model may lie on several meshes."""
     shards_integers: ClassVar[bool] = False
     """Whether integers, as packed weights are stored in, keep their format when they are sharded and gathered."""
 
@@ -127,9 +120,7 @@ class ShardedStrategy(SequenceStrategy):
     @classmethod
     def group_needs(cls, plugin: FullyShardedDataParallelPlugin) -> GroupNeeds:
         """Return that one process needs a group too, and offloaded parameters one that moves what lies on the CPU."""
-        offload = plugin.cpu_offload
-        offloads = offload.offload_params if isinstance(offload, CPUOffload) else isinstance(offload, CPUOffloadPolicy)
-        return GroupNeeds(alone=True, host=bool(offloads))
+        return GroupNeeds(alone=True, host=plugin.offloads)
 
     def _readers(self, parts: Parts) -> list[Any]:
         """Return the groups of ranks over which gradients of whole parameters are averaged."""
@@ -174,9 +165,8 @@ class ShardedStrategy(SequenceStrategy):
 
     def split(self, model: torch.nn.Module) -> torch.nn.Module:
         """Let blocks compute again what they would have kept for backward, if the plugin says so, or in 32 bits."""
-        computing = getattr(self.plugin.mixed_precision_policy, "param_dtype", None)
         for _, module in self.plans[model].kept:
-            compute_exactly(module, self.world.device.type, computing)
+            compute_exactly(module, self.world.device.type, self.plugin.param_dtype)
         if self.plugin.activation_checkpointing:
             blocks = (block for _, block in self.plans[model].blocks)
             recompute(blocks, offload=bool(self.plugin.activation_checkpointing_offload))
@@ -196,20 +186,9 @@ class ShardedStrategy(SequenceStrategy):
             refuse_gradients_of_gradients(self._bare(sharded))
         return sharded
 
-    def check_optimizers(self, bundle: Bundle) -> None:
-        """Also refuse optimizers that update inside backward, or need more than shards, and sparse gradients."""
-        super().check_optimizers(bundle)
-        self._refuse_optimizers(bundle)
-
-    def _refuse_optimizers(self, bundle: Bundle) -> None:
-        """Refuse a LOMO optimizer, one of `optimizers.REFUSED`, or a layer whose gradients are sparse."""
-        if any(is_lomo(slot.given) for slot in bundle.optimizers):  # it leaves no gradient to reduce
-            raise PreparationError(
-                "A LOMO optimizer updates whole parameters inside backward, and FSDP shards them; got one. "
-                "Use another optimizer, or train without FSDP."
-            )
-        for slot in bundle.optimizers:
-            check_optimizer(slot.given, self.forms)
+    def refuse_optimizers(self, bundle: Bundle) -> None:
+        """Also refuse layers whose gradients are sparse."""
+        super().refuse_optimizers(bundle)
         for slot in bundle.models:
             refuse_sparse_gradients(self._bare(slot.given))
 
@@ -218,6 +197,11 @@ class ShardedStrategy(SequenceStrategy):
         """What parameters are once they are sharded; see `optimizers.Refused`."""
         several = ("several",) if self.world.size > 1 else ()
         return ("distributed", *several, *(("split",) if self.layout.size("tp") > 1 else ()))
+
+    @property
+    def mixes(self) -> bool:
+        """Whether parameters lie on several meshes, or some are sharded and others whole."""
+        return self.layout.size("tp") > 1 or bool(self.averaging)
 
     def plan(self, model: torch.nn.Module) -> wrapping.WrapPlan:
         """Return how a model will be taken apart; refuse one that cannot be."""
@@ -230,8 +214,8 @@ class ShardedStrategy(SequenceStrategy):
                 f"A model that a device map spreads cannot be sharded; got the devices {', '.join(sorted(devices))}. "
                 "Load it without a device map."
             )
-        cast = getattr(self.plugin.mixed_precision_policy, "param_dtype", None)
-        refuse_packed(bare, self.world, self.world.device, cast=cast, integers=self.shards_integers)
+        cast, integers = self.plugin.param_dtype, self.shards_integers
+        refuse_packed(bare, self.world, self.world.device, cast=cast, integers=integers)
         plan = wrapping.plan(bare, self.plugin, self._left_out(bare))
         if self.plugin.activation_checkpointing:
             plan.refuse_one_piece(bare)
@@ -284,18 +268,6 @@ class ShardedStrategy(SequenceStrategy):
     @abstractmethod
     def is_prepared(self, model: torch.nn.Module) -> bool:
         """Return whether a model was sharded before, here or by its user."""
-
-    def stepper(self, optimizer: torch.optim.Optimizer) -> Stepper | None:
-        """Return none, and let steps refuse what nobody averages: parameters of no prepared model, and gradients."""
-        self.averaging.guard(optimizer, self._names)
-        step_one_by_one(optimizer, lambda: self.mixes or self.layout.size("tp") > 1 or bool(self.averaging))
-        orthogonalize_on_owners(optimizer, self.world, self.layout)
-        return None
-
-    def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
-        """Compute gradients; those of parameters that are not sharded are averaged where a window ends."""
-        super().backward(loss, **kwargs)
-        self.averaging.complete()
 
     def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""

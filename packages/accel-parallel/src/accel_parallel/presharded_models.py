@@ -29,6 +29,7 @@ from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.wrapping import WrapPlan
+from accel_parallel.tensor.split import refuse_scattered
 
 __all__ = ["ArrivedStrategy", "axes_of", "take"]
 
@@ -181,7 +182,7 @@ def axes_of(model: nn.Module, ranks: int) -> dict[str, int]:
                 f"ranks; got {name}, which trains and is in no module that fully_shard was called on. Call it on all "
                 "of the model, or freeze this parameter."
             )
-        _refuse_packed(name, parameter)
+        refuse_scattered(name, parameter)
     fits = found and copies * shards * sizes["tp"] == ranks
     if not fits or list(Layout.of(dist.get_rank(), ranks, sizes).group(*DATA_AXES)) != readers:
         _refuse_mesh(*next(iter(spread.items())), ranks)
@@ -203,22 +204,6 @@ def _refuse_mesh(name: str, parameter: DTensor, ranks: int) -> NoReturn:
         f"{name} with {parameter.placements} on a mesh of shape {tuple(mesh.shape)} with the ranks "
         f"{mesh.mesh.flatten().tolist()}. Load it in this run, with sizes whose product is {ranks}."
     )
-
-
-def _refuse_packed(name: str, parameter: DTensor) -> None:
-    """Refuse a part that lies in several places of its tensor: checkpoints would mix parts up."""
-    mesh, later = parameter.device_mesh, dict[int, int]()
-    for axis, placement in reversed([*enumerate(parameter.placements)]):
-        if placement.is_replicate():
-            continue
-        dim, cuts = placement.dim, getattr(placement, "split_factor", 1)  # type: ignore[attr-defined]
-        if cuts != 1 and cuts != later.get(dim, 1):
-            raise PreparationError(
-                "A rank's part of a weight lies in one place of it, or checkpoints would mix parts up; got "
-                f"{name} with {parameter.placements}, as packed projections are split. Load the model with tp_size=1, "
-                "or with a tp_plan that leaves these layers whole."
-            )
-        later[dim] = later.get(dim, 1) * mesh.size(axis)
 
 
 def _refuse_misfit(strategy: Strategy, model: nn.Module, sizes: Mapping[str, int]) -> None:
@@ -245,7 +230,7 @@ def _refuse_misfit(strategy: Strategy, model: nn.Module, sizes: Mapping[str, int
         asked = "activation_checkpointing=True; call model.gradient_checkpointing_enable() and leave it out"
     elif (
         plugin is not None
-        and isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+        and plugin.offloads
         and not all(isinstance(record.offload_policy, CPUOffloadPolicy) for record in records)
     ):
         asked = "cpu_offload=True; load the model offloaded and leave it out"

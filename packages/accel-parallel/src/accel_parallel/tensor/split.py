@@ -19,7 +19,7 @@ from accel_core.process.world import World
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.tensor.plan import TensorPlan
 
-__all__ = ["check_arrived", "cut", "is_split", "move_unsplit", "split"]
+__all__ = ["check_arrived", "cut", "is_split", "move_unsplit", "refuse_scattered", "split"]
 
 
 def is_split(model: nn.Module) -> bool:
@@ -40,12 +40,23 @@ def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
                 f"{name} on a mesh of shape {tuple(mesh.shape)} with the ranks {ranks}. Load it with the sizes of "
                 "parallelism_config, or let prepare() split it."
             )
-        if type(parameter.placements[0]).__name__ == "_StridedShard":
+        refuse_scattered(name, parameter)
+
+
+def refuse_scattered(name: str, parameter: DTensor) -> None:
+    """Refuse a part that lies in several places of its tensor: checkpoints would mix parts up."""
+    mesh, later = parameter.device_mesh, dict[int, int]()
+    for axis, placement in reversed([*enumerate(parameter.placements)]):
+        if placement.is_replicate():
+            continue
+        dim, cuts = placement.dim, getattr(placement, "split_factor", 1)  # type: ignore[attr-defined]
+        if cuts != 1 and cuts != later.get(dim, 1):
             raise PreparationError(
                 "A rank's part of a weight lies in one place of it, or checkpoints would mix parts up; got "
-                f"{name} with {parameter.placements}, as packed projections are split. Load the model whole, and split "
-                "its other layers by a tp_plan."
+                f"{name} with {parameter.placements}, as packed projections are split. Load the model with tp_size=1, "
+                "or whole, or with a tp_plan that leaves these layers whole."
             )
+        later[dim] = later.get(dim, 1) * mesh.size(axis)
 
 
 def move_unsplit(model: nn.Module, device: torch.device) -> None:

@@ -43,8 +43,8 @@ class LocalRendezvous(StaticTCPRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet for the next round of attempts."""
-        for key in self._met.list_keys():  # what the ranks of earlier rounds wrote
-            self._met.delete_key(key)
+        if self._round:  # ranks that start again find nothing of what those before them wrote
+            self._met = loopback_store(0, self.timeout)
         self._round += 1
         store = PrefixStore(f"{self.run_id}/{self._round}", self._met)
         # The same store serves the ranks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -50,10 +50,9 @@ def send_to_device(
     if hasattr(tensor, "to"):
         moved: Any = tensor
         try:
-            placed: _T = moved.to(device, non_blocking=non_blocking)
+            return cast("_T", moved.to(device, non_blocking=non_blocking))
         except TypeError:  # a class of somebody else may take a device alone
-            placed = moved.to(device)
-        return placed
+            return cast("_T", moved.to(device))
     skipped = (skip_keys,) if isinstance(skip_keys, str) else tuple(skip_keys or ())
     if isinstance(tensor, Mapping):
         items: Any = {
@@ -64,8 +63,7 @@ def send_to_device(
         items = [send_to_device(value, device, non_blocking, skipped) for value in tensor]
     else:
         return tensor
-    rebuilt: _T = rebuild(tensor, items)
-    return rebuilt
+    return cast("_T", rebuild(tensor, items))
 
 
 def find_batch_size(data: object) -> int:

@@ -24,8 +24,7 @@ class SkipBatchSampler(Around):
     def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
-        size: Any = getattr(batch_sampler, "batch_size", None)
-        self.batch_size = size
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
         self.drop_last = getattr(batch_sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -18,7 +18,10 @@ def shape(text: str) -> tuple[int, ...]:
 
 def styles(text: str) -> dict[str, str]:
     """Read a plan of tensor parallel: JSON that maps names to styles."""
-    found: object = json.loads(text)
+    try:
+        found: object = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
     if not isinstance(found, dict):
         raise ValueError("not a mapping")
     return found

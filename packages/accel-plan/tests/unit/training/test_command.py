@@ -128,6 +128,7 @@ def test_wrong_arguments_are_named(given: list[str], said: str, capsys: pytest.C
         (["--sample", "16", "--microbatches", "x"], "--microbatches: invalid int value: 'x'"),
         (["--sample", "16", "--tp-plan", "{"], "--tp-plan: invalid styles value: '{'"),
         (["--sample", "16", "--tp-plan", "[]"], "--tp-plan: invalid styles value: '[]'"),
+        (["--sample", "16", "--tp-plan", "[" * 10000], "--tp-plan: invalid styles value: '[["),
         (["--sample", "16", "--batch", "9" * 5000], "--batch: invalid int value: '9"),
     ],
 )

@@ -51,6 +51,6 @@ PRIVATE_NAMES = {
 """Private names of torch, as `module:name`, each with the reason why it is needed."""
 
 ONLY_IN = {
-    "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result": ("2.13", "99"),
+    "torch.distributed.pipelining.stage:PipelineStage._warmup_backward_result": ("2.13", "2.15"),
 }
 """The first torch that a private name is used in and the first that no longer needs it, where not all do."""

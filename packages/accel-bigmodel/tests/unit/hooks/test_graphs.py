@@ -94,7 +94,11 @@ def test_hooks_that_move_no_weights_compile_whole(kind: str, compiler: None) -> 
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning",
+    "ignore::DeprecationWarning",
+    "ignore:`torch.jit.trace` is deprecated:FutureWarning",
+)
 @pytest.mark.parametrize("kind", OFFLOADED)
 @pytest.mark.parametrize("calls", [0, 2])
 def test_offloaded_models_are_traced(kind: str, calls: int, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The argument parser of every command: both spellings of an option, help grouped by topic, colors on a terminal."""
 
 import argparse
-import functools
 import inspect
 import re
 import sys
@@ -23,6 +22,9 @@ _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
 
 class HelpFormatter(argparse.HelpFormatter):
     """Help with one spelling for each option and without a wall of usage."""
+
+    def __init__(self, *words: Any, **sizes: int) -> None:
+        super().__init__(*words, **{"max_help_position": 34, **sizes})  # type: ignore[arg-type]  # the program comes first
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -83,9 +85,8 @@ class Parser(argparse.ArgumentParser):
     __signature__: ClassVar[inspect.Signature] = inspect.signature(argparse.ArgumentParser)
 
     def __init__(self, prog: str | None = None, **settings: Any) -> None:
-        settings.setdefault("formatter_class", functools.partial(HelpFormatter, max_help_position=34))
         helps = settings.pop("add_help", True)
-        super().__init__(prog, **{**settings, "add_help": False})
+        super().__init__(prog, **{"formatter_class": HelpFormatter, **settings, "add_help": False})
         self.short_help: Callable[[str], str] | None = None
         self.topics: dict[str, str] = {}
         if helps:

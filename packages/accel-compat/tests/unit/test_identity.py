@@ -37,7 +37,7 @@ def _modules() -> list[str]:
 
 
 def test_it_is_found_as_the_original() -> None:
-    """Version and home page are Accelerate's, with ours beside them, and a real file is behind the package.
+    """Version and home page are Accelerate's, followed by ours, and a real file is behind the package.
 
     sentence-transformers and setfit look for the owner of the original in the home page, transformers for the file.
     """

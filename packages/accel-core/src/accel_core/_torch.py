@@ -57,7 +57,7 @@ def group_gather(group: Any) -> Callable[..., Any]:
     return method
 
 
-def has_gradient_hooks(parameter: Any) -> bool:
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Return whether functions of a user see a parameter's gradients, or follow when they are there."""
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 

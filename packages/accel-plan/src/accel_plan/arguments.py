@@ -11,7 +11,7 @@ from accel_core.options.engines import load
 __all__ = ["run", "train"]
 
 _OPTIONS = ("max_memory", "headroom", "model", "expert_cache", "balanced", "whole", "dtype", "svg", "json")
-"""Options of `accel plan` beside --train."""
+"""Options of `accel plan` that --train does not take before it."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -144,7 +144,7 @@ def _fork_with_resolver() -> int:
         hear, tell = os.pipe()
         pid = os.fork()
         if not pid:
-            socket.getfqdn("localhost")  # raises nothing, also where there is no such name
+            socket.getfqdn("localhost")  # does not raise where the name is unknown
             os.write(tell, b".")
             return 0
         os.close(tell)

@@ -81,5 +81,5 @@ class Shard(Protocol):
         """
 
     def close(self) -> None:
-        """Release everything that is held beside the tensors in use."""
+        """Release everything that is held besides the tensors in use."""
         self.entries = {}

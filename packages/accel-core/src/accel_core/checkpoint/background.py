@@ -91,7 +91,7 @@ def _wait() -> None:
 
 
 def _end() -> None:
-    """Wait for the save in flight; if it failed and nobody was told, tell standard error and leave with status 1."""
+    """Wait for the save in flight; print a failure that no call has raised, and exit with status 1."""
     target = _in_flight.target if _in_flight is not None else None
     try:
         finish()

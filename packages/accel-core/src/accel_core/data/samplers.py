@@ -242,14 +242,14 @@ class BatchSamplerShard(Around):
 class CountedSample(NamedTuple):
     """A sample of a global batch that is not full, with that step's counts."""
 
-    sample: Any
+    sample: object
     counts: StepCounts
 
 
 class CountedBatch(NamedTuple):
     """A batch of a global batch that is not full, with that step's counts; it is pinned and moved as any nest."""
 
-    batch: Any
+    batch: object
     counts: StepCounts
 
 
@@ -259,7 +259,7 @@ class CountedCollate:
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn
 
-    def __call__(self, samples: object) -> Any:
+    def __call__(self, samples: object) -> object:
         """Collate samples, or convert a single one."""
         if type(samples) is CountedSample:
             return CountedBatch(self.collate_fn(samples.sample), samples.counts)

@@ -73,7 +73,7 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         >>> len(loader), len(rest)
         (4, 1)
     """
-    skipping: Any
+    skipping: object
     if isinstance(dataloader, PreparedLoader):
         dataloader._position_loaded = False
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)

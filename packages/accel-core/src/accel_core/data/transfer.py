@@ -13,7 +13,7 @@ from accel_core.comm.tree import tree_leaves
 
 __all__ = ["placed"]
 
-_END: Any = object()
+_END = object()
 
 
 def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bool = False) -> Iterator[Any]:

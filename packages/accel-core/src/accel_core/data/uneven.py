@@ -136,7 +136,7 @@ class _Ends:
         """Return the real rows of a step, those of each part once."""
         return sum(held[rank] for rank in self.readers)
 
-    def _rows(self, batch: Any) -> int:
+    def _rows(self, batch: object) -> int:
         batch = batch.batch if type(batch) is CountedBatch else batch
         self.like = outline(batch) if self.like is None else self.like
         rows = count_rows_like(batch, self.like, self.loader.batch_size)

@@ -427,7 +427,7 @@ def test_a_process_of_a_group_is_no_place_to_plan() -> None:
 
 
 def test_a_workload_is_checked() -> None:
-    """Sizes below one, and tokens beside numbers, are refused."""
+    """Sizes below one, and tokens together with numbers, are refused."""
     for given, said in (
         ({"batch": 0, "sequence": 4}, "got batch=0"),
         ({"sequence": 0}, "sequence=0"),

@@ -36,7 +36,7 @@ sys.stdout.write(" ".join(map(str, words)) + "\\n")
 destroy()
 """
 LOOP = """
-import pathlib, sys, time
+import atexit, pathlib, sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 for step in range(10 if pathlib.Path("lost").exists() else 36000):
@@ -44,7 +44,8 @@ for step in range(10 if pathlib.Path("lost").exists() else 36000):
     if dist.get_rank() == 0 and step == 5:
         pathlib.Path("going").touch()
     if dist.get_rank() == 2 and "raise" in sys.argv:
-        dist.destroy_process_group()  # gloo, still open when Python ends, may turn the exit code into SIGABRT
+        # After the traceback, or others fail first. Gloo, still open when Python ends, may turn the code into SIGABRT.
+        atexit.register(dist.destroy_process_group)
         raise ValueError("boom")
     time.sleep(0.1)
 """

@@ -1,6 +1,6 @@
 """Measure the packages: code lines against their ceilings, and the share of annotations that are a bare `Any`.
 
-Run by `nox -s house`. A code line is not blank, a comment or part of a docstring. Ceilings stand in
+Run by `nox -s lint`. A code line is not blank, a comment or part of a docstring. Ceilings stand in
 `.ci/ceilings.txt`, phrases that source and docs do not use in `.ci/words.txt`.
 """
 

@@ -11,7 +11,7 @@ from accel_core.options.engines import load
 __all__ = ["run", "train"]
 
 _OPTIONS = ("max_memory", "headroom", "model", "expert_cache", "balanced", "whole", "dtype", "svg", "json")
-"""Options of `accel plan` that --train does not take before it."""
+"""Options of `accel plan`, of which none may stand before --train."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -104,9 +104,12 @@ class Plan:
         """Return in words which parts a device holds, and what its bytes are for, one sentence per purpose.
 
         Raises:
-            KeyError: When the plan has no such device.
+            ConfigurationError: When the plan has no such device.
         """
-        share = {share.device: share for share in self.shares}[device]
+        share = next((share for share in self.shares if share.device == device), None)
+        if share is None:
+            known = [share.device for share in self.shares]
+            raise ConfigurationError(f"The plan has no device {device!r}; it has {known}. Ask for one of these.")
         count = sum(part.device == device for part in self.parts)
         held = f"{count} {'part' if count == 1 else 'parts'} of {written_size(share.weights)}"
         words = [f"{device} holds {held}: {self._names(device)}." if count else f"{device} holds nothing."]

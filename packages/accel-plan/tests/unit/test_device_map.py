@@ -50,6 +50,8 @@ def test_a_plan_is_told_as_table_words_and_picture(model: nn.Module) -> None:
     assert [line.split()[0] for line in lines[2:]] == [str(share.device) for share in plan.shares]
     assert "kept for the largest offloaded layer" in plan.explain(0)
     assert "activations" in plan.explain(0)
+    with pytest.raises(ConfigurationError, match=r"no device 7; it has \[0, "):
+        plan.explain(7)
     drawing = ElementTree.fromstring(plan.svg())
     bars = [e for e in drawing.iter("{http://www.w3.org/2000/svg}rect") if len(e)]
     widths = [float(bar.attrib["width"]) for bar in bars]

@@ -73,7 +73,6 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         >>> len(loader), len(rest)
         (4, 1)
     """
-    skipping: object
     if isinstance(dataloader, PreparedLoader):
         dataloader._position_loaded = False
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)
@@ -84,12 +83,12 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         dataloader.forget_position()
         # What is left of a loaded position is the order of its epoch.
         skipping.pending = None if replay is None else {**replay, "offset": 0, "steps": 0}
-    elif isinstance(dataloader.dataset, IterableDataset):
-        skipping = SkipDataLoader.adopt(dataloader, settings=LoaderSettings(skip_batches=num_batches))
-    else:
-        skipping = object.__new__(type(dataloader))
-        skipping.__dict__.update(dataloader.__dict__)
-        which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
-        kept = SkipBatchSampler(getattr(dataloader, which), skip_batches=num_batches)
-        skipping.__dict__.update({"_iterator": None, which: kept})  # whose workers read indices of the other loader
-    return cast("_LoaderT", skipping)
+        return cast("_LoaderT", skipping)
+    if isinstance(dataloader.dataset, IterableDataset):
+        return cast("_LoaderT", SkipDataLoader.adopt(dataloader, settings=LoaderSettings(skip_batches=num_batches)))
+    loader = object.__new__(type(dataloader))
+    loader.__dict__.update(dataloader.__dict__)
+    which = "sampler" if dataloader.batch_sampler is None else "batch_sampler"
+    kept = SkipBatchSampler(getattr(dataloader, which), skip_batches=num_batches)
+    loader.__dict__.update({"_iterator": None, which: kept})  # whose workers read indices of the other loader
+    return loader

@@ -98,11 +98,6 @@ class MeshStrategy(SharingStrategy):
         split = ("split",) if self.tensor is not None else ()
         return ("distributed", "several", *split) if self._spreads else ()
 
-    @property
-    def mixes(self) -> bool:
-        """Whether some parameters are spread over ranks and others whole."""
-        return self._spreads
-
     def precision(self, asked: PrecisionRequest) -> Precision:
         """Return the number format, with a scaler by which ranks that share a model skip a step together."""
         found = super().precision(asked)

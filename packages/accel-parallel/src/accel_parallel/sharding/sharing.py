@@ -43,7 +43,7 @@ class SharingStrategy(SequenceStrategy):
     @property
     def mixes(self) -> bool:
         """Whether parameters of a model lie on several meshes, or some are spread over ranks and others whole."""
-        return False
+        return "several" in self.forms
 
     def check_optimizers(self, bundle: Bundle) -> None:
         """Also refuse optimizers that update before gradients are complete, or need more than a rank holds.
